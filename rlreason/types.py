@@ -1,0 +1,72 @@
+"""What one room hands to the next: problems, responses, grades, samples.
+
+Plain records and nothing else. They must not know tensors, configuration, tokenizers or devices,
+so that every room can import them and none is imported by them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+#: How a response ended: the model stopped (end token or stop string), or the token limit cut it.
+FinishReason = Literal["stop", "length"]
+
+#: What the grader found. `timeout`, `refused` and `error` earn no reward but are never plain `wrong`:
+#: they are counted apart, because they say something about the grader rather than about the model.
+Outcome = Literal["correct", "wrong", "unformatted", "timeout", "refused", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One question with its gold answer. `id` is unique within its data set; groups are formed by it."""
+
+    id: str
+    question: str
+    answer: str
+    solution: str | None = None  # a worked solution, where the data has one
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One sampled continuation of one prompt, as the engine produced it.
+
+    `token_ids` are exactly the sampled tokens (end token included when it was sampled), and
+    `log_probs[t]` is the natural-log probability of `token_ids[t]` under the distribution that was
+    really sampled from, so temperature and the ban on early end tokens are inside.
+    """
+
+    problem_id: str
+    prompt_ids: list[int]
+    token_ids: list[int]
+    log_probs: list[float]
+    text: str  # for grading and reading only; training uses the ids
+    finish_reason: FinishReason
+    weight_version: int = 0  # how many weight hand-overs the engine had received when it sampled this
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The verdict on one response. `path` names the rule that decided, for audits."""
+
+    format: float
+    answer: float
+    reward: float
+    outcome: Outcome
+    path: str = ""
+
+
+@dataclass(slots=True)
+class Sample:
+    """A response with its grade and the credit that the algorithm gave it."""
+
+    response: Response
+    grade: Grade
+    advantage: float = 0.0
+    old_log_probs: list[float] = field(default_factory=list)  # fixed once per rollout batch
+
+    @property
+    def group(self) -> str:
+        return self.response.problem_id
