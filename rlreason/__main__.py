@@ -1,0 +1,5 @@
+"""`python -m rlreason`."""
+
+from rlreason.main import cli
+
+cli()

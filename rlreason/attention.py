@@ -1,0 +1,91 @@
+"""One attention function for training on packed sequences and for sampling with a cache.
+
+Packed sequences lie end to end in one row; each attends to itself only, so no token is padding and
+no sample can see another. On a GPU in half precision torch's own variable-length flash kernel does
+it; elsewhere one causal call per sequence gives the same numbers. It must not know what is trained.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "rlreason_packed"
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,  # (batch, heads, seq, head_dim)
+    key: Tensor,  # (batch, kv_heads, seq, head_dim)
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,  # (sequences + 1,) where each packed sequence begins and ends
+    max_length_q: int | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention inside each packed sequence; without `cu_seq_lens_q`, ordinary attention."""
+    if torch.is_autocast_enabled(query.device.type):  # rotary embeddings promote queries and keys to float32
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if cu_seq_lens_q is None:
+        if query.shape[2] == 1 and query.device.type == "cpu" and attention_mask is not None:
+            return _single_query(query, key, value, attention_mask, scaling), None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    longest = max_length_q or int(cu_seq_lens_q.diff().max())
+    if sliding_window is not None and longest > sliding_window:
+        raise ValueError(
+            f"sequences of {longest} tokens exceed the model's sliding window of {sliding_window}, which packed "
+            "training does not implement: lower sampling.max_tokens, or choose a model with full attention"
+        )
+    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+        return _varlen(query, key, value, cu_seq_lens_q, longest, scaling), None
+    # split, not slices: the gradient of a slice is as large as the whole row, once per sequence
+    sizes = cu_seq_lens_q.diff().tolist()
+    gqa = query.shape[1] != key.shape[1]
+    parts = [
+        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
+        for q, k, v in zip(*(x.split(sizes, dim=2) for x in (query, key, value)), strict=True)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None) -> Tensor:
+    """torch's variable-length flash kernel; heads are repeated because torch 2.11 has no grouped form."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (q, k, v))  # (tokens, heads, head_dim)
+    repeats = q.shape[1] // k.shape[1]
+    if repeats > 1:
+        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0))
+    result: Tensor = out.unsqueeze(0)
+    return result
+
+
+def _single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    """One new token per row against the cache: two small products beat the CPU's general kernel."""
+    rows, heads, _, width = q.shape
+    kv_heads = k.shape[1]
+    grouped = q.view(rows, kv_heads, heads // kv_heads, width)  # shared keys are read once, not copied per head
+    scores = (grouped @ k.transpose(-1, -2)).float() * (scale if scale is not None else width**-0.5)
+    if mask.dtype == torch.bool:
+        scores.masked_fill_(~mask, float("-inf"))
+    else:
+        scores += mask
+    out = scores.softmax(-1).to(v.dtype) @ v
+    return out.view(rows, 1, heads, width)
+
+
+def _mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+    """Packed rows carry no mask (their bounds say it all); anything else gets the usual one."""
+    return None if attention_mask is None else sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+
+
+AttentionInterface.register(NAME, packed_attention)
+AttentionMaskInterface.register(NAME, _mask)

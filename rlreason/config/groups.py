@@ -1,0 +1,192 @@
+"""The config groups: loss, length norm, model, data, prompt, rollout, logger, each key with type and unit.
+
+An option file in `conf/GROUP/` is typed by one of these dataclasses, so a wrong key or type is refused before
+anything runs. `problems()` names what is wrong inside a group, with the cure. Defaults that differ by option
+stand in the option files. It knows no other room, and imports no torch, so that a typo is answered at once.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import MISSING
+
+STD_NORM_KINDS = ("group_std", "none", "batch_std", "group_mean")
+LENGTH_NORM_KINDS = ("masked_mean", "constant", "token")
+
+
+@dataclass
+class Loss:
+    """-A log p, or -r log p when `no_baseline`: losses without numbers of their own."""
+
+    loss_type: str = MISSING
+
+    def numbers(self) -> dict[str, float | None]:
+        """Keyword arguments of the loss function."""
+        return {}
+
+    def problems(self) -> list[str]:
+        return []
+
+
+@dataclass
+class ClipLoss(Loss):
+    """Losses that bound the ratio to [1 - low, 1 + high]."""
+
+    cliprange: float = 0.2
+    cliprange_low: float | None = None  # None: cliprange
+    cliprange_high: float | None = None  # None: cliprange
+    dual_clip: float | None = None  # bound of -A ratio for A < 0, above 1 + high
+
+    def numbers(self) -> dict[str, float | None]:
+        low = self.cliprange if self.cliprange_low is None else self.cliprange_low
+        high = self.cliprange if self.cliprange_high is None else self.cliprange_high
+        return {"cliprange_low": low, "cliprange_high": high, "dual_clip": self.dual_clip}
+
+    def problems(self) -> list[str]:
+        numbers = self.numbers()
+        low, high = numbers["cliprange_low"], numbers["cliprange_high"]
+        assert low is not None
+        assert high is not None
+        bad = []
+        if not 0 <= low < 1 or high < 0:
+            bad.append(
+                f"loss.cliprange={self.cliprange} (low {low}, high {high}): the ratio is held in [1 - low, 1 + high], so "
+                "0 <= low < 1 and high >= 0 must hold: try 0.2"
+            )
+        if self.dual_clip is not None and self.dual_clip <= 1 + high:
+            bad.append(f"loss.dual_clip={self.dual_clip} must be above 1 + cliprange_high = {1 + high}: try 3.0 or null")
+        return bad
+
+
+@dataclass
+class LengthNorm:
+    kind: str = MISSING
+    constant: float | None = None  # tokens; None: sampling.max_tokens. Read by kind=constant only
+
+
+@dataclass
+class StdNorm:
+    kind: str = MISSING
+
+
+@dataclass
+class Sampling:
+    """How responses are sampled, in training and evaluation alike. No top-k or top-p: what is sampled is trained on."""
+
+    temperature: float = MISSING
+    min_tokens: int = MISSING  # a response cannot end before this many tokens
+    max_tokens: int = MISSING  # and is cut here
+
+
+@dataclass
+class WarmStart:
+    """The short SFT that gives a model made on the spot its two habits."""
+
+    steps: int = 350
+    batch_size: int = 64
+    learning_rate: float = 2e-3
+    hasty_share: float = 0.6  # of traces that stop after one step and answer wrong
+    slip_share: float = 0.05  # of traces with one slip
+
+
+@dataclass
+class Model:
+    name: str = MISSING
+    dtype: str = "auto"  # of matrix products: auto | float32 | bfloat16; weights stay float32
+
+    def problems(self) -> list[str]:
+        if self.dtype in ("auto", "float32", "bfloat16"):
+            return []
+        return [f"model.dtype={self.dtype} is none of auto, float32, bfloat16: use auto to let the hardware choose"]
+
+
+@dataclass
+class TinyModel(Model):
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    warm_start: WarmStart = field(default_factory=WarmStart)
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        if self.width % (2 * self.heads):
+            bad.append(f"model.width={self.width} must be a multiple of 2 x model.heads={self.heads}: try 128 and 4")
+        return bad
+
+
+@dataclass
+class PretrainedModel(Model):
+    path: str = MISSING  # a model folder, or a hub name
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        path = Path(self.path).expanduser()
+        looks_local = self.name == "local" or self.path.startswith((".", "/", "~"))
+        if looks_local and not (path / "config.json").is_file():
+            state = "has no config.json" if path.is_dir() else "is no folder"
+            bad.append(f"model.path={self.path} {state}: give a model folder in transformers' format")
+        return bad
+
+
+@dataclass
+class Data:
+    name: str = MISSING
+
+    def problems(self) -> list[str]:
+        return []
+
+
+@dataclass
+class Stories(Data):
+    min_events: int = 2
+    max_events: int = 4
+    max_value: int = 30
+    n_train: int = 8192
+    n_validation: int = 1024
+
+    def problems(self) -> list[str]:
+        bad = []
+        if not 1 <= self.min_events <= self.max_events:
+            bad.append(
+                f"data.min_events={self.min_events} and data.max_events={self.max_events}: 1 <= min <= max must hold"
+            )
+        if not 2 <= self.max_value <= 99:
+            bad.append(f"data.max_value={self.max_value} must lie in 2..99: numbers have at most two digits")
+        return bad
+
+
+@dataclass
+class FileData(Data):
+    path: str = MISSING  # a folder with train.jsonl and test.jsonl, or a hub name
+    train_limit: int | None = None  # use the first so many after a shuffle by seed
+
+    def problems(self) -> list[str]:
+        folder = Path(self.path).expanduser()
+        cure = "give a folder with train.jsonl and test.jsonl"
+        if not folder.is_dir():
+            # One slash and no leading dot may be a hub name; anything else was meant as a folder.
+            may_be_hub_name = self.path.count("/") == 1 and not self.path.startswith((".", "/", "~"))
+            return [] if may_be_hub_name else [f"data.path={self.path} is no folder: {cure}"]
+        missing = [name for name in ("train.jsonl", "test.jsonl") if not (folder / name).is_file()]
+        return [f"data.path={self.path} holds no {missing[0]}: {cure}"] if missing else []
+
+
+@dataclass
+class Prompt:
+    name: str = MISSING
+    file: str = MISSING  # in prompts/, or a path
+    reward: str = MISSING  # r1_zero | question_only: which format the grader expects
+    stop: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Rollout:
+    engine: str = MISSING
+    max_rows: int = 256
+
+
+@dataclass
+class Logger:
+    kind: str = MISSING
+    project: str = "rlreason"
+    mode: str = "online"

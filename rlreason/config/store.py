@@ -1,0 +1,73 @@
+"""Give Hydra the schemas, the sweeps and two resolvers; turn a composed config into a checked `Run`.
+
+It knows Hydra's store and the schemas; it must not know what a run does.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
+
+from rlreason.config import groups
+from rlreason.config.run import GRPO, Run
+from rlreason.errors import ConfigError
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "schema": {"grpo": GRPO},
+    "schema/loss": {"plain": groups.Loss, "clip": groups.ClipLoss},
+    "schema/model": {"tiny": groups.TinyModel, "pretrained": groups.PretrainedModel},
+    "schema/data": {"stories": groups.Stories, "files": groups.FileData},
+}
+
+
+def resource_dir(name: str) -> Path:
+    """`conf`, `prompts` or `multirun_sweeps`: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside, beside = package / name, package.parent / name
+    return inside if inside.is_dir() else beside
+
+
+def register() -> None:
+    """Tell Hydra the schemas, and every `multirun_sweeps/NAME.yaml` as `sweep=NAME`. Safe to call twice."""
+    store = ConfigStore.instance().store
+    for group, nodes in SCHEMAS.items():
+        for name, node in nodes.items():
+            store(group=group, name=name, node=node)
+    for path in sorted(resource_dir("multirun_sweeps").glob("*.yaml")):
+        store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
+    OmegaConf.register_new_resolver("run_name", run_name, replace=True)
+    OmegaConf.register_new_resolver("sweep_name", lambda name: "sweep" if name in (None, "None") else name, replace=True)
+    OmegaConf.register_new_resolver("div", _divided, replace=True)
+
+
+def run_name(overrides: list[str]) -> str:
+    """A folder name for one run of a sweep, the same whenever the same overrides are given in any order.
+
+    >>> run_name(["seed=1", "sweep=grid", "loss=grpo_clip"])
+    'loss=grpo_clip,seed=1'
+    """
+    kept = sorted(o for o in overrides if not o.startswith("sweep="))
+    return re.sub(r"[^\w.,=+-]+", "-", ",".join(kept))[:200] or "default"
+
+
+def _divided(whole: int, parts: int) -> int:
+    if whole % parts:
+        raise ConfigError(f"rollout_batch_size={whole} cannot be divided into {parts} train batches: try {whole - whole % parts}")
+    return whole // parts
+
+
+def typed(cfg: DictConfig) -> Run:
+    """The composed config as a checked dataclass; `ConfigError` names every violated rule."""
+    try:
+        run = OmegaConf.to_object(cfg)
+    except MissingMandatoryValue as error:
+        key = getattr(error, "full_key", None) or str(error).split(":")[-1].strip()
+        raise ConfigError(f"{key} has no value: give one on the command line ({key}=...)") from error
+    if not isinstance(run, Run):
+        raise ConfigError("algorithm has no value: choose one (algorithm=grpo)")
+    if bad := run.problems():
+        raise ConfigError("\n".join(bad))
+    return run

@@ -1,0 +1,196 @@
+"""Stanford CS336, assignment 5 of spring 2026: policy gradients on GSM8K, from REINFORCE to GSPO and MaxRL.
+
+The handout's functions with its names, parameters, shapes and return values. Thin calls into
+`rlreason.objectives`; no formula of its own.
+"""
+
+from collections import Counter
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlreason.courses.log_probs import get_response_log_probs
+from rlreason.courses.rewards import RewardFn, consecutive_groups, required, score_rollouts
+from rlreason.courses.tokenize import tokenize_prompt_and_output
+from rlreason.objectives.advantages import compute_group_advantages
+from rlreason.objectives.aggregation import aggregate_loss, masked_normalize
+from rlreason.objectives.losses import LOSSES
+from rlreason.objectives.scoring import compute_entropy
+
+__all__ = [
+    "aggregate_loss_across_microbatch",
+    "compute_entropy",
+    "compute_group_normalized_rewards",
+    "compute_policy_gradient_loss",
+    "compute_rollout_rewards",
+    "get_response_log_probs",
+    "grpo_train_step",
+    "tokenize_prompt_and_output",
+]
+
+Method = Literal["none", "noclip", "grpo", "gspo"]
+LossNormalization = Literal["sequence", "constant"]
+_STD_NORM = {"std": "group_std", "none": "none", "mean": "group_mean"}
+
+
+def compute_rollout_rewards(
+    reward_fn: RewardFn, rollout_responses: list[str], repeated_ground_truths: list[str]
+) -> tuple[Tensor, dict[str, float]]:
+    """(total rewards (n,), means of total, format and answer reward)."""
+    return score_rollouts(reward_fn, rollout_responses, repeated_ground_truths)
+
+
+def compute_group_normalized_rewards(
+    raw_rewards: Tensor,
+    group_size: int,
+    baseline: Literal["mean", "none"] = "mean",
+    advantage_eps: float = 1e-6,
+    advantage_normalizer: Literal["std", "none", "mean"] = "std",
+) -> tuple[Tensor, dict[str, float]]:
+    """(advantages (n,), statistics); groups are consecutive runs of `group_size` rewards."""
+    advantages = compute_group_advantages(
+        raw_rewards,
+        consecutive_groups(len(raw_rewards), group_size).to(raw_rewards.device),
+        baseline=baseline,
+        std_norm=_STD_NORM[advantage_normalizer],
+        advantage_eps=advantage_eps,
+    )
+    return advantages, {"nonzero_advantage_share": (advantages != 0).float().mean().item()}
+
+
+def compute_policy_gradient_loss(
+    raw_rewards_or_advantages: Tensor,
+    policy_log_probs: Tensor,
+    importance_reweighting_method: Method = "none",
+    old_log_probs: Tensor | None = None,
+    cliprange: float | None = None,
+    response_mask: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The per-token loss (batch, seq), and per-token statistics.
+
+    Rewards or advantages are (batch,) or (batch, 1). `response_mask` is read by `gspo` alone, whose ratio is
+    a mean over response tokens.
+    """
+    method = importance_reweighting_method
+    advantages = raw_rewards_or_advantages.reshape(-1, 1)
+    if method == "none":
+        return LOSSES["reinforce_with_baseline"](advantages, policy_log_probs, None, None)
+    old_log_probs = required(old_log_probs, "old_log_probs", method)
+    everywhere = torch.ones_like(policy_log_probs, dtype=torch.bool)
+    if method == "noclip":
+        return LOSSES["grpo_no_clip"](advantages, policy_log_probs, old_log_probs, everywhere)
+    if method not in ("grpo", "gspo"):
+        raise ValueError(f"importance_reweighting_method={method!r}: choose one of {get_args(Method)}")
+    cliprange = required(cliprange, "cliprange", method)
+    clip = {"cliprange_low": cliprange, "cliprange_high": cliprange}
+    if method == "grpo":
+        return LOSSES["grpo_clip"](advantages, policy_log_probs, old_log_probs, everywhere, **clip)
+    mask = required(response_mask, "response_mask", method)
+    return LOSSES["gspo"](advantages, policy_log_probs, old_log_probs, mask, **clip)
+
+
+def aggregate_loss_across_microbatch(
+    per_token_policy_gradient_loss: Tensor,
+    mask: Tensor,
+    loss_normalization: LossNormalization = "sequence",
+    normalization_constant: int | None = None,
+) -> Tensor:
+    """`sequence`: mean of the rows' means. `constant`: masked sum / normalization_constant."""
+    return _share_of_batch(
+        per_token_policy_gradient_loss, mask, loss_normalization, normalization_constant, n_rows=len(mask)
+    )
+
+
+def _share_of_batch(
+    per_token_loss: Tensor,
+    mask: Tensor,
+    loss_normalization: str,
+    normalization_constant: int | None,
+    n_rows: int,
+) -> Tensor:
+    """What these rows add to the loss of a batch of `n_rows` rows."""
+    if loss_normalization == "sequence":
+        return aggregate_loss(
+            per_token_loss, mask, "masked_mean", n_sequences=n_rows, n_tokens=0, constant=None
+        )
+    if loss_normalization == "constant":
+        constant = required(normalization_constant, "normalization_constant", loss_normalization)
+        return aggregate_loss(per_token_loss, mask, "constant", n_sequences=1, n_tokens=0, constant=constant)
+    choices = get_args(LossNormalization)
+    raise ValueError(f"loss_normalization={loss_normalization!r}: choose one of {choices}")
+
+
+def grpo_train_step(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    optimizer: torch.optim.Optimizer,
+    gradient_accumulation_steps: int,
+    max_grad_norm: float | None,
+    reward_fn: RewardFn,
+    repeated_prompts: list[str],
+    rollout_responses: list[str],
+    repeated_ground_truths: list[str],
+    group_size: int,
+    baseline: Literal["mean", "none"] = "mean",
+    advantage_eps: float = 1e-6,
+    advantage_normalizer: Literal["std", "none", "mean"] = "std",
+    importance_reweighting_method: Method = "none",
+    old_log_probs: Tensor | None = None,
+    cliprange: float | None = None,
+    loss_normalization: LossNormalization = "sequence",
+    normalization_constant: int | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """One optimizer step on one batch of scored rollouts; returns the loss before the step, and metadata.
+
+    `old_log_probs` has the width of the whole batch's `input_ids`. The gradient does not depend on
+    `gradient_accumulation_steps`, is clipped as a whole, and is None for every parameter afterwards.
+    """
+    device = next(model.parameters()).device
+    batch = tokenize_prompt_and_output(repeated_prompts, rollout_responses, tokenizer)
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
+    rewards, metadata = compute_rollout_rewards(reward_fn, rollout_responses, repeated_ground_truths)
+    advantages, advantage_stats = compute_group_normalized_rewards(
+        rewards.to(device), group_size, baseline, advantage_eps, advantage_normalizer
+    )
+    n_rows, loss, stats, n_tokens = len(advantages), torch.zeros((), device=device), Counter[str](), 0
+    for rows in _live_rows(advantages).chunk(gradient_accumulation_steps):
+        mask = batch["response_mask"][rows]
+        scored = get_response_log_probs(
+            model, batch["input_ids"][rows], batch["labels"][rows], return_token_entropy=True
+        )
+        per_token_loss, token_stats = compute_policy_gradient_loss(
+            advantages[rows],
+            scored["log_probs"],
+            importance_reweighting_method,
+            None if old_log_probs is None else old_log_probs.to(device)[rows],
+            cliprange,
+            mask,
+        )
+        share = _share_of_batch(per_token_loss, mask, loss_normalization, normalization_constant, n_rows)
+        share.backward()
+        loss += share.detach()
+        token_stats["token_entropy"] = scored["token_entropy"].detach()
+        stats.update({name: masked_normalize(values, mask, 1).item() for name, values in token_stats.items()})
+        n_tokens += int(mask.sum())
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm or float("inf"))
+    optimizer.step()
+    model.zero_grad(set_to_none=True)
+    averages = {name: total / max(n_tokens, 1) for name, total in stats.items()}
+    return loss, {
+        **metadata,
+        **advantage_stats,
+        **averages,
+        "loss": loss.item(),
+        "grad_norm": grad_norm.item(),
+    }
+
+
+def _live_rows(advantages: Tensor) -> Tensor:
+    """Rows with a non-zero advantage: the others add nothing to the gradient and need no forward pass.
+
+    All rows where every advantage is 0, so that the optimizer still sees a gradient of zero rather than none.
+    """
+    rows = advantages.nonzero().flatten()
+    return rows if len(rows) else torch.arange(len(advantages), device=advantages.device)

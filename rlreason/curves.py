@@ -1,0 +1,57 @@
+"""`curves.png` of one run, drawn from its `metrics.jsonl` alone. It knows files; it must not know torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+PANELS = (
+    ("accuracy and reward", (("eval/accuracy", "validation accuracy"), ("reward/mean", "training reward"))),
+    ("response length (tokens)", (("eval/length", "validation"), ("rollout/length", "training"))),
+    ("entropy (nats per token)", (("train/entropy", "training"),)),
+    ("gradient norm before clipping", (("train/grad_norm", "training"),)),
+)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    with (folder / "metrics.jsonl").open() as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def series(rows: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one metric; evaluations count in finished steps."""
+    points = [(row.get("train_step", row.get("eval_step")), row[name]) for row in rows if name in row]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def draw_curves(folder: Path, title: str) -> Path:
+    """Four panels over training steps: what was learned, how long responses grew, how sure the model is, how steady."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = read_metrics(folder)
+    fig, axes = plt.subplots(2, 2, figsize=(10, 6.4), constrained_layout=True)
+    for ax, (heading, lines) in zip(axes.flat, PANELS, strict=True):
+        for name, label in lines:
+            steps, values = series(rows, name)
+            strong = name.startswith("eval/") or len(lines) == 1
+            style = {"marker": "o", "markersize": 4, "linewidth": 2} if name.startswith("eval/") else {"linewidth": 1.4}
+            ax.plot(steps, values, label=label, alpha=1.0 if strong else 0.55, **style)
+            if name == "eval/accuracy":
+                low, high = series(rows, "eval/accuracy_low")[1], series(rows, "eval/accuracy_high")[1]
+                ax.fill_between(steps, low, high, alpha=0.15, label="95% interval")
+        ax.set_title(heading, fontsize=10, loc="left")
+        ax.set_xlabel("step", fontsize=9)
+        ax.grid(alpha=0.25)
+        if heading.startswith("accuracy"):
+            ax.set_ylim(-0.02, 1.02)
+        elif heading.startswith(("response", "entropy")):
+            ax.set_ylim(bottom=0)
+        if len(lines) > 1:
+            ax.legend(fontsize=8, frameon=False)
+    fig.suptitle(title, fontsize=11, x=0.01, ha="left")
+    path = folder / "curves.png"
+    fig.savefig(path, dpi=130)
+    plt.close(fig)
+    return path

@@ -1,0 +1,1 @@
+"""Problems from files, from a hub, or made up on the spot."""

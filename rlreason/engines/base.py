@@ -1,0 +1,52 @@
+"""What the trainer knows of a rollout engine: `generate`, `load_weights`, `close`.
+
+An engine knows token ids and sampling numbers. It must not know rewards, problems' answers or steps.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlreason.policy import Policy
+from rlreason.types import Response
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt to continue. `seed` alone decides the random numbers of its samples, whatever else is in the batch."""
+
+    problem_id: str
+    token_ids: list[int]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The one home of the sampling numbers, used by engine and trainer. No top-k, top-p or penalty: the
+    distribution sampled from is the one trained on."""
+
+    temperature: float = 1.0  # 0 means greedy
+    min_tokens: int = 0  # before this many tokens neither an end token nor a stop string ends a response
+    max_tokens: int = 1024
+    stop: tuple[str, ...] = ()  # kept in the text; its tokens are kept whole
+
+
+class Engine(Protocol):
+    weight_version: int  # counts weight hand-overs; stamped on every response
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, n: int) -> list[Response]:
+        """n samples of each prompt, prompt by prompt in the given order."""
+        ...
+
+    def load_weights(self, policy: Policy) -> None:
+        """Sample from these weights from now on."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def seed_for(*parts: object) -> int:
+    """A 63-bit seed from a run's seed, a step and a problem id: the same on every machine and in any order."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,30 @@
+"""Accuracy on validation problems, sampled the way training samples, always with the same random numbers.
+
+It knows rollouts and grades; it must not know the optimizer.
+"""
+
+from collections.abc import Sequence
+
+from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
+from rlreason.engines.base import Sampling
+from rlreason.statistics import wilson_interval
+from rlreason.types import Problem, Sample
+
+
+def evaluate(
+    rollouts: Rollouts, problems: Sequence[Problem], sampling: Sampling
+) -> tuple[list[Sample], dict[str, float]]:
+    """One graded response per problem. A (problem, sample) keeps its seed, so two models meet the same luck."""
+    samples = rollouts.sample(problems, sampling, n=1, purpose="eval")
+    base = rollout_metrics(samples, prefix="eval")
+    correct = sum(s.grade.outcome == "correct" for s in samples)
+    low, high = wilson_interval(correct, len(samples))
+    return samples, {
+        "eval/accuracy": base["reward/answer"],
+        "eval/accuracy_low": low,
+        "eval/accuracy_high": high,
+        "eval/format": base["reward/format"],
+        "eval/length": base["eval/length"],
+        "eval/truncated": base["eval/truncated"],
+        "eval/problems": len(samples),
+    }

@@ -1,0 +1,192 @@
+"""Whether two values are the same answer. It must not know text, tokens or processes."""
+
+from collections.abc import Sequence
+from itertools import product
+
+from rlreason.grading import units
+from rlreason.grading.equality import ratio, same
+from rlreason.grading.evaluate import symbols
+from rlreason.grading.expression import Node, number
+from rlreason.grading.reals import as_reals, order
+from rlreason.grading.values import (
+    Based,
+    Clock,
+    Collection,
+    Equation,
+    Grid,
+    Inequality,
+    Inequation,
+    Quantity,
+    Ratio,
+    Reals,
+    Value,
+    Words,
+)
+from rlreason.grading.verdict import Refused, Settings
+
+CHOICES = frozenset("ABCDE")
+
+
+def equal(answer: Value, gold: Value, settings: Settings) -> bool:
+    """Kinds that state the same thing are brought to one kind first; then like is compared with like."""
+    answer, gold = _expanded(answer), _expanded(gold)
+    if isinstance(answer, Equation) or isinstance(gold, Equation):
+        return _equations(answer, gold, settings)
+    if isinstance(answer, Reals | Inequality | Inequation) or isinstance(gold, Reals | Inequality | Inequation):
+        return _sets_of_reals(answer, gold)
+    match answer, gold:
+        case Quantity(), Quantity():
+            return _quantities(answer, gold, settings)
+        case Collection(), Collection():
+            return _collections(answer, gold, settings)
+        case Collection(kind="set", items=(only,)), _:
+            return equal(only, gold, settings)
+        case _, Collection(kind="set", items=(only,)):
+            return equal(answer, only, settings)
+        case Grid(), Grid():
+            return answer.kind == gold.kind and _in_order(_cells(answer), _cells(gold), settings, _shape(answer) == _shape(gold))
+        case Ratio(), _:
+            return _ratios(answer, gold)
+        case _, Ratio():
+            return _ratios(gold, answer)
+        case Clock(), Clock():
+            return answer.seconds == gold.seconds and units.agree(answer.half, gold.half)
+        case (Based(), Based()) | (Words(), Words()):
+            return answer == gold
+    return False
+
+
+def _quantities(answer: Quantity, gold: Quantity, settings: Settings) -> bool:
+    if not units.agree(answer.unit, gold.unit):
+        return False
+    if _choice(answer.node) and _choice(gold.node):
+        return _choice(answer.node) == _choice(gold.node)
+    return any(
+        same(first, second, settings.rel_tol)
+        for first in _readings(answer, gold.percent, settings)
+        for second in _readings(gold, answer.percent, settings)
+    )
+
+
+def _readings(quantity: Quantity, other_percent: bool, settings: Settings) -> list[Node]:
+    """38% is 0.38 and, where the setting allows and the other side has no sign of its own, also 38."""
+    if not quantity.percent or other_percent:
+        return [quantity.node]
+    share = Node("div", (Node("group", (quantity.node,)), number(100)))
+    return [quantity.node, share] if settings.percent else [share]
+
+
+def _choice(node: Node) -> str:
+    """The letter of a multiple choice, of any case, in brackets or not."""
+    inner = node.args[0] if node.op == "group" else node
+    return inner.name.upper() if inner.op == "symbol" and inner.name.upper() in CHOICES else ""
+
+
+def _collections(answer: Collection, gold: Collection, settings: Settings) -> bool:
+    kinds = {answer.kind, gold.kind}
+    if len(answer.items) != len(gold.items):
+        return False
+    if kinds <= {"set", "list"}:
+        return _same_members(list(answer.items), gold.items, settings)
+    if kinds <= {"()", "<>"} or len(kinds) == 1:
+        return _in_order(answer.items, gold.items, settings, True)
+    return False
+
+
+def _in_order(answer: Sequence[Value], gold: Sequence[Value], settings: Settings, shaped: bool) -> bool:
+    return shaped and all(equal(first, second, settings) for first, second in zip(answer, gold, strict=True))
+
+
+def _same_members(answer: list[Value], gold: Sequence[Value], settings: Settings) -> bool:
+    for member in gold:
+        for index, candidate in enumerate(answer):
+            if equal(candidate, member, settings):
+                del answer[index]
+                break
+        else:
+            return False
+    return True
+
+
+def _cells(grid: Grid) -> list[Value]:
+    return [cell for row in grid.rows for cell in row]
+
+
+def _shape(grid: Grid) -> tuple[int, int]:
+    return len(grid.rows), len(grid.rows[0])
+
+
+def _ratios(answer: Ratio, gold: Value) -> bool:
+    if isinstance(gold, Quantity) and len(answer.parts) == 2:
+        return not gold.unit and same(Node("div", answer.parts), gold.node, 0.0)
+    if not isinstance(gold, Ratio) or len(answer.parts) != len(gold.parts):
+        return False
+    pairs = list(zip(answer.parts, gold.parts, strict=True))
+    first, second = pairs[0]
+    return all(same(Node("mul", (a, second)), Node("mul", (b, first)), 0.0) for a, b in pairs[1:])
+
+
+def _equations(answer: Value, gold: Value, settings: Settings) -> bool:
+    if not isinstance(answer, Equation):
+        return _named(gold, answer, settings) if isinstance(gold, Equation) else False
+    if not isinstance(gold, Equation):
+        return _named(answer, gold, settings)
+    if answer.label and answer.label == gold.label and answer.value is not None and gold.value is not None:
+        return equal(answer.value, gold.value, settings)
+    if answer.gap is None or gold.gap is None or symbols(answer.gap) != symbols(gold.gap):
+        return False
+    return bool(ratio(answer.gap, gold.gap))
+
+
+def _named(equation: Equation, other: Value, settings: Settings) -> bool:
+    """`x = 38` against a bare 38: the name may be left out."""
+    return equation.value is not None and equal(equation.value, other, settings)
+
+
+def _sets_of_reals(answer: Value, gold: Value) -> bool:
+    first, second = as_reals(answer), as_reals(gold)
+    if first is not None and second is not None:
+        return units.agree(first.name, second.name) and len(first.pieces) == len(second.pieces) and all(
+            order(a.node, b.node) == 0 and a.closed == b.closed
+            for piece, other in zip(first.pieces, second.pieces, strict=True)
+            for a, b in zip(piece, other, strict=True)
+        )
+    match answer, gold:
+        case Inequality(gaps=gaps), Inequality(gaps=others) if len(gaps) == len(others):
+            pairs = zip(sorted(gaps, key=str), sorted(others, key=str), strict=True) if len(gaps) == 1 else zip(gaps, others, strict=True)
+            return all(a[1] == b[1] and ratio(a[0], b[0]) > 0 for a, b in pairs)
+        case Inequation(gap=gap), Inequation(gap=other):
+            return bool(ratio(gap, other))
+    return False
+
+
+def _expanded(value: Value) -> Value:
+    r"""`2 \pm 3` as the list of its two values, alone or inside a list or set."""
+    if isinstance(value, Quantity) and _has_sign(value.node):
+        return Collection("list", tuple(_both(value)))
+    if isinstance(value, Collection) and value.kind in ("set", "list"):
+        items = [part for item in value.items for part in (_both(item) if isinstance(item, Quantity) else [item])]
+        return value._replace(items=tuple(items))
+    if isinstance(value, Equation) and isinstance(value.value, Quantity):
+        return value._replace(value=_expanded(value.value))
+    return value
+
+
+def _both(value: Quantity) -> list[Value]:
+    if not _has_sign(value.node):
+        return [value]
+    return [value._replace(node=_with_sign(value.node, upper)) for upper in (True, False)]
+
+
+def _has_sign(node: Node) -> bool:
+    return node.op in ("pm", "mp") or any(map(_has_sign, node.args))
+
+
+def _with_sign(node: Node, upper: bool) -> Node:
+    args = tuple(_with_sign(part, upper) for part in node.args)
+    if node.op in ("pm", "mp"):
+        return args[0] if (node.op == "pm") == upper else Node("neg", args)
+    return node._replace(args=args)
+
+
+__all__ = ["Refused", "equal", "product"]

@@ -1,0 +1,181 @@
+r"""From tokens to an expression tree, by a small strict grammar; what does not follow it is `Unreadable`.
+
+It reads LaTeX and the plain spellings of models (`sqrt(3)`, `x^10`, `3 1/2`, `2pi`). Nothing is evaluated
+here and no text ever reaches an interpreter. It must not know lists, intervals, units or equality.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from rlreason.grading.lexer import Token, Unreadable
+from rlreason.grading.verdict import Refused
+
+MAX_DEPTH = 25
+
+FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan asin acos atan arccot arcsec arccsc "
+    "arsinh arcosh artanh ln log lg exp".split()
+)
+CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "inf": "oo", "oo": "oo"}
+GREEK = frozenset(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
+    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar".split()
+)
+
+
+CLOSING = frozenset(("rfloor", "rceil", "rangle", "choose", "mod", "bmod", "pmod", "to"))
+
+
+class Node(NamedTuple):
+    """`op` is number, symbol, constant, or the operation on `args`."""
+
+    op: str
+    args: tuple["Node", ...] = ()
+    value: Fraction | None = None
+    name: str = ""
+    places: int | None = None  # digits after the point, on a number written as a decimal
+
+
+def number(value: Fraction | int, places: int | None = None) -> Node:
+    return Node("number", value=Fraction(value), places=places)
+
+
+class Reader:
+    """Recursive descent over one token sequence."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self.tokens, self.at, self.depth, self.bars = tokens, 0, 0, 0
+
+    def whole(self) -> Node:
+        """The expression that all tokens make together."""
+        node = self.sum()
+        if self.at < len(self.tokens):
+            raise Unreadable(self.tokens[self.at].text)
+        return node
+
+    def peek(self, ahead: int = 0) -> Token:
+        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else Token("end", "")
+
+    def sign(self, *texts: str) -> str | None:
+        """The next token's text when it is one of these signs, taken; else None."""
+        token = self.peek()
+        if token.kind == "sign" and token.text in texts:
+            self.at += 1
+            return token.text
+        return None
+
+    def expect(self, text: str) -> None:
+        if not self.sign(text):
+            raise Unreadable(f"no {text}")
+
+    def sum(self) -> Node:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Refused("nested deeper than 25")
+        first = self.sign("+", "-", "\\pm", "\\mp")
+        node = self.product()
+        if first and first != "+":
+            node = Node({"-": "neg", "\\pm": "pm", "\\mp": "mp"}[first], (node,))
+        while sign := self.sign("+", "-", "\\pm", "\\mp"):
+            term = self.product()
+            if sign != "+":
+                term = Node({"-": "neg", "\\pm": "pm", "\\mp": "mp"}[sign], (term,))
+            node = Node("add", (node, term))
+        self.depth -= 1
+        return node
+
+    def product(self) -> Node:
+        """Factors joined by signs or side by side, from left to right: `1/2x` is `(1/2)x`."""
+        node = self.signed_factor()
+        while True:
+            if self.sign("*"):
+                node = Node("mul", (node, self.signed_factor()))
+            elif self.sign("/"):
+                node = Node("div", (node, self.signed_factor()))
+            elif self.begins_factor():
+                node = Node("mul", (node, self.factor()))
+            else:
+                return node
+
+    def signed_factor(self) -> Node:
+        sign = self.sign("-", "+")
+        node = self.factor()
+        return Node("neg", (node,)) if sign == "-" else node
+
+    def begins_factor(self) -> bool:
+        """Whether a factor without a sign may follow; a bare number may not: `3 8` and `x2` mean nothing."""
+        token = self.peek()
+        if token.kind == "sign":
+            return token.text in ("(", "{", "[") or (token.text == "|" and not self.bars)
+        if token.kind == "text":
+            return token.text.strip() in FUNCTIONS
+        return token.kind in ("letter", "word", "command") and token.text not in CLOSING
+
+    def factor(self) -> Node:
+        """An atom with its powers, factorials and degree sign."""
+        node = self.atom()
+        while True:
+            if self.sign("!"):
+                node = Node("fact", (node,))
+            elif self.sign("°"):
+                node = Node("degree", (node,))
+            elif self.sign("'"):
+                if node.op != "symbol":
+                    raise Unreadable("'")
+                node = node._replace(name=node.name + "'")
+            elif self.sign("^", "**"):
+                node = self.power(node)
+            else:
+                return node
+
+    def power(self, base: Node) -> Node:
+        exponent = self.exponent()
+        if exponent.op == "symbol" and exponent.name == "°":
+            return Node("degree", (base,))
+        return Node("pow", (base, exponent))
+
+    def exponent(self) -> Node:
+        if self.sign("°"):
+            return Node("symbol", name="°")
+        if self.peek().text == "{" and self.peek(1).text == "°" and self.peek(2).text == "}":
+            self.at += 3
+            return Node("symbol", name="°")
+        negative = self.sign("-")
+        self.sign("+")
+        token = self.peek()
+        if token.kind == "number":  # never the whole part of a mixed number
+            self.at += 1
+            node = number(token.value or 0, token.places)
+        else:
+            node = self.atom()
+        if self.sign("^", "**"):  # towers lean right
+            node = self.power(node)
+        return Node("neg", (node,)) if negative else node
+
+    def atom(self) -> Node:
+        from rlreason.grading import atoms
+
+        return atoms.read(self)
+
+    def group(self) -> Node:
+        """`{...}` or, where braces were left out as in `\\frac12`, one digit, letter or command."""
+        if self.sign("{"):
+            bars, self.bars = self.bars, 0
+            node = self.sum()
+            self.expect("}")
+            self.bars = bars
+            return node
+        token = self.peek()
+        if token.kind == "number" and token.text.isdigit():
+            self.take_digit()
+            return number(int(token.text[0]))
+        if token.kind == "word":
+            raise Unreadable(token.text)
+        return self.atom()
+
+    def take_digit(self) -> None:
+        """Leave the rest of a run of digits for the next reader."""
+        text = self.peek().text
+        rest = [Token("number", text[1:], value=Fraction(int(text[1:])))] if text[1:] else []
+        self.tokens = [*self.tokens[: self.at], *rest, *self.tokens[self.at + 1 :]]

@@ -1,0 +1,199 @@
+"""`Grader`: from responses and gold answers to grades, in order, in bounded time, never raising on content.
+
+It puts the rooms together: read the answer out of the response, compare in process, hand what is left to the
+workers, remember verdicts, count. It must not know mathematics, processes or the trainer.
+"""
+
+import json
+import os
+import threading
+import time
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, get_args
+
+from rlreason.grading import answers, formats, plugin
+from rlreason.grading.incidents import IncidentLog
+from rlreason.grading.metrics import Window
+from rlreason.grading.pool import Pool, Reply
+from rlreason.grading.verdict import Gold, Settings, Verdict, gold_texts
+from rlreason.types import Grade
+
+CACHE_SIZE = 65_536
+CACHE_CHARS = 4_000  # longer texts are not worth remembering
+FORMATS = {"r1_zero": formats.r1_zero, "question_only": formats.question_only}
+
+_graders: "weakref.WeakSet[Grader]" = weakref.WeakSet()
+
+
+class Grader:
+    """Grades responses by a named reward or by a plug-in; see `grade_batch`. Close it, or use it in a `with`."""
+
+    def __init__(
+        self,
+        reward: str = "r1_zero",
+        extract: formats.Extract = "strict",
+        timeout_s: float = 2.0,
+        percent: bool = True,
+        rel_tol: float = 1e-6,
+        workers: int = 1,
+        memory_mb: int = 1536,
+        log_path: str | Path | None = None,
+        symbolic: bool = True,
+    ) -> None:
+        _check(reward, extract, timeout_s, rel_tol, workers, memory_mb)
+        self.reward, self.extract, self.symbolic = reward, extract, symbolic
+        self.settings = Settings(percent=percent, rel_tol=rel_tol)
+        self.plugin = reward if ":" in reward else None
+        self._pool = Pool(workers, timeout_s, memory_mb, self.plugin)
+        self._log = IncidentLog(log_path)
+        self._window, self._warnings = Window(), Window()
+        self._cache: OrderedDict[tuple[Any, ...], Grade] = OrderedDict()
+        self._lock = threading.Lock()
+        _graders.add(self)
+
+    def start(self) -> None:
+        """Start the workers now, before CUDA is touched; otherwise they start with the first answer that needs one."""
+        if self.symbolic or self.plugin:
+            self._pool.start()
+
+    def grade_batch(self, responses: Sequence[str], golds: Sequence[Gold]) -> list[Grade]:
+        """One grade per response, in order. Equal (answer, gold) pairs are worked out once and remembered."""
+        if len(responses) != len(golds):
+            raise ValueError(f"grade_batch got {len(responses)} responses and {len(golds)} golds; give one gold each")
+        jobs = [self._job(response, gold) for response, gold in zip(responses, golds, strict=True)]
+        fresh: dict[tuple[Any, ...], Grade] = {}
+        with self._lock:
+            known = {job: self._cache[job] for job in jobs if isinstance(job, tuple) and job in self._cache}
+        todo = list(dict.fromkeys(job for job in jobs if isinstance(job, tuple) and job not in known))
+        milliseconds: list[float] = []
+        if todo:
+            fresh = self._plugged(todo, milliseconds) if self.plugin else self._compared(todo, milliseconds)
+        grades = [job if isinstance(job, Grade) else known.get(job) or fresh[job] for job in jobs]
+        with self._lock:
+            self._remember(known, fresh)
+            for window in (self._window, self._warnings):
+                window.add(grades, hits=sum(isinstance(job, tuple) for job in jobs) - len(todo), ms=milliseconds)
+        return grades
+
+    def take_metrics(self) -> dict[str, float]:
+        """Flat `grading/...` numbers over everything graded since the last call."""
+        with self._lock:
+            window, self._window = self._window, Window()
+        return window.metrics()
+
+    def warnings(self) -> list[str]:
+        """What went wrong since the last call, in words; empty when nothing did."""
+        with self._lock:
+            window, self._warnings = self._warnings, Window()
+        return window.warnings() + ([f"grading: {self._pool.broken}"] if self._pool.broken else [])
+
+    def close(self) -> None:
+        """End the worker processes. The grader still works afterwards; it starts new ones when it must."""
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pool"):
+            self._pool.close()
+
+    def _job(self, response: Any, gold: Any) -> Grade | tuple[Any, ...]:
+        """A grade where the format already decides, else the key of the comparison to make."""
+        texts = gold_texts(gold)
+        if not isinstance(response, str):
+            return Grade(0.0, 0.0, 0.0, "error", "bad_response")
+        if self.plugin:
+            return plugin.key(response, gold)
+        formatted, answer = FORMATS[self.reward](response)
+        if not formatted:
+            return Grade(0.0, 0.0, 0.0, "unformatted", "format")
+        if texts is None:
+            return Grade(1.0, 0.0, 0.0, "error", "bad_gold")
+        if answer is None or not answer.strip():
+            return Grade(1.0, 0.0, 0.0, "wrong", "no_answer")
+        return (answer, *texts)
+
+    def _compared(self, todo: list[tuple[Any, ...]], milliseconds: list[float]) -> dict[tuple[Any, ...], Grade]:
+        verdicts: dict[tuple[Any, ...], Verdict] = {}
+        undecided: list[tuple[tuple[Any, ...], str, str]] = []
+        for job in todo:
+            begin = time.perf_counter()
+            verdict, pairs = answers.decide(formats.candidates(job[0], self.extract), job[1:], self.settings)
+            verdicts[job] = verdict
+            if self.symbolic:
+                undecided += [(job, answer, gold) for answer, gold in pairs]
+            milliseconds.append(1000 * (time.perf_counter() - begin))
+        replies = self._pool.run([[answer, gold] for _, answer, gold in undecided])
+        for (job, answer, gold), reply in zip(undecided, replies, strict=True):
+            verdict = _symbolic_verdict(reply)
+            verdicts[job] = answers.better(verdicts[job], verdict)
+            if verdict.outcome in ("timeout", "error"):
+                self._log.add(answer, gold, reply)
+        return {job: _grade(verdict) for job, verdict in verdicts.items()}
+
+    def _plugged(self, todo: list[tuple[Any, ...]], milliseconds: list[float]) -> dict[tuple[Any, ...], Grade]:
+        begin = time.perf_counter()
+        replies = self._pool.run([[response, json.loads(gold)] for response, gold in todo])
+        milliseconds += [1000 * (time.perf_counter() - begin) / len(todo)] * len(todo)
+        for (response, gold), reply in zip(todo, replies, strict=True):
+            if reply.status != "ok":
+                self._log.add(response, gold, reply)
+        return {job: plugin.grade(reply) for job, reply in zip(todo, replies, strict=True)}
+
+    def _remember(self, known: dict[tuple[Any, ...], Grade], fresh: dict[tuple[Any, ...], Grade]) -> None:
+        for job in known:
+            if job in self._cache:
+                self._cache.move_to_end(job)
+        for job, grade in fresh.items():
+            if grade.outcome != "error" and len(job[0]) <= CACHE_CHARS:
+                self._cache[job] = grade
+        while len(self._cache) > CACHE_SIZE:
+            self._cache.popitem(last=False)
+
+
+def _grade(verdict: Verdict) -> Grade:
+    """The reward is the answer's: a formatted wrong answer earns nothing."""
+    answer = 1.0 if verdict.outcome == "correct" else 0.0
+    return Grade(1.0, answer, answer, verdict.outcome, verdict.path)
+
+
+def _symbolic_verdict(reply: Reply) -> Verdict:
+    if reply.status == "ok":
+        return Verdict(reply.value["outcome"], reply.value["path"])
+    if reply.status == "timeout":
+        return Verdict("timeout", "symbolic")
+    return Verdict("error", "killed" if reply.status == "killed" else "symbolic")
+
+
+def _check(reward: str, extract: str, timeout_s: float, rel_tol: float, workers: int, memory_mb: int) -> None:
+    module, _, function = reward.partition(":")
+    if reward not in FORMATS and not (module and function):
+        raise ValueError(f"reward={reward!r} is none of {sorted(FORMATS)}; name one, or a plug-in as module:function")
+    if extract not in get_args(formats.Extract):
+        raise ValueError(f"grading.extract={extract!r}; choose one of {list(get_args(formats.Extract))}")
+    if not 0 < timeout_s <= 60:
+        raise ValueError(f"grading.timeout_s={timeout_s} must lie in (0, 60] seconds; 2 is enough for honest answers")
+    if not 0 <= rel_tol < 0.1:
+        raise ValueError(f"grading.rel_tol={rel_tol} must lie in [0, 0.1); 1e-6 asks for six right digits")
+    if workers < 1:
+        raise ValueError(f"grading.workers={workers} must be at least 1")
+    if memory_mb < 256:
+        raise ValueError(f"grading.memory_mb={memory_mb} must be at least 256; the symbolic library needs about 100")
+
+
+def _renew_after_fork() -> None:
+    """In a forked child: locks may be held by threads that are gone, and the workers are the parent's."""
+    for grader in list(_graders):
+        grader._lock = threading.Lock()
+        grader._pool.after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_after_fork)

@@ -1,0 +1,41 @@
+"""A bounded file of the pairs on which a worker ran out of time, out of memory or failed: one JSON line each.
+
+It must not know graders or grades; it keeps the answer and the gold, shortened, never the whole response.
+"""
+
+import json
+import time
+from pathlib import Path
+
+from rlreason.grading.pool import Reply
+
+MAX_LINES = 1000
+MAX_CHARS = 400
+
+
+class IncidentLog:
+    """Appends until the limit; a log that cannot be written is no reason to stop a run."""
+
+    def __init__(self, path: str | Path | None) -> None:
+        self.path = Path(path) if path else None
+        self.left = MAX_LINES
+        self.failed = ""
+
+    def add(self, answer: str, gold: str, reply: Reply) -> None:
+        if self.path is None or not self.left:
+            return
+        self.left -= 1
+        record = {
+            "time": round(time.time(), 1),
+            "status": reply.status,
+            "error": reply.error,
+            "answer": answer[:MAX_CHARS],
+            "answer_chars": len(answer),
+            "gold": gold[:MAX_CHARS],
+        }
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(record) + "\n")
+        except OSError as error:
+            self.left, self.failed = 0, str(error)

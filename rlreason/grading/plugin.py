@@ -1,0 +1,52 @@
+"""A reward function of the user's own, named `module:function`: what goes to it and what its value means.
+
+The function runs in the worker processes; this module only writes its request and reads its reply.
+"""
+
+import json
+import math
+from typing import Any
+
+from rlreason.grading.pool import Reply
+from rlreason.types import Grade
+
+KEYS = ("format_reward", "answer_reward", "reward")
+
+
+def key(response: str, gold: Any) -> tuple[str, str] | Grade:
+    """The request as two texts (so that equal requests are found), or a grade where the gold cannot be sent."""
+    try:
+        return (response, json.dumps(gold))
+    except (TypeError, ValueError, RecursionError):
+        return Grade(0.0, 0.0, 0.0, "error", "bad_gold")
+
+
+def grade(reply: Reply) -> Grade:
+    """A number is a reward; a dictionary must hold `reward` and may hold the two others. All else is an error,
+    never a silent zero among the wrong answers.
+
+    >>> grade(Reply("ok", {"value": 1.0})).outcome
+    'correct'
+    >>> grade(Reply("ok", {"value": None})).path
+    'plugin_value'
+    """
+    if reply.status == "timeout":
+        return Grade(0.0, 0.0, 0.0, "timeout", "plugin")
+    if reply.status != "ok":
+        return Grade(0.0, 0.0, 0.0, "error", "killed" if reply.status == "killed" else "plugin")
+    value = reply.value.get("value")
+    if isinstance(value, int | float):
+        value = {"reward": value, "format_reward": 1.0, "answer_reward": value}
+    if not isinstance(value, dict) or "reward" not in value:
+        return Grade(0.0, 0.0, 0.0, "error", "plugin_value")
+    numbers = [value.get(name, value["reward"]) for name in KEYS]
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        return Grade(0.0, 0.0, 0.0, "error", "plugin_value")
+    formatted, answer, reward = (float(number) for number in numbers)
+    return Grade(formatted, answer, reward, _outcome(formatted, answer), "plugin")
+
+
+def _outcome(formatted: float, answer: float) -> Any:
+    if answer > 0:
+        return "correct"
+    return "wrong" if formatted > 0 else "unformatted"

@@ -1,0 +1,110 @@
+r"""One expression with what may stand around it: currency signs, units, percent, `thousand` and `million`.
+
+It must not know lists, relations or equality.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from rlreason.grading import units
+from rlreason.grading.expression import CONSTANTS, FUNCTIONS, GREEK, Node, Reader, number
+from rlreason.grading.lexer import Token, Unreadable
+from rlreason.grading.values import Quantity
+
+
+def is_constant(text: str) -> bool:
+    return text in CONSTANTS or text in FUNCTIONS or text in GREEK or text == "sqrt"
+
+
+def is_greek(text: str) -> bool:
+    return text in GREEK
+
+
+def bare(found: Sequence[Token]) -> Node:
+    """An expression and nothing else."""
+    return Reader(found).whole()
+
+
+def read(found: Sequence[Token]) -> Quantity:
+    found, currency = _without_currency(list(found))
+    end = _end_of_number(found)
+    tail = found[end:]
+    if not found[:end]:
+        raise Unreadable("no number")
+    scale, percent, parts = Fraction(1), False, []
+    for token in tail:
+        word = token.text.strip().casefold()
+        if word in units.SCALES and not parts:
+            scale *= units.SCALES[word]
+        elif word in units.PERCENT and not parts:
+            percent = True
+        else:
+            parts.append(("" if not parts or not token.spaced else " ") + token.text)
+    unit = units.canonical(["".join(parts)]) if parts else ""
+    if unit is None or (percent and currency):
+        raise Unreadable("words that are no unit")
+    if currency and unit not in ("", currency, "usd"):
+        unit = f"{currency} {unit}"
+    node = bare(found[:end])
+    if scale != 1:
+        node = Node("mul", (Node("group", (node,)), number(scale)))
+    return Quantity(node, unit or currency, percent)
+
+
+def _without_currency(found: list[Token]) -> tuple[list[Token], str]:
+    """Take away one currency sign or code: `$5`, `-$5`, `5 $`, `USD 5`."""
+    places = [index for index, token in enumerate(found) if token.text.casefold() in units.CURRENCIES]
+    if not places or places[0] not in (0, 1, len(found) - 1):
+        return found, ""
+    if places[0] == 1 and found[0].text not in ("-", "+"):
+        return found, ""
+    currency = units.CURRENCIES[found[places[0]].text.casefold()]
+    return found[: places[0]] + found[places[0] + 1 :], currency
+
+
+def _end_of_number(found: Sequence[Token]) -> int:
+    """Where the expression ends and its unit begins: the first word outside brackets with only units behind."""
+    depth = 0
+    for index, token in enumerate(found):
+        if token.kind == "sign" and token.text in ("(", "{", "[", "\\{"):
+            depth += 1
+        elif token.kind == "sign" and token.text in (")", "}", "]", "\\}"):
+            depth -= 1
+        if index and not depth and _begins_unit(found, index) and _only_units(found[index:]):
+            return index
+    return len(found)
+
+
+def _begins_unit(found: Sequence[Token], index: int) -> bool:
+    token, before = found[index], found[index - 1]
+    if before.kind == "sign" and before.text in ("+", "-", "*", "/", "^", "_", "("):
+        # 45^\circ: the sign of degrees is raised, and a unit only behind plain numbers
+        return False
+    name = token.text.strip()
+    if token.kind == "text":
+        return bool(name) and name not in FUNCTIONS
+    if token.kind == "sign":
+        return token.text == "%" or (token.text in ("^", "°") and _degrees(found, index))
+    if token.kind == "word":
+        return not is_constant(name.casefold()) and units.is_word(name)
+    return token.kind == "letter" and token.spaced and name in units.LETTER_UNITS and before.kind == "number"
+
+
+def _degrees(found: Sequence[Token], index: int) -> bool:
+    r"""`°`, `^°` or `^{°}` behind an expression without functions."""
+    texts = [token.text for token in found[index:]]
+    raised = texts[:1] == ["°"] or texts[:2] == ["^", "°"] or texts[:4] == ["^", "{", "°", "}"]
+    return raised and not any(token.text in FUNCTIONS for token in found[:index])
+
+
+def _only_units(tail: Sequence[Token]) -> bool:
+    for index, token in enumerate(tail):
+        name = token.text.strip()
+        if token.kind in ("text", "letter") or token.kind == "word":
+            continue
+        if token.kind == "sign" and name in ("%", "°", "^", "/", "*", "{", "}", "(", ")", "-", "."):
+            continue
+        if token.kind == "number" and index and tail[index - 1].text in ("^", "{", "-"):
+            continue
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""What can go wrong quietly in a step, said in words. It knows flat metrics; it must not know tensors or models.
+
+Each guard reads the numbers that the step recorded anyway. A notice is printed when it first appears and then
+counted, so that a long run stays readable; the counts go into `summary.json`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+Metrics = Mapping[str, float]
+
+
+def _identical(m: Metrics, group_size: int) -> str | None:
+    if group_size > 1 and m["rollout/distinct"] <= 1 / group_size + 1e-9:
+        return "all responses of every group are identical: the samples share one seed, or the temperature is too low"
+    return None
+
+
+def _nothing_to_learn(m: Metrics, group_size: int) -> str | None:
+    if group_size < 2 or m["reward/mixed_groups"] > 0:
+        return None
+    share = m["reward/mean"]
+    return (
+        f"no group holds both better and worse responses (mean reward {share:.2f}): every advantage is 0 and nothing "
+        "is learned; use easier or harder questions, or a larger group_size"
+    )
+
+
+def _truncated(m: Metrics, group_size: int) -> str | None:
+    if m["rollout/truncated"] > 0.5:
+        return f"{m['rollout/truncated']:.0%} of the responses were cut at sampling.max_tokens: raise it, or expect 0 reward"
+    return None
+
+
+def _gap(m: Metrics, group_size: int) -> str | None:
+    gap = m.get("rollout/logprob_gap_mean", 0.0)
+    if gap > 0.05:
+        return f"engine and trainer disagree by {gap:.3f} nats per token: weights, temperature or precision differ"
+    return None
+
+
+def _skipped(m: Metrics, group_size: int) -> str | None:
+    if m.get("train/skipped_updates", 0):
+        return "the gradient was not finite, so the optimizer step was left out: the run is diverging"
+    return None
+
+
+GUARDS: dict[str, Callable[[Metrics, int], str | None]] = {
+    "identical_samples": _identical,
+    "no_mixed_group": _nothing_to_learn,
+    "truncated": _truncated,
+    "logprob_gap": _gap,
+    "skipped_update": _skipped,
+}
+
+
+class Guards:
+    """Looks over every step; says a new notice at once and repeats it at its 10th, 100th ... appearance."""
+
+    def __init__(self, group_size: int, say: Callable[[str], None]) -> None:
+        self.group_size, self.say = group_size, say
+        self.counts: Counter[str] = Counter()
+
+    def look(self, step: int, metrics: Metrics) -> None:
+        for name, guard in GUARDS.items():
+            if notice := guard(metrics, self.group_size):
+                self.notice(step, name, notice)
+
+    def notice(self, step: int, name: str, text: str) -> None:
+        """Count a notice of this name, and say it if it is its 1st, 10th, 100th ... time."""
+        self.counts[name] += 1
+        if str(self.counts[name]).strip("0") == "1":
+            times = f" (seen {self.counts[name]} times)" if self.counts[name] > 1 else ""
+            self.say(f"! step {step}: {text}{times}")

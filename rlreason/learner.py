@@ -1,0 +1,156 @@
+"""One optimizer step: samples with credit -> loss over micro-batches -> clipped gradient -> new weights.
+
+The divisors of the loss are those of the whole step, so how the step is cut into micro-batches changes
+memory and nothing else. It must not know where samples come from or how credit was given.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlreason.objectives.aggregation import aggregate_loss
+from rlreason.objectives.losses import LOSSES
+from rlreason.packing import PackedBatch, pack, within_budget
+from rlreason.policy import Policy
+from rlreason.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class TokenObjective:
+    """What is done with credit once it is given: the per-token loss, its numbers, and what is averaged over."""
+
+    loss_type: str = "reinforce_with_baseline"
+    numbers: dict[str, float | None] = field(default_factory=dict)
+    length_norm: str = "masked_mean"
+    constant: float = 1.0  # tokens; read by length_norm=constant only
+
+
+class Learner:
+    """Holds the optimizer; `update` is one step of it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        objective: TokenObjective,
+        learning_rate: float,
+        *,
+        temperature: float = 1.0,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.95),
+        max_grad_norm: float = 1.0,
+        micro_batch_tokens: int = 8192,
+        micro_batch_size: int | None = None,
+    ) -> None:
+        self.policy, self.objective = policy, objective
+        self.temperature, self.max_grad_norm = temperature, max_grad_norm
+        self.micro_batch_tokens, self.micro_batch_size = micro_batch_tokens, micro_batch_size
+        self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay
+        )
+
+    def update(self, samples: Sequence[Sample], learning_rate: float | None = None, gap_from: int = 0) -> dict[str, float]:
+        """One optimizer step on `samples`; returns its metrics, averaged over all its response tokens.
+
+        Samples without `old_log_probs` are taken to be on-policy: their old log-probabilities are today's. The
+        gap between the engine's log-probabilities and ours is measured from token `gap_from` on (before it, the
+        engine sampled under a ban on ending).
+        """
+        if learning_rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+        n_tokens = sum(len(s.response.token_ids) for s in samples)
+        sums: dict[str, float] = defaultdict(float)
+        worst: dict[str, float] = defaultdict(float)
+        micro_batches = self.micro_batches(samples)
+        for rows in micro_batches:
+            chosen = [samples[i] for i in rows]
+            batch = pack([(s.response.prompt_ids, s.response.token_ids) for s in chosen], self.policy.device)
+            loss, per_token = self._loss(chosen, batch, n_sequences=len(samples), n_tokens=n_tokens)
+            loss.backward()
+            sums["loss"] += loss.item()
+            mask = batch.response_mask
+            for name, values in per_token.items():
+                sums[name] += values[mask].sum().item()
+            if chosen[0].response.log_probs:
+                gap = self._gap(chosen, batch, per_token["log_prob"], gap_from)
+                sums["gap"] += gap.sum().item()
+                worst["gap"] = max(worst["gap"], gap.max().item() if gap.numel() else 0.0)
+                sums["gap_tokens"] += gap.numel()
+        return self._step(sums, worst, n_tokens, len(micro_batches))
+
+    def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
+        sizes = [len(s.response.prompt_ids) + len(s.response.token_ids) for s in samples]
+        return within_budget(sizes, self.micro_batch_tokens, self.micro_batch_size)
+
+    def _loss(
+        self, samples: list[Sample], batch: PackedBatch, n_sequences: int, n_tokens: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """This micro-batch's share of the step's loss, and per-token measurements (batch, seq)."""
+        flat, entropy = self.policy.log_probs(batch, self.temperature)
+        log_probs, mask = batch.to_rows(flat), batch.response_mask
+        old = log_probs.detach()
+        if samples[0].old_log_probs:
+            old = batch.to_rows(torch.tensor([lp for s in samples for lp in s.old_log_probs], device=flat.device))
+        advantages = torch.tensor([[s.advantage] for s in samples], device=flat.device)  # (batch, 1)
+        o = self.objective
+        per_token, stats = LOSSES[o.loss_type](advantages, log_probs, old, mask, **o.numbers)
+        loss = aggregate_loss(
+            per_token, mask, o.length_norm, n_sequences=n_sequences, n_tokens=n_tokens, constant=o.constant
+        )
+        log_ratio = log_probs.detach() - old
+        return loss, {
+            "entropy": batch.to_rows(entropy),
+            "log_prob": log_probs.detach(),
+            "clip_fraction": stats.get("clipped", torch.zeros_like(old)),
+            "ratio": log_ratio.exp(),
+            "approx_kl": log_ratio.exp() - 1 - log_ratio,  # k3 of KL(old || new), from samples of old
+        }
+
+    def _gap(self, samples: list[Sample], batch: PackedBatch, log_probs: Tensor, first: int) -> Tensor:
+        """|log p_engine - log p_trainer| of the sampled tokens from position `first` on, flat."""
+        engine = batch.to_rows(torch.tensor([lp for s in samples for lp in s.response.log_probs], device=log_probs.device))
+        return (engine - log_probs).abs()[:, first:][batch.response_mask[:, first:]]
+
+    def _step(self, sums: dict[str, float], worst: dict[str, float], n_tokens: int, n_micro: int) -> dict[str, float]:
+        """Clip, step, forget the gradient. A gradient that is not finite is thrown away and counted."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm).item()
+        finite = math.isfinite(norm)
+        if finite:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        tokens = max(n_tokens, 1)
+        metrics = {
+            "train/loss": sums["loss"],
+            "train/grad_norm": norm,
+            "train/learning_rate": self.optimizer.param_groups[0]["lr"],
+            "train/micro_batches": n_micro,
+            "train/skipped_updates": 0 if finite else 1,
+        }
+        metrics |= {f"train/{name}": sums[name] / tokens for name in ("entropy", "clip_fraction", "ratio", "approx_kl")}
+        if sums["gap_tokens"]:
+            metrics["rollout/logprob_gap_mean"] = sums["gap"] / sums["gap_tokens"]
+            metrics["rollout/logprob_gap_max"] = worst["gap"]
+        return metrics
+
+
+def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics over the optimizer steps of one rollout batch: means, but counts are added and maxima kept.
+
+    The gap to the engine is that of the first step alone, while the weights are still those that sampled.
+
+    >>> averaged([{"train/loss": 1.0, "train/skipped_updates": 1}, {"train/loss": 3.0, "train/skipped_updates": 1}])
+    {'train/loss': 2.0, 'train/skipped_updates': 2}
+    """
+    out = {}
+    for name in updates[0]:
+        values = [u[name] for u in updates]
+        if name.startswith("rollout/"):
+            out[name] = values[0]
+        else:
+            out[name] = sum(values) if name == "train/skipped_updates" else sum(values) / len(values)
+    return out

@@ -1,0 +1,52 @@
+"""A short SFT that gives a tiny model its two habits: answer hastily, or work step by step.
+
+RL selects among behaviours that a model already has; this is where the tiny model gets them. It trains through
+the same `Learner` as everything else: SFT is `-A log p` with A = 1 on given text.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+
+from rlreason.data.stories import habit_trace
+from rlreason.learner import Learner, TokenObjective
+from rlreason.policy import Policy
+from rlreason.types import Grade, Problem, Response, Sample
+
+GIVEN = Grade(1.0, 1.0, 1.0, "correct", path="given")  # a trace to imitate is not graded
+
+
+def imitation_sample(policy: Policy, prompt: str, response: str) -> Sample:
+    """A given response as a sample with credit 1; the end token is part of what is learned."""
+    ids = policy.tokenizer.encode(response, add_special_tokens=False) + [policy.tokenizer.eos_token_id]
+    return Sample(Response("given", policy.encode_prompt(prompt), ids, [], response, "stop"), GIVEN, advantage=1.0)
+
+
+def warm_up(
+    policy: Policy,
+    problems: Sequence[Problem],
+    prompt: Callable[[str], str],
+    *,
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    hasty_share: float,
+    slip_share: float,
+    micro_batch_tokens: int,
+    seed: int,
+    progress: Callable[[str], None] = lambda text: None,
+) -> float:
+    """Train on freshly written traces; the rate rises over 5% of the steps and falls to a tenth. Returns the last loss."""
+    rng = random.Random(f"warm-up/{seed}")
+    learner = Learner(
+        policy, TokenObjective(length_norm="token"), learning_rate, micro_batch_tokens=micro_batch_tokens
+    )
+    loss = 0.0
+    for step in range(steps):
+        samples = [
+            imitation_sample(policy, prompt(p.question), habit_trace(p, rng, hasty_share, slip_share))
+            for p in rng.choices(problems, k=batch_size)
+        ]
+        rate = learning_rate * min(1.0, (step + 1) / (0.05 * steps)) * (1 - 0.9 * step / steps)
+        loss = learner.update(samples, learning_rate=rate)["train/loss"]
+        progress(f"warm start {step + 1}/{steps}, loss {loss:.3f}")
+    return loss

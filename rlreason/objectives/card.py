@@ -1,0 +1,62 @@
+"""The objective card: the resolved formula in words and in LaTeX, and the published objectives it equals.
+
+Knows settings only; must not import torch, and computes nothing. Every run prints the text and stores the
+Markdown.
+"""
+
+import textwrap
+from dataclasses import dataclass
+
+from rlreason.objectives.formula import Row, formula_rows
+from rlreason.objectives.rules import DEFAULTS, Settings, check_objective
+from rlreason.objectives.variants import differences, equal_variants
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One objective, described twice: `text` for a terminal, `markdown` with LaTeX for a file."""
+
+    text: str
+    markdown: str
+
+
+def objective_card(settings: Settings) -> Card:
+    """The card of plain settings (the keys of `rules.DEFAULTS`, which fill what is missing).
+
+    >>> print(objective_card({"loss_type": "grpo_no_clip", "std_norm": "none"}).text.splitlines()[1])
+      Advantage      A = r - mean(group)
+    """
+    s = {**DEFAULTS, **settings}
+    if problems := check_objective(s):
+        raise ValueError("no card for a contradictory objective:\n" + "\n".join(problems))
+    rows = formula_rows(s)
+    equal, differs = equal_variants(s), list(differences(s))
+    return Card(_as_text(rows, equal, differs), _as_markdown(rows, equal, differs))
+
+
+def _as_text(rows: list[Row], equal: list[str], differs: list[str]) -> str:
+    lines = ["Objective"]
+    for row in rows:
+        lines += [_entry(row.title, row.plain), *([_entry("", row.note)] if row.note else [])]
+    lines.append(_entry("Equals", "; ".join(equal) or "no named or published objective"))
+    return "\n".join([*lines, *(_entry("Note", sentence) for sentence in differs)]) + "\n"
+
+
+def _entry(title: str, text: str) -> str:
+    """One labelled paragraph, wrapped and indented."""
+    label = f"  {title:<14} "
+    return textwrap.fill(text, 110, initial_indent=label, subsequent_indent=" " * len(label))
+
+
+def _as_markdown(rows: list[Row], equal: list[str], differs: list[str]) -> str:
+    parts = ["# Objective"]
+    for row in rows:
+        formula = f"$$\n{row.latex}\n$$" if row.latex else row.plain[:1].upper() + row.plain[1:] + "."
+        parts += [f"## {row.title}", formula, *([row.note] if row.note else [])]
+    parts += ["## Equals", "\n".join(f"- {title}" for title in equal) or "No named or published objective."]
+    parts += (
+        ["## Differences worth knowing", "\n".join(f"- {sentence}" for sentence in differs)]
+        if differs
+        else []
+    )
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,166 @@
+"""The model being trained: load it, score given tokens under it, save it.
+
+Knows models, tokenizers and devices. It must not know rewards, losses, algorithms or configuration
+files: whoever calls it passes paths and plain words.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from rlreason.attention import NAME as PACKED_ATTENTION
+from rlreason.errors import ConfigError
+from rlreason.logprobs import chunked_log_probs
+from rlreason.packing import PackedBatch, pack, within_budget
+
+
+def pick_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products. Weights stay float32: small updates vanish in bfloat16 weights."""
+    if name == "auto":
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if half else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+class Policy:
+    """A causal language model with its tokenizer; the one place that turns token ids into log-probabilities."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        compute_dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> None:
+        self.device = device or pick_device()
+        self.model = model.to(self.device, torch.float32).eval()  # eval: dropout would make the first ratio differ from 1
+        self.model.set_attn_implementation(PACKED_ATTENTION)
+        self.tokenizer = tokenizer
+        self.compute_dtype = compute_dtype
+        if self.device.type == "cuda" and compute_dtype == torch.bfloat16:
+            torch.set_float32_matmul_precision("high")  # only the output head stays float32, and may use TF32
+        self.check_head()
+
+    @property
+    def head(self) -> Tensor:
+        """(vocab, width) output weights."""
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return weight
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The model without its output head: token ids -> hidden states."""
+        return self.model.get_decoder()
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Every token that ends a response: the tokenizer's, and those the model's makers list."""
+        listed = self.model.generation_config.eos_token_id if self.model.generation_config else None
+        several = listed if isinstance(listed, list) else [listed]
+        return frozenset(i for i in (self.tokenizer.eos_token_id, *several) if i is not None)
+
+    @property
+    def max_context(self) -> int:
+        return int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self.compute_dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute_dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(rows, width) -> (rows, vocab) float32. The head is never rounded to half precision."""
+        return F.linear(hidden.to(self.head.dtype), self.head).float()
+
+    def log_probs(
+        self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability (with gradient) and entropy (without) of every response token, both (scored,) float32."""
+        with self.autocast():
+            hidden = self.backbone(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                cu_seq_lens_q=batch.bounds,
+                cu_seq_lens_k=batch.bounds,
+                max_length_q=batch.longest,
+                max_length_k=batch.longest,
+            ).last_hidden_state[0]
+        scored = hidden.index_select(0, batch.score_at).to(self.head.dtype)
+        return chunked_log_probs(scored, self.head, batch.labels, temperature, want_entropy=want_entropy)
+
+    @torch.no_grad()
+    def score(
+        self, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, token_budget: int
+    ) -> list[list[float]]:
+        """Log-probabilities of the response tokens of each (prompt ids, response ids) pair, in order, no gradient."""
+        scores: list[list[float]] = [[] for _ in pairs]
+        for rows in within_budget([len(p) + len(r) for p, r in pairs], token_budget):
+            batch = pack([pairs[i] for i in rows], self.device)
+            flat, _ = self.log_probs(batch, temperature, want_entropy=False)
+            for i, part in zip(rows, flat.split(batch.lengths.tolist()), strict=True):
+                scores[i] = part.tolist()
+        return scores
+
+    @torch.no_grad()
+    def check_head(self) -> None:
+        """Refuse a model whose logits are more than hidden states times output weights (soft caps, scales, biases).
+
+        Log-probabilities are computed from those two alone; any further step would make them silently wrong.
+        """
+        ids = torch.arange(1, 6, device=self.device)[None] % self.head.shape[0]
+        ours = self.logits(self.backbone(input_ids=ids, use_cache=False).last_hidden_state[0])
+        theirs = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        if not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
+            raise ConfigError(
+                f"model {type(self.model).__name__} changes its logits after the output head (largest difference "
+                f"{(ours - theirs).abs().max():.3g}), so log-probabilities would be wrong: choose a model whose "
+                "logits are hidden states times output weights, such as Qwen2, Qwen3, Llama, OLMo 2 or SmolLM2"
+            )
+
+    def describe(self) -> str:
+        """Size, precision and place, for a person."""
+        millions = sum(p.numel() for p in self.model.parameters()) / 1e6
+        where = torch.cuda.get_device_name() if self.device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+        return f"{millions:.3g} M parameters, {str(self.compute_dtype).removeprefix('torch.')} products, {where}"
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a prompt, with whatever the tokenizer puts in front (a beginning-of-text token)."""
+        ids: list[int] = self.tokenizer.encode(text)
+        return ids or [self.tokenizer.bos_token_id or self.tokenizer.eos_token_id]
+
+    def save(self, folder: Path) -> None:
+        """Write a model folder that `transformers` loads. Written beside its place and renamed when whole."""
+        partial = folder.with_name(folder.name + ".partial")
+        self.model.save_pretrained(partial)
+        self.tokenizer.save_pretrained(partial)
+        if folder.exists():
+            raise FileExistsError(f"{folder} exists; a finished model is never overwritten")
+        os.replace(partial, folder)
+
+
+def load_policy(path: str, dtype: str = "auto") -> Policy:
+    """A policy from a model folder or a hub name."""
+    device = pick_device()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"model.path={path} cannot be loaded ({reason}): give a folder with config.json, safetensors weights and "
+            "a tokenizer, or a hub name that this machine can reach"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"model.path={path}: its tokenizer names no end-of-text token; set eos_token in its config")
+    return Policy(model, tokenizer, pick_dtype(dtype, device), device)

@@ -1,0 +1,36 @@
+"""Fill a question into a prompt template. It knows text only.
+
+Templates have `str.format` semantics, as the course's files do: `{question}` is the question, and doubled
+braces stand for single ones, so `\\boxed{{}}` becomes `\\boxed{}`.
+"""
+
+from pathlib import Path
+
+from rlreason.errors import ConfigError
+
+
+def load_template(file: str, folder: Path) -> str:
+    """A template by file name in `folder`, or by path; refused unless it has exactly the field `{question}`."""
+    path = next((p for p in (folder / file, Path(file).expanduser()) if p.is_file()), None)
+    if path is None:
+        offered = ", ".join(sorted(p.name for p in folder.glob("*.prompt")))
+        raise ConfigError(f"prompt.file={file} is neither in {folder} ({offered}) nor a path: give one of these, or a path")
+    template = path.read_text(encoding="utf-8")
+    try:
+        filled = render(template, "\0")
+    except (KeyError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"prompt.file={file}: a brace in it is no field ({error}): double literal braces, as in \\boxed{{{{}}}}"
+        ) from error
+    if "\0" not in filled:
+        raise ConfigError(f"prompt.file={file} never uses the question: put {{question}} where it belongs")
+    return template
+
+
+def render(template: str, question: str) -> str:
+    r"""The prompt for one question.
+
+    >>> render("Q: {question} Use \\boxed{{}}.", "1+1? {}")
+    'Q: 1+1? {} Use \\boxed{}.'
+    """
+    return template.format(question=question)

@@ -1,0 +1,129 @@
+"""The run folder: what was asked, with what, what was measured, what was said, and what came of it.
+
+    config.yaml provenance.json metrics.jsonl rollouts/step_00001.jsonl evals/step_00000.jsonl model/ summary.json
+
+Files that are written whole are written under another name and renamed, so that a file with its right name is
+never half a file. `metrics.jsonl` grows by a line at a time. It must not know tensors or algorithms.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlreason import __version__
+from rlreason.types import Problem, Sample
+
+PACKAGES = ("torch", "transformers", "math-verify", "hydra-core", "vllm", "flash-attn")
+
+
+class Mirror(Protocol):
+    """A second sink for metrics, such as Weights & Biases."""
+
+    def log(self, row: dict[str, float]) -> None: ...
+
+    def finish(self, summary: dict[str, Any]) -> None: ...
+
+
+class Records:
+    """Writes one run folder. Existing records are never overwritten: a folder holds one run."""
+
+    def __init__(self, folder: Path, config: str, mirror: Mirror | None = None) -> None:
+        self.folder, self.mirror = folder, mirror
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "config.yaml", config)
+        write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
+        self.metrics_path = folder / "metrics.jsonl"
+        self.metrics_path.write_text("")  # a crashed run's rows are replaced when the same folder is used again
+
+    def metrics(self, row: dict[str, float]) -> None:
+        """One flat row; it names its step as `train_step` or `eval_step`."""
+        with self.metrics_path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        if self.mirror:
+            self.mirror.log(row)
+
+    def responses(self, kind: str, step: int, samples: Sequence[Sample], problems: Iterable[Problem]) -> None:
+        """Every response of a step with its grade: `rollouts/` from training, `evals/` from evaluation."""
+        by_id = {p.id: p for p in problems}
+        lines = (json.dumps(response_row(step, s, by_id[s.group])) + "\n" for s in samples)
+        path = self.folder / kind / f"step_{step:05d}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, "".join(lines))
+
+    def summary(self, summary: dict[str, Any]) -> None:
+        """Written last: a folder with `summary.json` is a finished run."""
+        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        if self.mirror:
+            self.mirror.finish(summary)
+
+
+def response_row(step: int, s: Sample, problem: Problem) -> dict[str, Any]:
+    """Enough to read the response, to grade it again, and to compute any loss on it without sampling."""
+    return {
+        "step": step,
+        "problem_id": s.group,
+        "question": problem.question,
+        "gold": problem.answer,
+        "response": s.response.text,
+        "reward": s.grade.reward,
+        "format_reward": s.grade.format,
+        "answer_reward": s.grade.answer,
+        "outcome": s.grade.outcome,
+        "path": s.grade.path,
+        "advantage": round(s.advantage, 6),
+        "length": len(s.response.token_ids),
+        "finish_reason": s.response.finish_reason,
+        "weight_version": s.response.weight_version,
+        "prompt_ids": s.response.prompt_ids,
+        "token_ids": s.response.token_ids,
+        "log_probs": [round(lp, 5) for lp in s.response.log_probs],
+    }
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write beside the place and rename: readers see the old file or the new one, never half."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def provenance() -> dict[str, Any]:
+    """What a stranger needs to know to repeat the run on another machine."""
+    return {
+        "rlreason": __version__,
+        "commit": _commit(),
+        "command": " ".join(["python -m rlreason", *sys.argv[1:]]),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with `+changes` when files differ from it; None outside a checkout."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    git = ["git", "-C", str(root)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+changes" if changed.strip() else "")

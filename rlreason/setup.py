@@ -1,0 +1,182 @@
+"""Put the rooms of a run together from its config: data, prompt, policy, engine, grader, algorithm, learner.
+
+The only room that reads configuration and builds parts; the parts themselves get plain values.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from rlreason.algorithms.grpo import GroupRelative
+from rlreason.algorithms.rollouts import Rollouts
+from rlreason.config.groups import FileData, PretrainedModel, Stories, TinyModel
+from rlreason.config.run import GRPO, Run
+from rlreason.config.store import resource_dir
+from rlreason.console import Console
+from rlreason.data.files import fingerprint, load_folder_or_hub, subset
+from rlreason.data.stories import habit_trace, make_stories
+from rlreason.engines.base import Engine, Sampling
+from rlreason.engines.hf import HFEngine
+from rlreason.errors import ConfigError
+from rlreason.grading import Grader, check_golds
+from rlreason.learner import Learner, TokenObjective
+from rlreason.mirror import WandbMirror
+from rlreason.policy import Policy, load_policy, pick_device, pick_dtype
+from rlreason.prompts import load_template, render
+from rlreason.records import Mirror
+from rlreason.types import Problem
+
+#: Losses that compare with the old policy; the others need no old log-probabilities.
+USES_RATIO = frozenset({"grpo_clip", "grpo_no_clip", "gspo", "cispo"})
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """A run's parts, ready to use."""
+
+    policy: Policy
+    engine: Engine
+    grader: Grader
+    rollouts: Rollouts
+    algorithm: GroupRelative
+    learner: Learner
+    train_problems: list[Problem]
+    eval_problems: list[Problem]
+    eval_sampling: Sampling
+    data_hash: str
+    mirror: Mirror | None
+    seconds_to_build: float
+
+    def close(self) -> None:
+        self.engine.close()
+        self.grader.close()
+
+
+def build(run: GRPO, folder: Path, console: Console) -> House:
+    began = time.monotonic()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
+    torch.manual_seed(run.seed)
+    template = load_template(run.prompt.file, resource_dir("prompts"))
+    train, validation = load_data(run)
+    # Workers start before a GPU is touched; data is checked before a model is loaded.
+    grader = Grader(reward=run.prompt.reward, log_path=folder / "grading_incidents.jsonl")
+    if any(p.answer for p in train):
+        check_answers(grader, [*train, *validation], console)
+    policy = make_policy(run, train, partial(render, template), console)
+    check_lengths(run, policy, [*train, *validation], template)
+    engine = HFEngine(policy, run.rollout.max_rows)
+    encode = lambda question: policy.encode_prompt(render(template, question))  # noqa: E731
+    rollouts = Rollouts(engine, grader, encode, run.seed)
+    sampling = Sampling(**asdict(run.sampling), stop=tuple(run.prompt.stop))
+    algorithm = GroupRelative(
+        rollouts,
+        train,
+        sampling,
+        questions=run.rollout_batch_size // run.group_size,
+        group_size=run.group_size,
+        baseline="none" if run.loss.loss_type == "no_baseline" else "mean",
+        std_norm="none" if run.loss.loss_type == "no_baseline" else run.std_norm.kind,
+        advantage_eps=run.advantage_eps,
+    )
+    mirror = None
+    if run.logger.kind == "wandb":
+        mirror = WandbMirror(folder, run.logger.project, run.logger.mode, asdict(run))
+    return House(
+        policy,
+        engine,
+        grader,
+        rollouts,
+        algorithm,
+        make_learner(run, policy),
+        train,
+        validation[: run.eval_problems],
+        sampling,
+        fingerprint([*train, *validation]),
+        mirror,
+        time.monotonic() - began,
+    )
+
+
+def load_data(run: Run) -> tuple[list[Problem], list[Problem]]:
+    data = run.data
+    if isinstance(data, Stories):
+        make = partial(
+            make_stories, min_events=data.min_events, max_events=data.max_events, max_value=data.max_value
+        )
+        return make(data.n_train, seed=0), make(data.n_validation, seed=0, validation=True)
+    assert isinstance(data, FileData)
+    train, validation = load_folder_or_hub(data.path, data.name)
+    if not train or not validation:
+        raise ConfigError(f"data.path={data.path} has {len(train)} training and {len(validation)} test rows: both need some")
+    return subset(train, data.train_limit, run.seed), validation
+
+
+def check_answers(grader: Grader, problems: Sequence[Problem], console: Console) -> None:
+    """A gold answer that does not grade itself right can never be answered: say which."""
+    bad = check_golds(grader, [p.answer for p in problems])
+    if bad:
+        names = ", ".join(problems[i].id for i in bad[:5]) + (" ..." if len(bad) > 5 else "")
+        console.say(f"! {len(bad)} gold answers do not grade themselves right and cannot be earned: {names}")
+    grader.take_metrics()
+
+
+def check_lengths(run: Run, policy: Policy, problems: Sequence[Problem], template: str) -> None:
+    """The longest prompt and a full response must fit into the model's context and into one micro-batch."""
+    longest = max(problems, key=lambda p: len(p.question))
+    needed = len(policy.encode_prompt(render(template, longest.question))) + run.sampling.max_tokens
+    for key, room in (("micro_batch_tokens", run.micro_batch_tokens), ("the model's context", policy.max_context)):
+        if needed > room:
+            raise ConfigError(
+                f"sampling.max_tokens={run.sampling.max_tokens} and the longest prompt need {needed} tokens, more than "
+                f"{key}={room}: lower sampling.max_tokens" + (f", or set {key}={needed}" if key[0] == "m" else "")
+            )
+
+
+def make_policy(run: Run, train: Sequence[Problem], prompt: partial[str], console: Console) -> Policy:
+    if isinstance(run.model, PretrainedModel):
+        return load_policy(str(Path(run.model.path).expanduser()), run.model.dtype)
+    assert isinstance(run.model, TinyModel)
+    # Imported here: a pretrained model needs none of it.
+    import random
+
+    from rlreason.models.tiny import build_model, build_tokenizer
+    from rlreason.models.warm_start import warm_up
+
+    tiny, device = run.model, pick_device()
+    rng = random.Random("tokenizer")  # the same tokenizer for every seed
+    texts = [prompt(p.question) + habit_trace(p, rng, 0.5, 0.0) for p in train[:2000]]
+    tokenizer = build_tokenizer(texts)
+    model = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=run.seed)
+    policy = Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device)
+    console.say("teaching a new tiny model two habits: mostly hasty answers, sometimes step by step ...")
+    warm_up(
+        policy,
+        train,
+        prompt,
+        **asdict(tiny.warm_start),
+        micro_batch_tokens=run.micro_batch_tokens,
+        seed=run.seed,
+        progress=console.progress,
+    )
+    return policy
+
+
+def make_learner(run: GRPO, policy: Policy) -> Learner:
+    constant = run.length_norm.constant or float(run.sampling.max_tokens)
+    objective = TokenObjective(run.loss.loss_type, run.loss.numbers(), run.length_norm.kind, constant)
+    return Learner(
+        policy,
+        objective,
+        run.learning_rate,
+        temperature=run.sampling.temperature,
+        weight_decay=run.weight_decay,
+        betas=(run.adam_betas[0], run.adam_betas[1]),
+        max_grad_norm=run.max_grad_norm,
+        micro_batch_tokens=run.micro_batch_tokens,
+        micro_batch_size=run.sequences_per_micro_batch(),
+    )

@@ -1,0 +1,197 @@
+"""Aggregation: one divisor per optimizer step, whatever the split, the padding or the empty rows."""
+
+import math
+
+import pytest
+import torch
+from test_objectives_losses import NUMBERS, ragged_case
+
+from rlreason.objectives.advantages import compute_group_advantages
+from rlreason.objectives.aggregation import (
+    AGGREGATIONS,
+    aggregate_loss,
+    masked_mean,
+    masked_normalize,
+    step_divisors,
+)
+from rlreason.objectives.losses import LOSSES
+from rlreason.objectives.zero_variance import keep_live
+
+CONSTANT = 13.0
+
+
+def counts(mask, norm="masked_mean"):
+    """The divisors of a step that consists of these rows, all of them counted."""
+    return {"n_sequences": len(mask), "n_tokens": int(mask.sum()), "constant": CONSTANT}
+
+
+def loss_and_gradient(name, norm, case, divisors):
+    advantages, policy, old, mask = case
+    policy = policy.detach().requires_grad_()
+    per_token, _ = LOSSES[name](advantages, policy, old, mask, **NUMBERS[name])
+    loss = aggregate_loss(per_token, mask, norm, **divisors)
+    return loss.detach(), torch.autograd.grad(loss, policy)[0]
+
+
+def trimmed(case):
+    """The rows without the columns that none of them needs."""
+    mask = case[3]
+    width = int(mask.any(0).nonzero().max()) + 1 if mask.any() else 1
+    return (case[0], *(tensor[:, :width] for tensor in case[1:]))
+
+
+@pytest.mark.parametrize("norm", AGGREGATIONS)
+def test_equals_a_loop_over_rows_and_tokens(norm):
+    for seed in range(50):
+        _, values, _, mask = ragged_case(seed)
+        rows = [
+            [v for v, m in zip(*pair, strict=True) if m]
+            for pair in zip(values.tolist(), mask.tolist(), strict=True)
+        ]
+        expected = {
+            "masked_mean": sum(sum(row) / len(row) for row in rows if row) / len(rows),
+            "constant": sum(sum(row) for row in rows) / (CONSTANT * len(rows)),
+            "token": sum(sum(row) for row in rows) / max(sum(len(row) for row in rows), 1),
+        }[norm]
+        assert aggregate_loss(values, mask, norm, **counts(mask)).item() == pytest.approx(expected, abs=1e-14)
+
+
+@pytest.mark.parametrize("norm", AGGREGATIONS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_any_split_into_micro_batches_gives_the_same_loss_and_gradient(name, norm):
+    for seed in range(20):
+        case = ragged_case(seed, rows=6)
+        divisors = counts(case[3])
+        whole_loss, whole_gradient = loss_and_gradient(name, norm, case, divisors)
+        generator = torch.Generator().manual_seed(seed)
+        part_of = torch.randint(0, 4, (6,), generator=generator)
+        loss, gradient = torch.zeros((), dtype=torch.float64), torch.zeros_like(whole_gradient)
+        for part in part_of.unique():
+            rows = (part_of == part).nonzero().flatten()
+            micro = trimmed(tuple(tensor[rows] for tensor in case))
+            share, slope = loss_and_gradient(name, norm, micro, divisors)
+            loss += share
+            gradient[rows, : slope.shape[1]] += slope
+        torch.testing.assert_close(loss, whole_loss, rtol=0, atol=1e-10)
+        torch.testing.assert_close(gradient, whole_gradient, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("norm", AGGREGATIONS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_columns_of_padding_change_nothing(name, norm):
+    for seed in range(10):
+        case = ragged_case(seed)
+        wide = (case[0], *(torch.nn.functional.pad(tensor, (2, 5)) for tensor in case[1:]))
+        loss, gradient = loss_and_gradient(name, norm, case, counts(case[3]))
+        wide_loss, wide_gradient = loss_and_gradient(name, norm, wide, counts(wide[3]))
+        torch.testing.assert_close(wide_loss, loss, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(wide_gradient[:, 2:-5], gradient, rtol=1e-13, atol=1e-13)
+        assert not wide_gradient[:, :2].any() and not wide_gradient[:, -5:].any()
+
+
+@pytest.mark.parametrize("norm", AGGREGATIONS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_doubling_the_batch_leaves_the_loss(name, norm):
+    case = ragged_case(4, rows=5)
+    double = tuple(torch.cat([tensor, tensor]) for tensor in case)
+    loss, gradient = loss_and_gradient(name, norm, case, counts(case[3]))
+    double_loss, double_gradient = loss_and_gradient(name, norm, double, counts(double[3]))
+    torch.testing.assert_close(double_loss, loss, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(double_gradient[:5], gradient / 2, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("norm", AGGREGATIONS)
+def test_weight_of_a_token(norm):
+    mask = torch.tensor([[0, 1, 1, 0, 0], [1, 1, 1, 1, 0]]).bool()
+    values = torch.ones(2, 5, dtype=torch.float64, requires_grad=True)
+    aggregate_loss(values, mask, norm, n_sequences=4, n_tokens=12, constant=10).backward()
+    weights = {"masked_mean": (1 / 8, 1 / 16), "constant": (1 / 40, 1 / 40), "token": (1 / 12, 1 / 12)}[norm]
+    expected = mask * torch.tensor(weights, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(values.grad, expected)
+
+
+@pytest.mark.parametrize("norm", AGGREGATIONS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_fully_masked_step_has_a_finite_zero_loss_and_gradient(name, norm):
+    advantages, policy, old, mask = ragged_case(2, rows=3)
+    case = (advantages, policy, old, torch.zeros_like(mask))
+    divisors = {"n_sequences": 0, "n_tokens": 0, "constant": CONSTANT}
+    loss, gradient = loss_and_gradient(name, norm, case, divisors)
+    assert loss.item() == 0.0
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def test_empty_rows_add_nothing_but_are_counted_by_the_divisor_that_is_given():
+    values = torch.tensor([[2.0, 4.0], [7.0, 7.0]])
+    mask = torch.tensor([[True, True], [False, False]])
+    assert aggregate_loss(values, mask, "masked_mean", n_sequences=2, n_tokens=2, constant=None).item() == 1.5
+
+
+@pytest.mark.parametrize("constant", [None, 0, -3.0])
+def test_constant_norm_asks_for_its_constant(constant):
+    values, mask = torch.ones(1, 2), torch.ones(1, 2).bool()
+    with pytest.raises(ValueError, match=f"constant={constant}"):
+        aggregate_loss(values, mask, "constant", n_sequences=1, n_tokens=2, constant=constant)
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1, -1])
+def test_masked_mean_and_normalize_along_any_dimension(dim):
+    for seed in range(20):
+        _, values, _, mask = ragged_case(seed)
+        values = values.detach()
+        total = (values * mask).sum() if dim is None else (values * mask).sum(dim)
+        count = mask.sum() if dim is None else mask.sum(dim)
+        mean = masked_mean(values, mask, dim)
+        torch.testing.assert_close(mean, total / count, equal_nan=True)
+        assert torch.equal(mean.isnan(), count == 0)
+        torch.testing.assert_close(masked_mean(values, mask, dim, empty="zero"), mean.nan_to_num(0.0))
+        torch.testing.assert_close(masked_normalize(values, mask, 3.5, dim), total / 3.5)
+        torch.testing.assert_close(masked_mean(values, mask.long(), dim), mean, equal_nan=True)
+
+
+def test_what_is_masked_out_may_be_anything():
+    values = torch.tensor([[1.0, math.nan], [3.0, math.inf]], requires_grad=True)
+    mask = torch.tensor([[True, False], [True, False]])
+    assert masked_mean(values, mask).item() == 2.0
+    masked_normalize(values, mask, 2.0).backward()
+    assert values.grad.tolist() == [[0.5, 0.0], [0.5, 0.0]]
+
+
+def test_two_ranks_with_unequal_tokens_average_like_one():
+    case = ragged_case(8, rows=6, empty_rows=False)
+    per_token, _ = LOSSES["reinforce_with_baseline"](*case)
+    mask = case[3]
+    first, second = slice(0, 1), slice(1, 6)
+    for norm in AGGREGATIONS:
+        parts = [
+            step_divisors(mask[r].sum(-1), torch.ones(len(mask[r])).bool(), norm) for r in (first, second)
+        ]
+        n_sequences, n_tokens = (sum(pair) for pair in zip(*parts, strict=True))
+        divisors = {"n_sequences": n_sequences, "n_tokens": n_tokens, "constant": CONSTANT}
+        ranks = sum(aggregate_loss(per_token[r], mask[r], norm, **divisors) for r in (first, second))
+        torch.testing.assert_close(ranks, aggregate_loss(per_token, mask, norm, **counts(mask)))
+
+
+@pytest.mark.parametrize(("norm", "growth"), [("constant", 1.0), ("masked_mean", 2.0), ("token", 16 / 7)])
+def test_what_skipping_zero_variance_groups_does_to_the_gradient(norm, growth):
+    rewards = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    ids = torch.tensor([0, 0, 1, 1])
+    lengths = torch.tensor([3, 4, 4, 5])
+    mask = torch.arange(5)[None] < lengths[:, None]
+    policy = -torch.rand(4, 5, dtype=torch.float64)
+    advantages = compute_group_advantages(rewards, ids)[:, None]
+    gradients = []
+    for kept in (torch.ones(4).bool(), keep_live(rewards, ids)):
+        n_sequences, n_tokens = step_divisors(lengths, kept, norm)
+        divisors = {"n_sequences": n_sequences, "n_tokens": n_tokens, "constant": CONSTANT}
+        case = tuple(tensor[kept] for tensor in (advantages, policy, policy, mask))
+        gradients.append(loss_and_gradient("grpo_no_clip", norm, case, divisors)[1])
+    assert not gradients[0][2:].any() and gradients[0][:2].any()
+    torch.testing.assert_close(gradients[1], gradients[0][:2] * growth)
+
+
+def test_step_divisors_of_sequences_without_loss():
+    lengths, kept = torch.tensor([4, 7, 0, 5]), torch.tensor([True, False, True, True])
+    assert step_divisors(lengths, kept, "constant") == (4, 9)
+    assert step_divisors(lengths, kept, "masked_mean") == (2, 9)
+    assert step_divisors(lengths, kept, "token") == (2, 9)

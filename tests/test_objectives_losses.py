@@ -1,0 +1,211 @@
+"""Per-token losses: against loops over tokens, their gradients by hand, and padding that must not matter."""
+
+import math
+
+import pytest
+import torch
+
+from rlreason.objectives.aggregation import masked_mean
+from rlreason.objectives.losses import LOSSES
+
+NUMBERS = {
+    "no_baseline": {},
+    "reinforce_with_baseline": {},
+    "grpo_clip": {"cliprange_low": 0.2, "cliprange_high": 0.3},
+    "grpo_no_clip": {},
+    "gspo": {"cliprange_low": 0.05, "cliprange_high": 0.08},
+    "cispo": {"ratio_cap": 1.2},
+}
+WITH_RATIO = ["grpo_clip", "grpo_no_clip", "gspo", "cispo"]
+
+
+def ragged_case(seed, rows=None, empty_rows=True):
+    """A random batch in float64 with the mask anywhere in the row: advantages, log-probs, old ones, mask."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = rows or int(torch.randint(1, 7, (), generator=generator))
+    width = int(torch.randint(3, 10, (), generator=generator))
+    starts = torch.randint(0, 3, (rows, 1), generator=generator)
+    lengths = torch.randint(0 if empty_rows else 1, width - 1, (rows, 1), generator=generator)
+    position = torch.arange(width)[None]
+    mask = (position >= starts) & (position < starts + lengths)
+    if not empty_rows:
+        mask[:, 2] = True
+    policy = -torch.rand(rows, width, generator=generator, dtype=torch.float64) * 3
+    old = policy + 0.3 * torch.randn(rows, width, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
+    return advantages, policy.requires_grad_(), old, mask
+
+
+def loop_loss(name, advantage, policy, old, mask):
+    """The losses of one row at its response tokens, token by token in Python floats."""
+    tokens = [t for t in range(len(mask)) if mask[t]]
+    numbers = NUMBERS[name]
+    losses = {}
+    for t in tokens:
+        ratio = math.exp(policy[t] - old[t])
+        if name == "gspo":
+            ratio = math.exp(sum(policy[u] - old[u] for u in tokens) / len(tokens))
+        if name in ("no_baseline", "reinforce_with_baseline"):
+            losses[t] = -advantage * policy[t]
+        elif name == "grpo_no_clip":
+            losses[t] = -advantage * ratio
+        elif name == "cispo":
+            losses[t] = -advantage * min(ratio, numbers["ratio_cap"]) * policy[t]
+        else:
+            low, high = 1 - numbers["cliprange_low"], 1 + numbers["cliprange_high"]
+            losses[t] = -min(advantage * ratio, advantage * min(max(ratio, low), high))
+    return losses
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_equals_a_loop_over_tokens_on_300_ragged_cases(name):
+    compared = 0
+    for seed in range(300):
+        advantages, policy, old, mask = ragged_case(seed)
+        loss, _ = LOSSES[name](advantages, policy, old, mask, **NUMBERS[name])
+        assert loss.shape == policy.shape
+        for row in range(len(mask)):
+            inputs = [tensor[row].tolist() for tensor in (policy, old, mask)]
+            for t, value in loop_loss(name, advantages[row].item(), *inputs).items():
+                assert loss[row, t].item() == pytest.approx(value, rel=1e-11, abs=1e-13)
+                compared += 1
+    assert compared > 2000
+
+
+def gradient(name, advantage, policy, old, **numbers):
+    """d loss / d log pi of a single token whose ratio is policy / old."""
+    log_prob = torch.tensor([[math.log(policy)]], dtype=torch.float64, requires_grad=True)
+    old_log_prob = torch.tensor([[math.log(old)]], dtype=torch.float64)
+    advantages = torch.tensor([[advantage]], dtype=torch.float64)
+    loss, stats = LOSSES[name](
+        advantages, log_prob, old_log_prob, torch.ones(1, 1, dtype=torch.bool), **numbers
+    )
+    return torch.autograd.grad(loss.sum(), log_prob)[0].item(), {key: v.item() for key, v in stats.items()}
+
+
+@pytest.mark.parametrize("name", ["grpo_clip", "gspo"])
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "lost"),
+    [
+        (2.0, 0.7, None),  # good and rarer than before: pulled up
+        (2.0, 0.81, None),
+        (2.0, 1.0, None),
+        (2.0, 1.29, None),
+        (2.0, 1.4, "clipped_high"),  # good and likelier already: left alone
+        (-2.0, 0.7, "clipped_low"),  # bad and rarer already: left alone
+        (-2.0, 0.81, None),
+        (-2.0, 1.0, None),
+        (-2.0, 1.29, None),
+        (-2.0, 1.4, None),  # bad and likelier than before: pushed down
+        (0.0, 0.7, None),
+        (0.0, 1.4, None),
+    ],
+)
+def test_sign_table_of_the_clip(name, advantage, ratio, lost):
+    slope, stats = gradient(name, advantage, 0.5 * ratio, 0.5, cliprange_low=0.2, cliprange_high=0.3)
+    assert slope == pytest.approx(0.0 if lost else -advantage * ratio, abs=1e-12)
+    assert stats["clipped"] == (1.0 if lost else 0.0)
+    assert stats["clipped_low"] == (1.0 if lost == "clipped_low" else 0.0)
+    assert stats["clipped_high"] == (1.0 if lost == "clipped_high" else 0.0)
+    assert stats["ratio"] == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "slope", "dual"),
+    [
+        (-2.0, 2.9, 2.0 * 2.9, 0.0),
+        (-2.0, 3.1, 0.0, 1.0),  # beyond the second bound a bad token stops pushing
+        (-2.0, 0.7, 0.0, 0.0),
+        (2.0, 3.1, 0.0, 0.0),
+        (2.0, 0.5, -2.0 * 0.5, 0.0),
+    ],
+)
+def test_dual_clip_bounds_negative_advantages_only(advantage, ratio, slope, dual):
+    numbers = {"cliprange_low": 0.2, "cliprange_high": 0.3, "dual_clip": 3.0}
+    found, stats = gradient("grpo_clip", advantage, 0.25 * ratio, 0.25, **numbers)
+    assert found == pytest.approx(slope, abs=1e-12)
+    assert stats["dual_clipped"] == dual
+    assert stats["clipped"] == (1.0 if slope == 0.0 else 0.0)
+
+
+def test_dual_clip_is_the_smallest_of_three():
+    for seed in range(50):
+        advantages, policy, old, mask = ragged_case(seed)
+        wide = old - 3 * torch.rand_like(old)
+        numbers = {"cliprange_low": 0.2, "cliprange_high": 0.3}
+        plain, _ = LOSSES["grpo_clip"](advantages, policy, wide, mask, **numbers)
+        dual, _ = LOSSES["grpo_clip"](advantages, policy, wide, mask, **numbers, dual_clip=2.0)
+        expected = torch.where(advantages < 0, plain.clamp(max=-2.0 * advantages), plain)
+        torch.testing.assert_close(dual[mask], expected[mask])
+
+
+def test_cispo_keeps_the_gradient_above_the_cap_and_never_through_the_weight():
+    for ratio, weight in ((0.5, 0.5), (1.1, 1.1), (2.5, 1.2)):
+        slope, stats = gradient("cispo", -1.5, 0.3 * ratio, 0.3, ratio_cap=1.2)
+        assert slope == pytest.approx(1.5 * weight)
+        assert stats["clipped"] == (1.0 if ratio > 1.2 else 0.0)
+        assert stats["ratio"] == pytest.approx(ratio)
+
+
+def test_gspo_spreads_one_ratio_over_the_response():
+    advantages, policy, old, mask = ragged_case(3, rows=4, empty_rows=False)
+    loss, _ = LOSSES["gspo"](advantages, policy, old, mask, cliprange_low=0.99, cliprange_high=99.0)
+    masked_mean(loss, mask, dim=-1).sum().backward()
+    log_ratio = masked_mean((policy - old).detach(), mask, dim=-1)[:, None]
+    expected = -advantages * log_ratio.exp() * mask / mask.sum(-1, keepdim=True)
+    torch.testing.assert_close(policy.grad, expected)
+
+
+@pytest.mark.parametrize("name", WITH_RATIO)
+def test_first_pass_has_ratio_one_and_the_gradient_of_reinforce(name):
+    advantages, policy, _, mask = ragged_case(11, rows=5, empty_rows=False)
+    loss, stats = LOSSES[name](advantages, policy, policy.detach().clone(), mask, **NUMBERS[name])
+    plain, _ = LOSSES["reinforce_with_baseline"](advantages, policy, None, mask)
+    slopes = [torch.autograd.grad(masked_mean(x, mask, dim=-1).sum(), policy)[0] for x in (loss, plain)]
+    torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-12)
+    assert slopes[0][mask].abs().min() > 0
+    assert torch.equal(stats["ratio"][mask], torch.ones_like(stats["ratio"][mask]))
+    assert "clipped" not in stats or not stats["clipped"][mask].any()
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 800.0])
+@pytest.mark.parametrize("name", LOSSES)
+def test_padding_reaches_neither_value_nor_gradient(name, garbage):
+    for seed in range(20):
+        advantages, policy, old, mask = ragged_case(seed)
+        dirty = policy.detach().masked_fill(~mask, garbage).requires_grad_()
+        dirty_old = old.masked_fill(~mask, -garbage)
+        clean, _ = LOSSES[name](advantages, policy, old, mask, **NUMBERS[name])
+        loss, stats = LOSSES[name](advantages, dirty, dirty_old, mask, **NUMBERS[name])
+        torch.testing.assert_close(loss[mask], clean[mask], rtol=0, atol=0)
+        slope = torch.autograd.grad(masked_mean(loss, mask, empty="zero"), dirty)[0]
+        expected = torch.autograd.grad(masked_mean(clean, mask, empty="zero"), policy)[0]
+        torch.testing.assert_close(slope, expected, rtol=0, atol=0)
+        assert all(value[mask].isfinite().all() for value in stats.values())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_stats_are_detached_per_token_values(name):
+    advantages, policy, old, mask = ragged_case(5)
+    _, stats = LOSSES[name](advantages, policy, old, mask, **NUMBERS[name])
+    for value in stats.values():
+        assert value.shape == policy.shape and value.is_floating_point() and not value.requires_grad
+
+
+def test_clip_fraction_by_hand_counts_response_tokens_only():
+    ratios = torch.tensor([[1.5, 1.1, 0.5, 1.5], [0.5, 0.9, 1.5, 0.5]], dtype=torch.float64)
+    advantages = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True, False], [True, True, True, False]])
+    numbers = {"cliprange_low": 0.2, "cliprange_high": 0.2}
+    _, stats = LOSSES["grpo_clip"](advantages, ratios.log(), torch.zeros_like(ratios), mask, **numbers)
+    assert masked_mean(stats["clipped"], mask).item() == pytest.approx(2 / 6)
+    assert masked_mean(stats["clipped_high"], mask).item() == pytest.approx(1 / 6)
+    assert masked_mean(stats["clipped_low"], mask).item() == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_advantages_may_be_given_per_token(name):
+    advantages, policy, old, mask = ragged_case(9)
+    by_row, _ = LOSSES[name](advantages, policy, old, mask, **NUMBERS[name])
+    by_token, _ = LOSSES[name](advantages.expand_as(policy), policy, old, mask, **NUMBERS[name])
+    assert torch.equal(by_row, by_token)
