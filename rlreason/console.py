@@ -38,10 +38,10 @@ class Stopwatch:
 class Console:
     """Rows for a person. On a terminal the newest step is shown in place; a log file gets rows only."""
 
-    def __init__(self, n_steps: int, out: TextIO = sys.stdout) -> None:
-        self.n_steps, self.out = n_steps, out
+    def __init__(self, n_steps: int, out: TextIO | None = None) -> None:
+        self.n_steps, self.out = n_steps, out or sys.stdout
         self.began: float | None = None
-        self.live = out.isatty()
+        self.live = self.out.isatty()
         self.accuracy = float("nan")
 
     def say(self, text: str = "") -> None:

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
 
 from rlreason.attention import NAME as PACKED_ATTENTION
 from rlreason.errors import ConfigError
 from rlreason.logprobs import chunked_log_probs
 from rlreason.packing import PackedBatch, pack, within_budget
+
+hf_logging.disable_progress_bar()  # a run shows its own progress
 
 
 def pick_device() -> torch.device:
@@ -144,8 +147,6 @@ class Policy:
         partial = folder.with_name(folder.name + ".partial")
         self.model.save_pretrained(partial)
         self.tokenizer.save_pretrained(partial)
-        if folder.exists():
-            raise FileExistsError(f"{folder} exists; a finished model is never overwritten")
         os.replace(partial, folder)
 
 

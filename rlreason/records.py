@@ -9,6 +9,7 @@ never half a file. `metrics.jsonl` grows by a line at a time. It must not know t
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlreason import __version__
+from rlreason.errors import ConfigError
 from rlreason.types import Problem, Sample
 
 PACKAGES = ("torch", "transformers", "math-verify", "hydra-core", "vllm", "flash-attn")
@@ -32,15 +34,17 @@ class Mirror(Protocol):
 
 
 class Records:
-    """Writes one run folder. Existing records are never overwritten: a folder holds one run."""
+    """Writes one run folder. A finished run is never overwritten; what a broken-off one left is cleared away."""
 
     def __init__(self, folder: Path, config: str, mirror: Mirror | None = None) -> None:
         self.folder, self.mirror = folder, mirror
         folder.mkdir(parents=True, exist_ok=True)
+        for leftover in ("rollouts", "evals", "model", "model.partial"):
+            shutil.rmtree(folder / leftover, ignore_errors=True)
         write_whole(folder / "config.yaml", config)
         write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
         self.metrics_path = folder / "metrics.jsonl"
-        self.metrics_path.write_text("")  # a crashed run's rows are replaced when the same folder is used again
+        self.metrics_path.write_text("")
 
     def metrics(self, row: dict[str, float]) -> None:
         """One flat row; it names its step as `train_step` or `eval_step`."""
@@ -62,6 +66,12 @@ class Records:
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         if self.mirror:
             self.mirror.finish(summary)
+
+
+def refuse_finished(folder: Path) -> None:
+    """Before anything is computed: a folder that holds a finished run keeps it."""
+    if (folder / "summary.json").exists():
+        raise ConfigError(f"hydra.run.dir={folder} holds a finished run: choose another folder, or move that one away")
 
 
 def response_row(step: int, s: Sample, problem: Problem) -> dict[str, Any]:

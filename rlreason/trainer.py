@@ -18,7 +18,7 @@ from rlreason.evaluation import evaluate
 from rlreason.guards import Guards
 from rlreason.learner import averaged
 from rlreason.narration import closing, header
-from rlreason.records import Records
+from rlreason.records import Records, refuse_finished
 from rlreason.setup import USES_RATIO, build
 from rlreason.types import Sample
 
@@ -26,10 +26,12 @@ from rlreason.types import Sample
 def train(run: Run, folder: Path, config: str) -> float:
     """Train as `run` says, leave everything in `folder`, return the final validation accuracy."""
     assert isinstance(run, GRPO)
+    refuse_finished(folder)
     began = time.monotonic()
     console = Console(run.n_steps)
+    records = Records(folder, config)
     house = build(run, folder, console)
-    records = Records(folder, config, house.mirror)
+    records.mirror = house.mirror
     guards = Guards(run.group_size, console.say)
     by_id = {p.id: p for p in (*house.train_problems, *house.eval_problems)}
     sizes = len(house.train_problems), len(house.eval_problems)

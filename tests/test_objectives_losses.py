@@ -189,7 +189,9 @@ def test_stats_are_detached_per_token_values(name):
     advantages, policy, old, mask = ragged_case(5)
     _, stats = LOSSES[name](advantages, policy, old, mask, **NUMBERS[name])
     for value in stats.values():
-        assert value.shape == policy.shape and value.is_floating_point() and not value.requires_grad
+        assert value.shape == policy.shape
+        assert value.is_floating_point()
+        assert not value.requires_grad
 
 
 def test_clip_fraction_by_hand_counts_response_tokens_only():

@@ -59,6 +59,21 @@ class ClipLoss(Loss):
 
 
 @dataclass
+class CispoLoss(Loss):
+    """The ratio as a capped weight."""
+
+    ratio_cap: float = 5.0
+
+    def numbers(self) -> dict[str, float | None]:
+        return {"ratio_cap": self.ratio_cap}
+
+    def problems(self) -> list[str]:
+        if self.ratio_cap > 0:
+            return []
+        return [f"loss.ratio_cap={self.ratio_cap} is the largest weight of a token and must be above 0: try 5.0"]
+
+
+@dataclass
 class LengthNorm:
     kind: str = MISSING
     constant: float | None = None  # tokens; None: sampling.max_tokens. Read by kind=constant only
@@ -82,10 +97,10 @@ class Sampling:
 class WarmStart:
     """The short SFT that gives a model made on the spot its two habits."""
 
-    steps: int = 350
+    steps: int = 500
     batch_size: int = 64
-    learning_rate: float = 2e-3
-    hasty_share: float = 0.6  # of traces that stop after one step and answer wrong
+    learning_rate: float = 3e-3
+    hasty_share: float = 0.72  # of traces that stop after one step and answer wrong
     slip_share: float = 0.05  # of traces with one slip
 
 
@@ -140,7 +155,7 @@ class Data:
 class Stories(Data):
     min_events: int = 2
     max_events: int = 4
-    max_value: int = 30
+    max_value: int = 20
     n_train: int = 8192
     n_validation: int = 1024
 

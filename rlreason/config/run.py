@@ -18,6 +18,7 @@ class Run:
 
     algorithm: str = MISSING
     seed: int = 0
+    threads: int | None = None  # on the processor; None: one for the tiny model, every core otherwise
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     prompt: Prompt = field(default_factory=Prompt)
@@ -64,6 +65,8 @@ class Run:
             bad.append(
                 f"sampling.min_tokens={s.min_tokens}, sampling.max_tokens={s.max_tokens}: 0 <= min <= max and max >= 1 must hold"
             )
+        if self.threads is not None and self.threads < 1:
+            bad.append(f"threads={self.threads} must be at least 1, or null to choose by the model's size")
         if s.temperature <= 0:
             bad.append(
                 f"sampling.temperature={s.temperature}: the policy gradient needs samples, so it must be above 0: try 1.0"

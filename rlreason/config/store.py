@@ -4,6 +4,7 @@ It knows Hydra's store and the schemas; it must not know what a run does.
 """
 
 import re
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rlreason.errors import ConfigError
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "schema": {"grpo": GRPO},
-    "schema/loss": {"plain": groups.Loss, "clip": groups.ClipLoss},
+    "schema/loss": {"plain": groups.Loss, "clip": groups.ClipLoss, "cispo": groups.CispoLoss},
     "schema/model": {"tiny": groups.TinyModel, "pretrained": groups.PretrainedModel},
     "schema/data": {"stories": groups.Stories, "files": groups.FileData},
 }
@@ -53,6 +54,16 @@ def run_name(overrides: list[str]) -> str:
     return re.sub(r"[^\w.,=+-]+", "-", ",".join(kept))[:200] or "default"
 
 
+def _extras(node: DictConfig, typed_node: Any, prefix: str = "") -> list[str]:
+    """Keys that `+key=value` smuggled past the schema."""
+    names = {f.name for f in fields(typed_node)}
+    extra = [f"{prefix}{key}" for key in node if key not in names]
+    for name in names:
+        if is_dataclass(getattr(typed_node, name)):
+            extra += _extras(node[name], getattr(typed_node, name), f"{prefix}{name}.")
+    return extra
+
+
 def _divided(whole: int, parts: int) -> int:
     if whole % parts:
         raise ConfigError(f"rollout_batch_size={whole} cannot be divided into {parts} train batches: try {whole - whole % parts}")
@@ -68,6 +79,8 @@ def typed(cfg: DictConfig) -> Run:
         raise ConfigError(f"{key} has no value: give one on the command line ({key}=...)") from error
     if not isinstance(run, Run):
         raise ConfigError("algorithm has no value: choose one (algorithm=grpo)")
+    if extra := _extras(cfg, run):
+        raise ConfigError(f"{extra[0]} is no setting of this run: take the + away and mend the name, or leave it out")
     if bad := run.problems():
         raise ConfigError("\n".join(bad))
     return run

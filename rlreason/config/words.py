@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -97,6 +97,8 @@ def _composed(overrides: list[str], rules: bool = True) -> DictConfig:
 def one_line(error: Exception) -> str:
     """Hydra's message in one line, with the nearest right word where a word was not known."""
     cause = error.__cause__ or error
+    if isinstance(cause, ConfigError):  # one of our resolvers said it
+        return str(cause)
     text = f"{error}\n{cause}"
     full_key = getattr(cause, "full_key", None)
     if unknown := re.search(r"Key '([^']+)' not in '(\w+)'", text):
@@ -108,6 +110,9 @@ def one_line(error: Exception) -> str:
         return f"{full_key}={value[1]} must be of type {value[2]}: give a value of that type"
     if word := re.search(r"Error parsing override '([^'=]*)'\s+missing EQUAL", text):
         return f"{word[1]} is neither an option nor an override: write key=value (python -m rlreason --help)"
+    if isinstance(error, OverrideParseException):
+        reason = str(error).splitlines()[0]
+        return f"{error.override} cannot be read ({reason}): a value with = , or spaces needs quotes, as in key='\"a=b\"'"
     noise = ("full_key:", "object_type=", "To append", "Set the env", "See https")
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(line for line in lines if line and not line.startswith(noise))

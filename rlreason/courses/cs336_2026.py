@@ -74,6 +74,8 @@ def compute_policy_gradient_loss(
     a mean over response tokens.
     """
     method = importance_reweighting_method
+    if method not in get_args(Method):
+        raise ValueError(f"importance_reweighting_method={method!r}: choose one of {get_args(Method)}")
     advantages = raw_rewards_or_advantages.reshape(-1, 1)
     if method == "none":
         return LOSSES["reinforce_with_baseline"](advantages, policy_log_probs, None, None)
@@ -81,8 +83,6 @@ def compute_policy_gradient_loss(
     everywhere = torch.ones_like(policy_log_probs, dtype=torch.bool)
     if method == "noclip":
         return LOSSES["grpo_no_clip"](advantages, policy_log_probs, old_log_probs, everywhere)
-    if method not in ("grpo", "gspo"):
-        raise ValueError(f"importance_reweighting_method={method!r}: choose one of {get_args(Method)}")
     cliprange = required(cliprange, "cliprange", method)
     clip = {"cliprange_low": cliprange, "cliprange_high": cliprange}
     if method == "grpo":

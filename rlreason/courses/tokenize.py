@@ -36,5 +36,5 @@ def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The pad token's id, or the end token's where there is none: padding is never trained on."""
     for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token_id is not None:
-            return token_id
+            return int(token_id)
     raise ValueError("the tokenizer has neither pad_token nor eos_token: set tokenizer.pad_token")

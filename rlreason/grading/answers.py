@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from rlreason.grading import compare, structures
+from rlreason.grading import compare, guard, structures
 from rlreason.grading.evaluate import Undefined
 from rlreason.grading.lexer import Unreadable
 from rlreason.grading.surface import clean, plain
@@ -29,7 +29,7 @@ def decide(
         for gold in golds:
             verdict = decide_pair(answer, gold, settings)
             if verdict is None:
-                undecided.append((answer, gold))
+                undecided.append((clean(answer), clean(gold)))
                 continue
             best = better(best, verdict)
             if best.outcome == "correct":
@@ -75,8 +75,13 @@ def _decide_values(answer: str, gold: str, settings: Settings) -> Verdict | None
         raise Refused
     if left is None or right is None:
         readable = left if right is None else right
-        words = isinstance(readable, Words) or not (_symbolic(answer) or _symbolic(gold))
-        return Verdict("wrong", "text") if words else None
+        if isinstance(readable, Words) or not (_sendable(answer, left) and _sendable(gold, right)):
+            return Verdict("wrong", "text")
+        for text, value in ((answer, left), (gold, right)):
+            guard.check(text)
+            if value is not None:
+                compare.equal(value, value, settings)  # what is too dear for us is too dear for the library
+        return None
     try:
         return _verdict(compare.equal(left, right, settings), _path(left, right))
     except Undefined:
@@ -94,10 +99,9 @@ def _value(text: str) -> Value | Refused | None:
         return refusal
 
 
-def _symbolic(text: str) -> bool:
-    r"""Whether an unreadable text is mathematics that the symbolic library may read: a command that is no font."""
-    words = re.sub(r"\\(?:text|mathrm|mbox)[a-z]*\s*\{[^{}]*\}", "", text)
-    return bool(re.search(r"\\[a-zA-Z]{2,}", words)) and not re.search(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}", words)
+def _sendable(text: str, value: Value | None) -> bool:
+    """What we read ourselves the library may see too; what we cannot read must be wholly known to it."""
+    return value is not None or guard.readable(text)
 
 
 def _path(left: Value, right: Value) -> str:

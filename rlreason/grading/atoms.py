@@ -3,8 +3,9 @@ r"""The atoms of an expression: numbers, letters, brackets, fractions, roots and
 The second half of the grammar in `expression`; it knows spellings and must not evaluate anything.
 """
 
-from rlreason.grading.expression import CONSTANTS, FUNCTIONS, GREEK, Node, Reader, number
+from rlreason.grading.expression import Node, Reader, number
 from rlreason.grading.lexer import Token, Unreadable
+from rlreason.grading.vocabulary import ACCENTS, CONSTANTS, FUNCTIONS, GREEK
 
 _FENCES = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
 _SAME = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
@@ -20,8 +21,11 @@ def read(reader: Reader) -> Node:
         return _bracket(reader)
     if token.kind in ("word", "command"):
         return _named(reader, token)
-    if token.kind == "text" and token.text.strip() in ("i", "e", "d", *FUNCTIONS):
-        return _named(reader, token._replace(kind="word", text=token.text.strip()))
+    name = token.text.strip()
+    if token.kind == "text" and name in FUNCTIONS:
+        return _named(reader, token._replace(kind="word", text=name))
+    if token.kind == "text" and len(name) == 1 and name.isalpha():
+        return _letter(reader, name)
     raise Unreadable(token.text)
 
 
@@ -33,7 +37,7 @@ def _number(reader: Reader) -> Node:
     if not token.text.isdigit():
         return whole
     fraction = _plain_fraction(reader) if reader.peek().spaced else None
-    if fraction is None and reader.peek() [:2] == ("command", "frac"):
+    if fraction is None and reader.peek()[:2] == ("command", "frac"):
         at, tokens = reader.at, reader.tokens
         candidate = read(reader)
         parts = [part.value for part in candidate.args if part.op == "number" and part.places is None]
@@ -64,8 +68,9 @@ def _letter(reader: Reader, letter: str) -> Node:
 
 
 def _subscript(reader: Reader) -> str:
-    """`_1`, `_{12}`, `_{\\text{max}}`: part of the name."""
-    reader.at += 1
+    """`_1`, `_{12}`, `_{\\text{max}}`: part of the name; nothing where none follows."""
+    if not reader.sign("_"):
+        return ""
     if not reader.sign("{"):
         reader.at += 1
         return "_" + reader.tokens[reader.at - 1].text if reader.at <= len(reader.tokens) else ""
@@ -116,7 +121,14 @@ def _named(reader: Reader, token: Token) -> Node:
     if name in CONSTANTS:
         return Node("constant", name=CONSTANTS[name])
     if name in GREEK:
-        return Node("symbol", name=name + (_subscript(reader) if reader.peek().text == "_" else ""))
+        return Node("symbol", name=name + _subscript(reader))
+    if token.kind == "command" and name in ACCENTS:
+        inner = reader.group()
+        if inner.op not in ("symbol", "constant"):
+            raise Unreadable(name)
+        return Node(
+            "symbol", name=f"{name} {inner.name}" + (_subscript(reader) if reader.peek().text == "_" else "")
+        )
     if token.kind == "command" and name in _FENCES:
         node = reader.sum()
         if reader.peek()[:2] != ("command", _FENCES[name][0]):
@@ -183,6 +195,10 @@ def _whole_base(reader: Reader, token: Token) -> Node:
 
 def _open_argument(reader: Reader) -> Node:
     node = reader.signed_factor()
-    while reader.begins_factor() and reader.peek().text not in FUNCTIONS and reader.peek().text not in ("(", "["):
+    while (
+        reader.begins_factor()
+        and reader.peek().text not in FUNCTIONS
+        and reader.peek().text not in ("(", "[")
+    ):
         node = Node("mul", (node, reader.factor()))
     return node

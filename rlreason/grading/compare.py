@@ -1,11 +1,10 @@
 """Whether two values are the same answer. It must not know text, tokens or processes."""
 
 from collections.abc import Sequence
-from itertools import product
 
 from rlreason.grading import units
 from rlreason.grading.equality import ratio, same
-from rlreason.grading.evaluate import symbols
+from rlreason.grading.evaluate import exact, symbols
 from rlreason.grading.expression import Node, number
 from rlreason.grading.reals import as_reals, order
 from rlreason.grading.values import (
@@ -22,7 +21,7 @@ from rlreason.grading.values import (
     Value,
     Words,
 )
-from rlreason.grading.verdict import Refused, Settings
+from rlreason.grading.verdict import Settings
 
 CHOICES = frozenset("ABCDE")
 
@@ -32,7 +31,9 @@ def equal(answer: Value, gold: Value, settings: Settings) -> bool:
     answer, gold = _expanded(answer), _expanded(gold)
     if isinstance(answer, Equation) or isinstance(gold, Equation):
         return _equations(answer, gold, settings)
-    if isinstance(answer, Reals | Inequality | Inequation) or isinstance(gold, Reals | Inequality | Inequation):
+    if isinstance(answer, Reals | Inequality | Inequation) or isinstance(
+        gold, Reals | Inequality | Inequation
+    ):
         return _sets_of_reals(answer, gold)
     match answer, gold:
         case Quantity(), Quantity():
@@ -44,20 +45,26 @@ def equal(answer: Value, gold: Value, settings: Settings) -> bool:
         case _, Collection(kind="set", items=(only,)):
             return equal(answer, only, settings)
         case Grid(), Grid():
-            return answer.kind == gold.kind and _in_order(_cells(answer), _cells(gold), settings, _shape(answer) == _shape(gold))
+            return answer.kind == gold.kind and _in_order(
+                _cells(answer), _cells(gold), settings, _shape(answer) == _shape(gold)
+            )
         case Ratio(), _:
             return _ratios(answer, gold)
         case _, Ratio():
             return _ratios(gold, answer)
         case Clock(), Clock():
-            return answer.seconds == gold.seconds and units.agree(answer.half, gold.half)
+            return answer.seconds == gold.seconds and _halves(answer, gold)
         case (Based(), Based()) | (Words(), Words()):
             return answer == gold
     return False
 
 
 def _quantities(answer: Quantity, gold: Quantity, settings: Settings) -> bool:
-    if not units.agree(answer.unit, gold.unit):
+    if (
+        not units.agree(answer.unit, gold.unit)
+        or (answer.percent and gold.unit)
+        or (gold.percent and answer.unit)
+    ):
         return False
     if _choice(answer.node) and _choice(gold.node):
         return _choice(answer.node) == _choice(gold.node)
@@ -69,11 +76,16 @@ def _quantities(answer: Quantity, gold: Quantity, settings: Settings) -> bool:
 
 
 def _readings(quantity: Quantity, other_percent: bool, settings: Settings) -> list[Node]:
-    """38% is 0.38 and, where the setting allows and the other side has no sign of its own, also 38."""
+    """38% is 0.38 and, where the setting allows and the other side has no sign of its own, also 38.
+
+    Below 1 the sign may not be dropped: 0.5 is far more often a probability than half a percent.
+    """
     if not quantity.percent or other_percent:
         return [quantity.node]
     share = Node("div", (Node("group", (quantity.node,)), number(100)))
-    return [quantity.node, share] if settings.percent else [share]
+    value = None if symbols(quantity.node) else exact(quantity.node, {})
+    droppable = settings.percent and (value is None or abs(value) >= 1)
+    return [quantity.node, share] if droppable else [share]
 
 
 def _choice(node: Node) -> str:
@@ -85,6 +97,11 @@ def _choice(node: Node) -> str:
 def _collections(answer: Collection, gold: Collection, settings: Settings) -> bool:
     kinds = {answer.kind, gold.kind}
     if len(answer.items) != len(gold.items):
+        return False
+    named = [any(isinstance(item, Equation) for item in side.items) for side in (answer, gold)]
+    if named[0] != named[1]:  # x = 1, y = 2 may be written 1, 2 but not 2, 1
+        return not (answer.label or gold.label) and _in_order(answer.items, gold.items, settings, True)
+    if not units.agree(answer.label, gold.label):
         return False
     if kinds <= {"set", "list"}:
         return _same_members(list(answer.items), gold.items, settings)
@@ -117,13 +134,18 @@ def _shape(grid: Grid) -> tuple[int, int]:
 
 
 def _ratios(answer: Ratio, gold: Value) -> bool:
-    if isinstance(gold, Quantity) and len(answer.parts) == 2:
+    if isinstance(gold, Quantity) and gold.node.op == "div" and len(answer.parts) == 2:
         return not gold.unit and same(Node("div", answer.parts), gold.node, 0.0)
     if not isinstance(gold, Ratio) or len(answer.parts) != len(gold.parts):
         return False
     pairs = list(zip(answer.parts, gold.parts, strict=True))
     first, second = pairs[0]
     return all(same(Node("mul", (a, second)), Node("mul", (b, first)), 0.0) for a, b in pairs[1:])
+
+
+def _halves(answer: Clock, gold: Clock) -> bool:
+    """`am` and `pm` may be left out, but 9:30 is not 21:30."""
+    return answer.half == gold.half or (answer.stated and not gold.half) or (gold.stated and not answer.half)
 
 
 def _equations(answer: Value, gold: Value, settings: Settings) -> bool:
@@ -146,14 +168,22 @@ def _named(equation: Equation, other: Value, settings: Settings) -> bool:
 def _sets_of_reals(answer: Value, gold: Value) -> bool:
     first, second = as_reals(answer), as_reals(gold)
     if first is not None and second is not None:
-        return units.agree(first.name, second.name) and len(first.pieces) == len(second.pieces) and all(
-            order(a.node, b.node) == 0 and a.closed == b.closed
-            for piece, other in zip(first.pieces, second.pieces, strict=True)
-            for a, b in zip(piece, other, strict=True)
+        return (
+            units.agree(first.name, second.name)
+            and len(first.pieces) == len(second.pieces)
+            and all(
+                order(a.node, b.node) == 0 and a.closed == b.closed
+                for piece, other in zip(first.pieces, second.pieces, strict=True)
+                for a, b in zip(piece, other, strict=True)
+            )
         )
     match answer, gold:
         case Inequality(gaps=gaps), Inequality(gaps=others) if len(gaps) == len(others):
-            pairs = zip(sorted(gaps, key=str), sorted(others, key=str), strict=True) if len(gaps) == 1 else zip(gaps, others, strict=True)
+            pairs = (
+                zip(sorted(gaps, key=str), sorted(others, key=str), strict=True)
+                if len(gaps) == 1
+                else zip(gaps, others, strict=True)
+            )
             return all(a[1] == b[1] and ratio(a[0], b[0]) > 0 for a, b in pairs)
         case Inequation(gap=gap), Inequation(gap=other):
             return bool(ratio(gap, other))
@@ -165,7 +195,9 @@ def _expanded(value: Value) -> Value:
     if isinstance(value, Quantity) and _has_sign(value.node):
         return Collection("list", tuple(_both(value)))
     if isinstance(value, Collection) and value.kind in ("set", "list"):
-        items = [part for item in value.items for part in (_both(item) if isinstance(item, Quantity) else [item])]
+        items = [
+            part for item in value.items for part in (_both(item) if isinstance(item, Quantity) else [item])
+        ]
         return value._replace(items=tuple(items))
     if isinstance(value, Equation) and isinstance(value.value, Quantity):
         return value._replace(value=_expanded(value.value))
@@ -187,6 +219,3 @@ def _with_sign(node: Node, upper: bool) -> Node:
     if node.op in ("pm", "mp"):
         return args[0] if (node.op == "pm") == upper else Node("neg", args)
     return node._replace(args=args)
-
-
-__all__ = ["Refused", "equal", "product"]

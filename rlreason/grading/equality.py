@@ -13,7 +13,7 @@ from rlreason.grading.evaluate import Undefined, exact, precision, symbols
 from rlreason.grading.expression import Node
 from rlreason.grading.numeric import Calculator
 
-POINTS = 6
+POINTS = 7
 NEEDED = 2  # points at which both sides must have a value
 Point = Mapping[str, Fraction]
 
@@ -22,28 +22,50 @@ def same(first: Node, second: Node, rel_tol: float) -> bool:
     """Equal in value; or one is a decimal and the other has no finite decimal form and rounds to it."""
     names = sorted(symbols(first) | symbols(second))
     if not names:
-        return same_constant(first, second) or rounded(first, second, rel_tol) or rounded(second, first, rel_tol)
-    found = [same_at(first, second, point) for point in points(names)]
-    return False not in found and found.count(True) >= NEEDED
+        return (
+            same_constant(first, second) or rounded(first, second, rel_tol) or rounded(second, first, rel_tol)
+        )
+    found = _agreements(first, second, names, real=True)
+    if found is None:
+        found = _agreements(first, second, names, real=False)
+    return bool(found)
+
+
+def _agreements(first: Node, second: Node, names: list[str], real: bool) -> bool | None:
+    """Whether the two agree at all points where both have a value, or None where these are too few."""
+    agreed = 0
+    for point in points(names, whole=_counts(first) or _counts(second)):
+        found = same_at(first, second, point, real)
+        if found is False:
+            return False
+        agreed += found is True
+    return True if agreed >= NEEDED else None
+
+
+def _counts(node: Node) -> bool:
+    """Whether a factorial or binomial of symbols asks for whole numbers."""
+    return (node.op in ("fact", "binom") and bool(symbols(node))) or any(map(_counts, node.args))
 
 
 def same_constant(first: Node, second: Node) -> bool:
     infinite = infinity(first), infinity(second)
     if any(infinite):
         return infinite[0] == infinite[1]
-    return same_at(first, second, {}) is True
+    return same_at(first, second, {}, real=False) is True
 
 
-def same_at(first: Node, second: Node, point: Point) -> bool | None:
-    """None where neither side has a value, or where just one is real, as of `ln(x^2)` and `2 ln x` at x < 0."""
+def same_at(first: Node, second: Node, point: Point, real: bool) -> bool | None:
+    """None where neither side has a value. With `real`, a side that needs complex numbers on its way (the
+    root of a negative number, but not a written `i`) has none there: `ln(x^2)` is `2 ln x` where both exist.
+    """
     values = [_exact(first, point), _exact(second, point)]
     if "undefined" in values:
         return None if values == ["undefined"] * 2 else False
     if None not in values:
         return bool(values[0] == values[1])
     bits = precision(first, second)
-    close = _close(first, second, point, bits)
-    return _close(first, second, point, 3 * bits) if close else close
+    close = _close(first, second, point, bits, real)
+    return _close(first, second, point, 3 * bits, real) if close else close
 
 
 def _exact(node: Node, point: Point) -> Fraction | str | None:
@@ -53,38 +75,41 @@ def _exact(node: Node, point: Point) -> Fraction | str | None:
         return "undefined"
 
 
-def _close(first: Node, second: Node, point: Point, bits: int) -> bool | None:
+def _close(first: Node, second: Node, point: Point, bits: int, real: bool) -> bool | None:
     calculator = Calculator(bits, point)
     values = []
     for node in (first, second):
         try:
             values.append(calculator.value(node))
+            if real and calculator.left_the_reals:
+                return None
         except Undefined:
             values.append(None)
     a, b = values
     if a is None or b is None:
         return None if a is b else False
-    if point and (calculator.mp.im(a) == 0) != (calculator.mp.im(b) == 0):
-        return None
     gap = abs(a - b)
     return bool(gap <= calculator.mp.ldexp(max(abs(a), abs(b)), -bits // 2)) or (
         calculator.vanishes(a) and calculator.vanishes(b)
     )
 
 
-def points(names: list[str]) -> list[dict[str, Fraction]]:
-    """The same fractions for the same names every time, of both signs, none special."""
+def points(names: list[str], whole: bool = False) -> list[dict[str, Fraction]]:
+    """The same fractions for the same names every time, of both signs, none special; or whole numbers."""
     source = random.Random(20260101)
     found = []
     for index in range(POINTS):
-        signs = ((1,), (1,), (1,), (-1,), (1, -1), (1, -1))[index]
+        signs = ((1,), (1,), (1,), (-1,), (-1,), (1, -1), (1, -1))[index]
+        if whole:
+            found.append({name: Fraction(source.randrange(5, 60)) for name in names})
+            continue
         sizes = [Fraction(source.randrange(10**6, 10**7), source.randrange(10**6, 10**7)) for _ in names]
         found.append({name: size * source.choice(signs) for name, size in zip(names, sizes, strict=True)})
     return found
 
 
 def ratio(first: Node, second: Node) -> int:
-    """The sign of the constant k with first = k * second at every point, or 0 when there is no such constant."""
+    """The sign of the constant k with first = k * second at every point, or 0 when there is none."""
     names = sorted(symbols(first) | symbols(second))
     ratios: list[Any] = []
     for point in points(names):
@@ -102,6 +127,18 @@ def ratio(first: Node, second: Node) -> int:
     if any(abs(other - ratios[0]) > tolerance for other in ratios):
         return 0
     return 1 if ratios[0] > 0 else -1
+
+
+def near(first: Node, second: Node, share: float) -> bool:
+    """Whether two constants differ by no more than this share of the second."""
+    if symbols(first) or symbols(second):
+        return False
+    calculator = Calculator(precision(first, second), {})
+    try:
+        a, b = calculator.value(first), calculator.value(second)
+    except Undefined:
+        return False
+    return bool(abs(a - b) <= share * abs(b))
 
 
 def infinity(node: Node) -> int:
@@ -124,7 +161,7 @@ def decimal_of(node: Node) -> tuple[Fraction, int] | None:
 
 
 def rounded(decimal: Node, other: Node, rel_tol: float) -> bool:
-    """Whether `decimal` is `other` rounded or cut to its own places, where `other` cannot be written in them."""
+    """Whether `decimal` is `other`, which does not fit its places, rounded or cut to them."""
     written = decimal_of(decimal)
     if written is None or decimal_of(other) is not None or written[1] <= 0 or not rel_tol:
         return False
@@ -144,4 +181,6 @@ def rounded(decimal: Node, other: Node, rel_tol: float) -> bool:
     near = {int(calculator.mp.floor(scaled)), int(calculator.mp.nint(scaled))}
     right_sign = (value < 0) == bool(target < 0)
     error = abs(calculator.rational(value) - target)
-    return right_sign and abs(value) * 10**places in near and bool(error <= rel_tol * abs(target) * (1 + 1e-9))
+    return (
+        right_sign and abs(value) * 10**places in near and bool(error <= rel_tol * abs(target) * (1 + 1e-9))
+    )

@@ -1,4 +1,4 @@
-"""The value of an expression: exactly as a fraction where it has one, else to as many digits as are asked for.
+"""The value of an expression: exactly, as a fraction, where it has one, else to as many digits as are wanted.
 
 Every step is bounded before it is taken; what could grow without measure is `Refused`. It must not know how
 answers are written.
@@ -25,7 +25,7 @@ class Undefined(Exception):  # noqa: N818 - 1/0 is a property of the answer
 
 
 def exact(node: Node, at: Mapping[str, Fraction]) -> Fraction | None:
-    """The value as a fraction with the symbols `at` their values, or None when it is irrational or not real."""
+    """The value as a fraction, the symbols being `at` their values, or None when it is irrational."""
     if node.op == "number":
         return node.value
     if node.op == "symbol":
@@ -159,7 +159,7 @@ _local = threading.local()
 
 
 def context(bits: int) -> Any:
-    """A calculator of this thread's own with `bits` of precision (the library's shared one is not thread-safe)."""
+    """This thread's own calculator with `bits` of precision; the library's shared one is not thread-safe."""
     if bits > MAX_PRECISION:
         raise Refused("irrational values that need more than 8192 bits to tell apart")
     if not hasattr(_local, "context"):

@@ -10,21 +10,9 @@ from typing import NamedTuple
 
 from rlreason.grading.lexer import Token, Unreadable
 from rlreason.grading.verdict import Refused
+from rlreason.grading.vocabulary import CLOSING, FUNCTIONS
 
 MAX_DEPTH = 25
-
-FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan asin acos atan arccot arcsec arccsc "
-    "arsinh arcosh artanh ln log lg exp".split()
-)
-CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "inf": "oo", "oo": "oo"}
-GREEK = frozenset(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
-    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar".split()
-)
-
-
-CLOSING = frozenset(("rfloor", "rceil", "rangle", "choose", "mod", "bmod", "pmod", "to"))
 
 
 class Node(NamedTuple):
@@ -93,7 +81,9 @@ class Reader:
                 node = Node("mul", (node, self.signed_factor()))
             elif self.sign("/"):
                 node = Node("div", (node, self.signed_factor()))
-            elif self.begins_factor():
+            elif self.begins_factor() or (
+                self.peek().kind == "number" and self.tokens[self.at - 1].text == "!"
+            ):
                 node = Node("mul", (node, self.factor()))
             else:
                 return node
@@ -109,7 +99,7 @@ class Reader:
         if token.kind == "sign":
             return token.text in ("(", "{", "[") or (token.text == "|" and not self.bars)
         if token.kind == "text":
-            return token.text.strip() in FUNCTIONS
+            return token.text.strip() in FUNCTIONS or len(token.text.strip()) == 1
         return token.kind in ("letter", "word", "command") and token.text not in CLOSING
 
     def factor(self) -> Node:

@@ -13,7 +13,9 @@ THINK_TO_ANSWER = "</think> <answer>"
 OPEN, CLOSE = "<answer>", "</answer>"
 
 _NUMBER = re.compile(r"(?<![\w.])-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?(?![\w])")
-_HEDGE = re.compile(r"\b(?:or|not|maybe|perhaps|possibly|either|neither|wrong|incorrect|unknown|unsure)\b|n't\b", re.I)
+_HEDGE = re.compile(
+    r"\b(?:or|not|maybe|perhaps|possibly|either|neither|wrong|incorrect|unknown|unsure)\b|n't\b", re.I
+)
 _STATED = re.compile(r"(?:\b(?:is|are|equals|be)\b|[=:])\s*", re.I)
 
 
@@ -56,7 +58,7 @@ def boxed(text: str) -> str | None:
 
 
 def r1_zero(response: str) -> Extracted:
-    """`</think> <answer>` with exactly one space, and a later `</answer>`; other text after that is no answer."""
+    """`</think> <answer>` with exactly one space, and a later `</answer>` with no other text behind it."""
     first = response.find(THINK_TO_ANSWER)
     if first < 0 or response.find(CLOSE, first + len(THINK_TO_ANSWER)) < 0:
         return Extracted(False, None)

@@ -16,7 +16,7 @@ MAX_POWER = 5_000  # of ten in 1e3, and of whole exponents elsewhere
 
 
 class Token(NamedTuple):
-    """`kind` is number, letter, word, command, text, begin, end or sign; `spaced`: white space stood before."""
+    """`kind`: number, letter, word, command, text, begin, end or sign; `spaced`: white space stood before."""
 
     kind: str
     text: str
@@ -40,7 +40,7 @@ _TOKEN = re.compile(
     |(?=\.?\d){_NUMBER}
     |\\begin\s*\{{(?P<begin>[a-zA-Z]+\*?)\}}(?:\{{[lcr|]*\}})?
     |\\end\s*\{{(?P<end>[a-zA-Z]+\*?)\}}
-    |\\(?:text(?:bf|it|rm|normal)?|mathrm|mbox|textsc|operatorname|mathbf)\s*\{{(?P<text>[^{{}}]*)\}}
+    |\\(?:text(?:bf|it|rm|normal)?|mathrm|mbox|textsc|operatorname)\s*\{{(?P<text>[^{{}}]*)\}}
     |\\(?P<command>[a-zA-Z]+|.)
     |(?P<word>[a-zA-Z]+)
     |(?P<sign>\*\*|<=|>=|!=|[^\s])
@@ -50,10 +50,12 @@ _TOKEN = re.compile(
 _SIGN_OF_TEXT = {"<=": "\\le", ">=": "\\ge", "!=": "\\ne"}
 _SIGN_OF_COMMAND = {
     "cdot": "*", "times": "*", "ast": "*", "div": "/", "leq": "\\le", "leqslant": "\\le", "geq": "\\ge",
-    "geqslant": "\\ge", "lt": "<", "gt": ">", "neq": "\\ne", "lvert": "|", "rvert": "|", "vert": "|", "mid": "|",
+    "geqslant": "\\ge", "lt": "<", "gt": ">", "neq": "\\ne", "lvert": "|", "rvert": "|",
+    "vert": "|", "mid": "|",
     "colon": ":", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "le": "\\le", "ge": "\\ge",
     "ne": "\\ne", "pm": "\\pm", "mp": "\\mp", "cup": "\\cup", "cap": "\\cap", "in": "\\in", "{": "\\{",
-    "}": "\\}", "\\": "\\\\", "setminus": "\\setminus", "backslash": "\\setminus", "approx": "=", "$": "$", "&": "&",
+    "}": "\\}", "\\": "\\\\", "setminus": "\\setminus", "backslash": "\\setminus",
+    "approx": "\\approx", "sim": "\\approx", "$": "$", "&": "&",
     "land": "and", "wedge": "and", "lor": "or", "vee": "or", "circ": "°", "degree": "°",
 }  # fmt: skip
 

@@ -57,7 +57,8 @@ class Window:
     def warnings(self) -> list[str]:
         """One sentence for each kind of failure that touched more than 0.5% of the responses."""
         return [
-            f"grading: {self.counts[name]} of {self.seen} responses ({self.counts[name] / self.seen:.1%}) {words}; "
+            f"grading: {self.counts[name]} of {self.seen} responses ({self.counts[name] / self.seen:.1%}) "
+            f"{words}; "
             "they earned no reward, and that says nothing about the model"
             for name, words in COUNTED.items()
             if self.seen and self.counts[name] > WARN_SHARE * self.seen
@@ -67,5 +68,7 @@ class Window:
 def _event(grade: Grade) -> str:
     """The counter of a grade; `plain` for verdicts on the model rather than on the grader."""
     if grade.outcome == "error":
-        return {"killed": "kills", "bad_gold": "bad_golds", "bad_response": "bad_responses"}.get(grade.path, "errors")
+        return {"killed": "kills", "bad_gold": "bad_golds", "bad_response": "bad_responses"}.get(
+            grade.path, "errors"
+        )
     return {"timeout": "timeouts", "refused": "refusals"}.get(grade.outcome, "plain")

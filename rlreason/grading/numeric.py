@@ -23,6 +23,7 @@ class Calculator:
     def __init__(self, bits: int, at: Mapping[str, Fraction]) -> None:
         self.mp, self.at, self.bits = context(bits), at, bits
         self.largest: Any = self.mp.zero  # magnitude among all terms of sums
+        self.left_the_reals = False  # a step made a complex number out of real ones
 
     def value(self, node: Node) -> Any:
         known = exact(node, self.at)
@@ -33,7 +34,12 @@ class Calculator:
         if node.op == "call":
             return self.call(node)
         parts = [self.value(part) for part in node.args]
-        return self.bounded(self.step(node.op, parts))
+        return self.watched(self.bounded(self.step(node.op, parts)), parts)
+
+    def watched(self, value: Any, parts: list[Any]) -> Any:
+        if self.mp.im(value) != 0 and all(self.mp.im(part) == 0 for part in parts):
+            self.left_the_reals = True
+        return value
 
     def rational(self, value: Fraction) -> Any:
         return self.mp.mpf(value.numerator) / value.denominator
@@ -41,7 +47,7 @@ class Calculator:
     def bounded(self, value: Any) -> Any:
         if not self.mp.isfinite(value):
             raise Undefined("not finite")
-        return value
+        return value if self.mp.im(value) != 0 else self.mp.re(value)
 
     def constant(self, name: str) -> Any:
         if name == "oo":
@@ -72,7 +78,7 @@ class Calculator:
                 return abs(a)
             case "degree", [a]:
                 return a * mp.pi / 180
-            case ("floor" | "ceil"), [a]:
+            case (("floor" | "ceil"), [a]):
                 return self.step_to_whole(op, a)
         raise Undefined(op)
 
@@ -92,7 +98,12 @@ class Calculator:
 
     def root(self, base: Any, degree: Any) -> Any:
         """The real root of a negative number where the degree is odd, else the principal one."""
-        if self.mp.im(base) == 0 and base < 0 and degree == int(self.mp.re(degree)) and int(self.mp.re(degree)) % 2:
+        if (
+            self.mp.im(base) == 0
+            and base < 0
+            and degree == int(self.mp.re(degree))
+            and int(self.mp.re(degree)) % 2
+        ):
             return -self.power(-base, 1 / degree)
         return self.power(base, 1 / degree)
 
@@ -110,11 +121,19 @@ class Calculator:
         if name in ("ln", "log", "log10"):
             return self.logarithm(node, argument)
         real = {"cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh"}.get(name)
-        known = {"arcsin": mp.asin, "arccos": mp.acos, "arctan": mp.atan, "arsinh": mp.asinh, "arcosh": mp.acosh}
+        known = {
+            "arcsin": mp.asin,
+            "arccos": mp.acos,
+            "arctan": mp.atan,
+            "arsinh": mp.asinh,
+            "arcosh": mp.acosh,
+        }
         known |= {"artanh": mp.atanh, "arccot": mp.acot, "arcsec": mp.asec, "arccsc": mp.acsc}
         known |= {"arcsinh": mp.asinh, "arccosh": mp.acosh, "arctanh": mp.atanh}
         function = known.get(name) or getattr(mp, real or name)
-        if abs(argument) > 2**64 or (name in ("exp", "sinh", "cosh") and abs(argument) > MAX_LOG2 * math.log(2)):
+        if abs(argument) > 2**64 or (
+            name in ("exp", "sinh", "cosh") and abs(argument) > MAX_LOG2 * math.log(2)
+        ):
             raise Refused("an argument of a function beyond the limits")
         value = function(argument)
         self.largest = max(self.largest, mp.one)  # these lose digits near their zeros, as sums do
@@ -122,13 +141,13 @@ class Calculator:
             pole = value if real else mp.cos(argument)
             if self.vanishes(pole):
                 raise Undefined("a pole")
-        return self.bounded(1 / value if real else value)
+        return self.watched(self.bounded(1 / value if real else value), [argument])
 
     def logarithm(self, node: Node, argument: Any) -> Any:
         if self.vanishes(argument):
             raise Undefined("the logarithm of zero")
         self.largest = max(self.largest, self.mp.one)
-        value = self.mp.log(argument)
+        value = self.watched(self.mp.log(argument), [argument])
         if node.name == "ln":
             return value
         base = self.mp.mpf(10) if node.name == "log10" else self.rational(UNKNOWN_BASE)
@@ -138,5 +157,3 @@ class Calculator:
         if self.vanishes(divisor):
             raise Undefined("a logarithm to this base")
         return value / divisor
-
-

@@ -14,7 +14,7 @@ KEYS = ("format_reward", "answer_reward", "reward")
 
 
 def key(response: str, gold: Any) -> tuple[str, str] | Grade:
-    """The request as two texts (so that equal requests are found), or a grade where the gold cannot be sent."""
+    """The request as two texts, so that equal ones are found, or a grade where the gold cannot be sent."""
     try:
         return (response, json.dumps(gold))
     except (TypeError, ValueError, RecursionError):
@@ -22,8 +22,8 @@ def key(response: str, gold: Any) -> tuple[str, str] | Grade:
 
 
 def grade(reply: Reply) -> Grade:
-    """A number is a reward; a dictionary must hold `reward` and may hold the two others. All else is an error,
-    never a silent zero among the wrong answers.
+    """A number is a reward; a dictionary must hold `reward` and may hold the two others. All else is an
+    error, never a silent zero among the wrong answers.
 
     >>> grade(Reply("ok", {"value": 1.0})).outcome
     'correct'

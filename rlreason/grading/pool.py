@@ -1,4 +1,4 @@
-"""Persistent worker processes that can be killed: whatever a request does, its answer or its failure comes back.
+"""Persistent worker processes that can be killed: whatever a request does, a reply or a failure comes back.
 
 Knows processes, pipes and clocks; knows nothing of answers and grades. It uses no signal handler in the
 calling process, works off the main thread, and after a fork the child starts workers of its own.
@@ -44,7 +44,12 @@ class Worker:
             "timeout_s": timeout_s,
             "memory_mb": memory_mb,
         }
-        environment = {**os.environ, "PYTHONPATH": package_root, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": package_root,
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        }
         environment |= {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rlreason.grading.worker", json.dumps(options)],
@@ -70,13 +75,13 @@ class Worker:
         self.flush()
 
     def flush(self) -> None:
-        """Write what the pipe takes now; a dead reader shows itself as an end of file on the other pipe."""
+        """Write what the pipe takes now; a dead reader shows as an end of file on the other pipe."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self.unsent:
                 self.unsent = self.unsent[os.write(self.requests, self.unsent) :]
 
     def receive(self) -> dict[str, Any] | None:
-        """The next whole message, or None while it is incomplete. Raises EOFError when the process is gone."""
+        """The next whole message, or None while it is incomplete; EOFError when the process is gone."""
         try:
             while part := os.read(self.replies, 1 << 16):
                 self.received += part
@@ -88,7 +93,7 @@ class Worker:
         end = LENGTH.size + LENGTH.unpack_from(self.received)[0]
         if len(self.received) < end:
             return None
-        message = json.loads(bytes(self.received[LENGTH.size : end]))
+        message: dict[str, Any] = json.loads(bytes(self.received[LENGTH.size : end]))
         del self.received[:end]
         return message
 
@@ -144,7 +149,9 @@ class Pool:
     def _fill(self) -> None:
         if self._owner != os.getpid():
             self.after_fork()
-        for worker in [worker for worker in self._workers if worker.ready and worker.process.poll() is not None]:
+        for worker in [
+            worker for worker in self._workers if worker.ready and worker.process.poll() is not None
+        ]:
             worker.stop()  # it died idle: no request is to blame
             self._workers.remove(worker)
         while len(self._workers) < self.size and not self.broken:
@@ -155,7 +162,9 @@ class Pool:
         waiting = list(range(len(requests)))[::-1]
         while len(results) < len(requests):
             if self.broken:
-                return [results.get(index, Reply("error", error=self.broken)) for index in range(len(requests))]
+                return [
+                    results.get(index, Reply("error", error=self.broken)) for index in range(len(requests))
+                ]
             for worker in self._workers:
                 if worker.ready and worker.task is None and waiting:
                     task = waiting.pop()

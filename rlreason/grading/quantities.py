@@ -7,9 +7,18 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from rlreason.grading import units
-from rlreason.grading.expression import CONSTANTS, FUNCTIONS, GREEK, Node, Reader, number
+from rlreason.grading.expression import Node, Reader, number
 from rlreason.grading.lexer import Token, Unreadable
 from rlreason.grading.values import Quantity
+from rlreason.grading.vocabulary import (
+    CONSTANTS,
+    CURRENCIES,
+    FUNCTIONS,
+    GREEK,
+    LETTER_UNITS,
+    PERCENT,
+    SCALES,
+)
 
 
 def is_constant(text: str) -> bool:
@@ -31,16 +40,17 @@ def read(found: Sequence[Token]) -> Quantity:
     tail = found[end:]
     if not found[:end]:
         raise Unreadable("no number")
-    scale, percent, parts = Fraction(1), False, []
+    scale, percent = Fraction(1), False
+    parts: list[str] = []
     for token in tail:
         word = token.text.strip().casefold()
-        if word in units.SCALES and not parts:
-            scale *= units.SCALES[word]
-        elif word in units.PERCENT and not parts:
+        if word in SCALES and not parts:
+            scale *= SCALES[word]
+        elif word in PERCENT and not parts:
             percent = True
         else:
             parts.append(("" if not parts or not token.spaced else " ") + token.text)
-    unit = units.canonical(["".join(parts)]) if parts else ""
+    unit = units.canonical("".join(parts)) if parts else ""
     if unit is None or (percent and currency):
         raise Unreadable("words that are no unit")
     if currency and unit not in ("", currency, "usd"):
@@ -53,17 +63,17 @@ def read(found: Sequence[Token]) -> Quantity:
 
 def _without_currency(found: list[Token]) -> tuple[list[Token], str]:
     """Take away one currency sign or code: `$5`, `-$5`, `5 $`, `USD 5`."""
-    places = [index for index, token in enumerate(found) if token.text.casefold() in units.CURRENCIES]
+    places = [index for index, token in enumerate(found) if token.text.casefold() in CURRENCIES]
     if not places or places[0] not in (0, 1, len(found) - 1):
         return found, ""
-    if places[0] == 1 and found[0].text not in ("-", "+"):
+    if places[0] == 1 < len(found) - 1 and found[0].text not in ("-", "+"):
         return found, ""
-    currency = units.CURRENCIES[found[places[0]].text.casefold()]
+    currency = CURRENCIES[found[places[0]].text.casefold()]
     return found[: places[0]] + found[places[0] + 1 :], currency
 
 
 def _end_of_number(found: Sequence[Token]) -> int:
-    """Where the expression ends and its unit begins: the first word outside brackets with only units behind."""
+    """Where the expression ends and its unit begins: at the first word that only units follow."""
     depth = 0
     for index, token in enumerate(found):
         if token.kind == "sign" and token.text in ("(", "{", "[", "\\{"):
@@ -82,12 +92,12 @@ def _begins_unit(found: Sequence[Token], index: int) -> bool:
         return False
     name = token.text.strip()
     if token.kind == "text":
-        return bool(name) and name not in FUNCTIONS
+        return bool(name) and name not in FUNCTIONS and name not in ("i", "e")
     if token.kind == "sign":
         return token.text == "%" or (token.text in ("^", "°") and _degrees(found, index))
     if token.kind == "word":
         return not is_constant(name.casefold()) and units.is_word(name)
-    return token.kind == "letter" and token.spaced and name in units.LETTER_UNITS and before.kind == "number"
+    return token.kind == "letter" and token.spaced and name in LETTER_UNITS and before.kind == "number"
 
 
 def _degrees(found: Sequence[Token], index: int) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import cmp_to_key
 
-from rlreason.grading.equality import infinity, same_constant, symbols
-from rlreason.grading.evaluate import Undefined, exact, precision
+from rlreason.grading.equality import infinity, same_constant
+from rlreason.grading.evaluate import Undefined, exact, precision, symbols
 from rlreason.grading.expression import Node, number
 from rlreason.grading.numeric import Calculator
 from rlreason.grading.values import Collection, End, Inequality, Inequation, Quantity, Reals, Value
@@ -36,7 +36,7 @@ def order(first: Node, second: Node) -> int:
 def union(pieces: Sequence[Piece], name: str = "") -> Reals:
     """Sorted, without empty pieces, and with pieces that touch or overlap joined."""
     kept = [piece for piece in pieces if not _empty(piece)]
-    kept.sort(key=cmp_to_key(lambda a, b: order(a[0].node, b[0].node) or b[0].closed - a[0].closed))
+    kept.sort(key=cmp_to_key(_by_low_end))
     joined: list[Piece] = []
     for low, high in kept:
         if joined and _touch(joined[-1][1], low):
@@ -45,6 +45,10 @@ def union(pieces: Sequence[Piece], name: str = "") -> Reals:
         else:
             joined.append((low, high))
     return Reals(tuple(joined), name)
+
+
+def _by_low_end(first: Piece, second: Piece) -> int:
+    return order(first[0].node, second[0].node) or second[0].closed - first[0].closed
 
 
 def intersection(first: Reals, second: Reals) -> Reals:
@@ -61,12 +65,14 @@ def without(points: Sequence[Node], name: str = "", within: Reals = EVERYTHING) 
 
 
 def as_reals(value: Value) -> Reals | None:
-    """The set of reals that an interval, an inequality in one variable or a finite set stands for, if it is one."""
+    """The set of reals that an interval, a linear inequality or a finite set stands for, if it is one."""
     try:
         match value:
             case Reals():
                 return value
-            case Collection(kind=kind, items=(Quantity() as low, Quantity() as high)) if kind[0] in "([" and len(kind) == 2:
+            case Collection(kind=kind, items=(Quantity() as low, Quantity() as high)) if (
+                kind[0] in "([" and len(kind) == 2
+            ):
                 if order(low.node, high.node) >= 0:
                     return None
                 return union([(End(low.node, kind[0] == "["), End(high.node, kind[1] == "]"))])
@@ -86,8 +92,10 @@ def as_reals(value: Value) -> Reals | None:
 
 def _solution(value: Inequality) -> Reals | None:
     """Linear inequalities in the same one variable, solved."""
+    if outside := _outside(value):
+        return outside
     found = None
-    for gap, closed in value.gaps:
+    for gap, closed in _without_bars(value.gaps):
         root = _root(gap)
         if root is None:
             return None
@@ -100,8 +108,32 @@ def _solution(value: Inequality) -> Reals | None:
     return found
 
 
+def _outside(value: Inequality) -> Reals | None:
+    """`|u| > c` as `u > c` or `-u > c`, for one such inequality alone."""
+    gap, closed = value.gaps[0]
+    if len(value.gaps) != 1 or gap.op != "add" or gap.args[1].op != "neg" or gap.args[1].args[0].op != "abs":
+        return None
+    inner = Node("group", gap.args[1].args[0].args)
+    sides = [_solution(Inequality(((Node("add", (gap.args[0], part)), closed),))) for part in (inner, Node("neg", (inner,)))]
+    if sides[0] is None or sides[1] is None or symbols(gap.args[0]):
+        return None
+    return union([*sides[0].pieces, *sides[1].pieces], sides[0].name)
+
+
+def _without_bars(gaps: Sequence[tuple[Node, bool]]) -> list[tuple[Node, bool]]:
+    """`|u| < c` as `u < c` and `-u < c`."""
+    found = []
+    for gap, closed in gaps:
+        sides = [gap]
+        if gap.op == "add" and gap.args[0].op == "abs" and not symbols(gap.args[1]):
+            inner = Node("group", gap.args[0].args)
+            sides = [gap._replace(args=(part, gap.args[1])) for part in (inner, Node("neg", (inner,)))]
+        found += [(side, closed) for side in sides]
+    return found
+
+
 def _root(gap: Node) -> tuple[str, Node, bool] | None:
-    """Variable, zero and direction of a gap of the form a*x + b; also with irrational b where a is 1 or -1."""
+    """Variable, zero and direction of a gap a*x + b; b may be irrational where a is 1 or -1."""
     names = symbols(gap)
     if len(names) != 1:
         return None
@@ -112,14 +144,15 @@ def _root(gap: Node) -> tuple[str, Node, bool] | None:
             return name, right, True
         if right == Node("symbol", name=name) and not symbols(left):
             return name, left, False
-    values = [exact(gap, {name: Fraction(x)}) for x in (0, 1, 3)]
-    if any(value is None for value in values):
+    places = [Fraction(place) for place in ("0", "1", "-1", "7/3", "-17/5", "100", "-1000", "123456")]
+    values = [exact(gap, {name: place}) for place in places]
+    known = [value for value in values if value is not None]
+    if len(known) < len(places):
         return None
-    at0, at1, at3 = (value for value in values if value is not None)
-    slope = at1 - at0
-    if not slope or at3 - at1 != 2 * slope:
+    slope = known[1] - known[0]
+    if not slope or any(value != known[0] + slope * place for place, value in zip(places, known, strict=True)):
         return None
-    return name, number(-at0 / slope), slope > 0
+    return name, number(-known[0] / slope), slope > 0
 
 
 def _empty(piece: Piece) -> bool:
@@ -135,14 +168,26 @@ def _touch(high: End, low: End) -> bool:
 
 def _higher(first: End, second: End) -> End:
     compared = order(first.node, second.node)
-    return End(first.node, first.closed or second.closed) if compared == 0 else (first if compared > 0 else second)
+    return (
+        End(first.node, first.closed or second.closed)
+        if compared == 0
+        else (first if compared > 0 else second)
+    )
 
 
 def _lower(first: End, second: End) -> End:
     compared = order(first.node, second.node)
-    return End(first.node, first.closed and second.closed) if compared == 0 else (first if compared < 0 else second)
+    return (
+        End(first.node, first.closed and second.closed)
+        if compared == 0
+        else (first if compared < 0 else second)
+    )
 
 
 def _later(first: End, second: End) -> End:
     compared = order(first.node, second.node)
-    return End(first.node, first.closed and second.closed) if compared == 0 else (first if compared > 0 else second)
+    return (
+        End(first.node, first.closed and second.closed)
+        if compared == 0
+        else (first if compared > 0 else second)
+    )

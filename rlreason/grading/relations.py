@@ -3,18 +3,31 @@ r"""Equations, inequalities and membership, read from pieces between relation si
 It must not know brackets or tokens beyond a piece, nor compare two answers.
 """
 
+import re
 from collections.abc import Callable, Sequence
 
 from rlreason.grading import quantities, reals
-from rlreason.grading.equality import same, symbols
+from rlreason.grading.equality import near, same
+from rlreason.grading.evaluate import symbols
 from rlreason.grading.expression import Node
 from rlreason.grading.lexer import Token, Unreadable
-from rlreason.grading.values import Collection, Equation, Inequality, Inequation, Quantity, Reals, Value, Words
+from rlreason.grading.quantities import is_constant, is_greek
+from rlreason.grading.values import Collection, Equation, Inequality, Inequation, Quantity, Reals, Value
+from rlreason.grading.vocabulary import DENIALS, GREEK
 
+_LETTER = rf"(?:[a-zA-Z]|{'|'.join(sorted(GREEK))})"
+_NAME = re.compile(
+    rf"{_LETTER}(?:_(?:\w|\{{\w+\}}))?'*(?:\^\{{-1\}})?(?:\({_LETTER}(?:,{_LETTER})*\))?"  # x, x_1, f'(x)
+    rf"|(?:hat|bar|vec|dot)\{{?{_LETTER}\}}?"
+    rf"|\({_LETTER}(?:,{_LETTER})+\)"  # (x,y)
+    rf"|frac\{{d\w?\}}\{{d\w\}}|m?angle[A-Z]{{1,3}}"
+)
 Inner = Callable[[Sequence[Token]], Value]
 
 
 def read(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
+    if "\\approx" in signs:
+        return approximation(pieces, signs, inner)
     if set(signs) == {"="}:
         return equation(pieces, inner)
     if "\\in" in signs:
@@ -54,6 +67,21 @@ def equation(pieces: Sequence[Sequence[Token]], inner: Inner) -> Value:
     return Equation("", None, minus(quantities.bare(pieces[0]), quantities.bare(pieces[1])))
 
 
+def approximation(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
+    r"""`\approx 38` and `x \approx 38` state 38; in `\sqrt2 \approx 1.41` the exact side is the answer."""
+    at = list(signs).index("\\approx")
+    if len(signs) == 1 and (not pieces[0] or name_of(pieces[0])):
+        return equation(pieces, inner)
+    if "\\approx" in signs[at + 1 :] or len(signs) > at + 1:
+        raise Unreadable("more than one approximation")
+    exact, rough = inner(pieces[at]), inner(pieces[at + 1])
+    if not (
+        isinstance(exact, Quantity) and isinstance(rough, Quantity) and near(exact.node, rough.node, 0.01)
+    ):
+        raise Unreadable("an approximation that is not near")
+    return read(pieces[: at + 1], signs[:at], inner) if at else exact
+
+
 def agree(first: Value, second: Value) -> bool:
     """Whether two links of a chain have the same value; only numbers can form one."""
     return isinstance(first, Quantity) and isinstance(second, Quantity) and same(first.node, second.node, 0.0)
@@ -71,23 +99,21 @@ def minus(left: Node, right: Node) -> Node:
 
 
 def name_of(piece: Sequence[Token]) -> str:
-    """The name that a piece is: a letter with its index, `f(x)`, `(x, y)`, or words; else nothing."""
-    texts = [token.text.strip() for token in piece]
-    kinds = [token.kind for token in piece]
-    if not piece:
+    """The name that a piece is: `x`, `x_1`, `f(x)`, `(x, y)`, a derivative, or words; else nothing."""
+    text = "".join(token.text.strip() for token in piece)
+    kinds = {token.kind for token in piece}
+    if len(piece) == 1 and text in ("e", "i"):
         return ""
-    if all(kind in ("word", "text", "letter") for kind in kinds) and (len(piece) > 1 or kinds[0] != "letter"):
-        if not quantities.is_constant(texts[0].casefold()) and all(len(text) > 1 for text in texts[-1:]):
-            return " ".join(texts).casefold()
-    head = kinds[0] == "letter" or (kinds[0] == "command" and quantities.is_greek(texts[0]))
-    if head and texts[0] not in ("e", "i") or (head and len(piece) > 1):
-        if len(piece) == 1 or texts[1] == "_" and len(piece) in (3, 5) and (len(piece) == 3 or texts[4] == "}"):
-            return "".join(texts)
-        if texts[1] == "(" and texts[-1] == ")" and all(text.isalnum() and len(text) == 1 or text == "," for text in texts[2:-1]):
-            return "".join(texts)
-    if texts[0] == "(" and texts[-1] == ")" and len(piece) % 2 == 1:
-        if all(kind == "letter" for kind in kinds[1:-1:2]) and all(text == "," for text in texts[2:-1:2]):
-            return "".join(texts)
+    if _NAME.fullmatch(text) and (len(piece) > 1 or kinds <= {"letter"} or is_greek(text)):
+        return text
+    if (
+        piece
+        and kinds <= {"word", "text", "letter"}
+        and len(piece[-1].text.strip()) > 1
+        and not is_constant(text)
+    ):
+        words = [token.text.strip().casefold() for token in piece]
+        return "" if DENIALS.intersection(" ".join(words).split()) else " ".join(words)
     return ""
 
 
@@ -104,7 +130,9 @@ def membership(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: I
 
 def builder(content: Sequence[Token], inner: Inner) -> Value | None:
     r"""`x \mid x > 2` inside set braces; None when the braces hold something else."""
-    marks = [index for index, token in enumerate(content) if token.kind == "sign" and token.text in ("|", ":")]
+    marks = [
+        index for index, token in enumerate(content) if token.kind == "sign" and token.text in ("|", ":")
+    ]
     if len(marks) != 1 or not 0 < marks[0] < len(content) - 1:
         return None
     if not name_of(content[:1]) or (marks[0] > 1 and content[1].text != "\\in"):
@@ -132,15 +160,13 @@ def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
     return result
 
 
-def unlabelled(items: tuple[Value, ...]) -> tuple[Value, ...]:
-    """`x = 1, 2` and `x = 1, x = 2` and `x_1 = 1, x_2 = 2` are lists of values of x; `x = 1, y = 2` is not."""
+def unlabelled(items: tuple[Value, ...]) -> Collection:
+    """`x = 1, 2`, `x = 1, x = 2` and `x_1 = 1, x_2 = 2` list values of x; `x = 1, y = 2` does not."""
     names = {item.label.split("_")[0] for item in items if isinstance(item, Equation)}
     bare_tail = all(not isinstance(item, Equation) for item in items[1:])
     all_named = all(isinstance(item, Equation) for item in items)
-    if len(names) != 1 or "" in names or not (bare_tail or all_named):
-        return items
     values = [item.value if isinstance(item, Equation) else item for item in items]
-    return tuple(value for value in values if value is not None) if None not in values else items
-
-
-__all__ = ["Words", "agree", "builder", "joined", "read", "unlabelled"]
+    stripped = tuple(value for value in values if value is not None)
+    if len(names) != 1 or "" in names or not (bare_tail or all_named) or len(stripped) < len(items):
+        return Collection("list", items)
+    return Collection("list", stripped, names.pop())

@@ -6,20 +6,22 @@ It splits tokens at the outermost level and hands the pieces to `quantities`. It
 import re
 from collections.abc import Callable, Sequence
 
-from rlreason.grading import quantities, reals, relations
-from rlreason.grading.evaluate import Undefined
+from rlreason.grading import notations, quantities, reals, relations
 from rlreason.grading.lexer import Token, Unreadable, tokens
 from rlreason.grading.surface import plain, whole_text
-from rlreason.grading.values import Based, Clock, Collection, Grid, Quantity, Ratio, Reals, Value, Words
+from rlreason.grading.values import Collection, Grid, Quantity, Ratio, Reals, Value, Words
 from rlreason.grading.verdict import Refused
 
 MAX_ITEMS = 60
 OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
-RELATIONS = frozenset(("=", "<", ">", "\\le", "\\ge", "\\ne", "\\in"))
-_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:\\text\{\s*)?(?:([ap])\.?\s?m\b\.?)?\s*\}?", re.I)
-_BASE = re.compile(r"\(?([0-9A-Fa-f]+)\)?_\{?(?:\\text\{)?([a-z]+|\d{1,2})\}*")
-_BASE_WORDS = re.compile(r"([0-9A-Fa-f]+) (?:\\text\{ ?)?\(?(?:in )?base[ -]([a-z]+|\d{1,2})\)?\}?")
-_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+RELATIONS = frozenset(("=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in"))
+_ALL_REALS = (
+    "all real numbers",
+    "all reals",
+    "all real numbers x",
+    "the set of all real numbers",
+    "all real x",
+)
 _EMPTY = ("emptyset", "varnothing")
 
 
@@ -28,7 +30,7 @@ def read(text: str) -> Value:
     inner = whole_text(text)
     if inner:
         text = inner
-    special = _clock(text) or _based(text)
+    special = notations.choice(text) or notations.clock(text) or notations.based(text)
     if special:
         return special
     return read_tokens(tokens(text), 0)
@@ -51,13 +53,19 @@ def read_tokens(found: Sequence[Token], depth: int) -> Value:
 Inner = Callable[[Sequence[Token]], Value]
 
 
-def _words(found: Sequence[Token]) -> Words | None:
+def _words(found: Sequence[Token]) -> Words | Reals | None:
     """Nothing but language: all words and single letters, with at least one word that names no quantity."""
     if any(token.kind not in ("word", "letter", "text") for token in found):
         return None
     text = plain(" ".join(token.text for token in found)).casefold()
-    if len(found) == 1 and (found[0].kind == "letter" or quantities.is_constant(text) or re.search(r"\d", text)):
+    if len(found) == 1 and (
+        found[0].kind == "letter" or quantities.is_constant(text) or re.search(r"\d", text)
+    ):
         return None
+    if len(found) == 1 and found[0].kind == "word" and re.fullmatch("[b-df-hj-np-tv-z]{2,3}", found[0].text):
+        return None  # lower-case consonants are a product of variables
+    if text in _ALL_REALS:
+        return reals.EVERYTHING
     return Words(text) if re.search("[a-z]", text) else None
 
 
@@ -67,9 +75,17 @@ def split(found: Sequence[Token], at: Callable[[Token], bool]) -> tuple[list[lis
     marks: list[Token] = []
     closers: list[str] = []
     for token in found:
-        if token.kind == "begin" or (token.kind == "sign" and token.text in OPENING) or token[:2] == ("command", "langle"):
+        if (
+            token.kind == "begin"
+            or (token.kind == "sign" and token.text in OPENING)
+            or token[:2] == ("command", "langle")
+        ):
             closers.append(token.text)
-        elif token.kind == "end" or (token.kind == "sign" and token.text in OPENING.values()) or token[:2] == ("command", "rangle"):
+        elif (
+            token.kind == "end"
+            or (token.kind == "sign" and token.text in OPENING.values())
+            or token[:2] == ("command", "rangle")
+        ):
             if not closers:
                 raise Unreadable(token.text)
             closers.pop()
@@ -100,7 +116,7 @@ def _separated(found: Sequence[Token], inner: Inner) -> Value | None:
     if not all(kept) or len(kept) > MAX_ITEMS:
         raise Unreadable(",")
     items = tuple(inner(piece) for piece in kept)
-    return relations.joined(items, kinds) or Collection("list", relations.unlabelled(items))
+    return relations.joined(items, kinds) or relations.unlabelled(items)
 
 
 def _oxford(pieces: list[list[Token]], marks: list[Token], index: int) -> bool:
@@ -115,7 +131,9 @@ def _related(found: Sequence[Token], inner: Inner) -> Value | None:
 
 def _set_algebra(found: Sequence[Token], inner: Inner) -> Value | None:
     """Unions, intersections and differences of sets of reals, from left to right."""
-    pieces, marks = split(found, lambda token: token.kind == "sign" and token.text in ("\\cup", "\\cap", "\\setminus"))
+    pieces, marks = split(
+        found, lambda token: token.kind == "sign" and token.text in ("\\cup", "\\cap", "\\setminus")
+    )
     if not marks:
         return _named_set(found)
     value = inner(pieces[0])
@@ -147,7 +165,11 @@ def _enclosed(found: Sequence[Token], inner: Inner) -> Value | None:
     if first[:2] == ("command", "langle") and last[:2] == ("command", "rangle"):
         first, last = first._replace(kind="sign", text="<"), last._replace(kind="sign", text=">")
     brackets = first.text + last.text
-    if first.kind != "sign" or brackets not in ("()", "(]", "[)", "[]", "{}", "\\{\\}", "<>") or not _one_pair(found):
+    if (
+        first.kind != "sign"
+        or brackets not in ("()", "(]", "[)", "[]", "{}", "\\{\\}", "<>")
+        or not _one_pair(found)
+    ):
         return None
     content = found[1:-1]
     if "{" in brackets:
@@ -201,31 +223,3 @@ def _ratio(found: Sequence[Token], inner: Inner) -> Value | None:
     if any(not isinstance(part, Quantity) or part.unit or part.percent for part in parts):
         raise Unreadable(":")
     return Ratio(tuple(part.node for part in parts if isinstance(part, Quantity)))
-
-
-def _clock(text: str) -> Clock | None:
-    match = _CLOCK.fullmatch(text)
-    if match is None or not (match.group(2) or match.group(4)):
-        return None
-    hour, minute, second = (int(part or 0) for part in match.groups()[:3])
-    if hour > 23 or minute > 59 or second > 59:
-        return None
-    half = (match.group(4) or "").lower()
-    if hour > 12 or (hour == 0 and not half):
-        half = half or ("p" if hour else "a")
-    return Clock((hour % 12 * 60 + minute) * 60 + second, half)
-
-
-def _based(text: str) -> Based | None:
-    match = _BASE.fullmatch(text.replace(" ", "")) or _BASE_WORDS.fullmatch(text)
-    if match is None:
-        return None
-    digits, base = match.groups()
-    names = _NUMBER_WORDS.split()
-    number = int(base) if base.isdigit() else (names.index(base) if base in names else 0)
-    if not 2 <= number <= 36 or any(int(digit, 36) >= number for digit in digits):
-        return None
-    return Based(digits.upper().lstrip("0") or "0", number)
-
-
-__all__ = ["Reals", "Undefined", "read"]

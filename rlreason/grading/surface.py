@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001, RUF002 (a table of look-alikes)
 r"""How an answer is dressed: Unicode signs, dollar and markdown wrappers, spacing and font commands.
 
 Every rewrite keeps the meaning. What could carry meaning (words, units, signs, digits) is never dropped here,
@@ -11,15 +12,20 @@ _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "012345
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5"}
 _VULGAR |= {"⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8"}
-_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho _ sigma tau "
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho _ sigma tau "
+)
 _GREEK += "upsilon phi chi psi omega"
 _SIGNS = {
     "−–—﹣－‐‑‒": "-", "＋": "+", "×✕✖": "\\times ", "·⋅∙•": "\\cdot ", "÷": "/", "⁄∕／": "/", "√": "\\sqrt ",
-    "∛": "\\sqrt[3] ", "∞": "\\infty ", "≤⩽≦": "\\le ", "≥⩾≧": "\\ge ", "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ",
+    "∛": "\\sqrt[3] ", "∞": "\\infty ", 
+    "≤⩽≦": "\\le ", "≥⩾≧": "\\ge ", "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ",
     "∈": "\\in ", "°º˚": "^\\circ ", "±": "\\pm ", "∓": "\\mp ", "∅": "\\emptyset ", "ℝ": "\\mathbb{R}",
-    "≈": "\\approx ", "，": ",", "（": "(", "）": ")", "［": "[", "］": "]", "｛": "\\{", "｝": "\\}", "％": "%",
+    "≈": "\\approx ", "，": ",", "（": "(", "）": ")", "［": "[", "］": "]", "｛": "\\{", 
+    "｝": "\\}", "％": "%",
     "＝": "=", "＜": "<", "＞": ">", "＄": "\\$", "：": ":", "．": ".", "’‘′": "'", "“”": '"',
-    "\u00a0\u2009\u202f\u2007\u2002\u2003\u3000\t\r\n": " ", "\u200b\u200c\u200d\u2060\ufeff\u00ad\u2061\u2062": "",
+    "\u00a0\u2009\u202f\u2007\u2002\u2003\u3000\t\r\n": " ", 
+    "\u200b\u200c\u200d\u2060\ufeff\u00ad\u2061\u2062": "",
     "…": "\\ldots ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "∖": "\\setminus ",
     "⟨": "\\langle ", "⟩": "\\rangle ", "∗": "*", "ⅈ𝑖": "i", "ℯ": "e",
 }  # fmt: skip
@@ -28,15 +34,29 @@ _TABLE |= {ord(char): f" {out} " for char, out in _VULGAR.items()}
 _TABLE |= {
     0x3B1 + index: f"\\{name} " for index, name in enumerate(_GREEK.split()) if name not in ("_", "omicron")
 }
-_TABLE |= {ord("Δ"): "\\Delta ", ord("Ω"): "\\Omega ", ord("Σ"): "\\Sigma ", ord("Γ"): "\\Gamma ", ord("ϕ"): "\\phi "}
+_TABLE |= {
+    ord("Δ"): "\\Delta ",
+    ord("Ω"): "\\Omega ",
+    ord("Σ"): "\\Sigma ",
+    ord("Γ"): "\\Gamma ",
+    ord("ϕ"): "\\phi ",
+}
 
 _RAISED = re.compile(f"[{re.escape(''.join(_SUPERSCRIPTS))}]+")
 _LOWERED = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
-_SIZES = re.compile(r"\\(?:left|right|[bB]ig{1,2}[lr]?|displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])\.?")
-_SPACES = re.compile(r"\\(?:[,;: ]|quad(?![a-zA-Z])|qquad(?![a-zA-Z])|thinspace(?![a-zA-Z])|hspace\{[^{}]*\})|~")
-_FONT = r"(?:text(?:bf|it|rm|normal|sf|tt)?|mathrm|mathbf|mathit|mathsf|mbox|hbox|textsc|operatorname\*?|bm|boldsymbol)"
+_SIZES = re.compile(
+    r"\\(?:left|right|[bB]ig{1,2}[lr]?|displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])\.?"
+)
+_SPACES = re.compile(
+    r"(?<!\\)\\(?:[,;: ]|quad(?![a-zA-Z])|qquad(?![a-zA-Z])|thinspace(?![a-zA-Z])|hspace\{[^{}]*\})|~"
+)
+_FONT = r"(?:text(?:bf|it|rm|normal|sf|tt|sc)?|math(?:rm|bf|it|sf)|[mh]box|underline|operatorname\*?|bm|boldsymbol)"
 _WHOLE_FONT = re.compile(rf"\\{_FONT}\s*\{{([^{{}}]*)\}}")
-_WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("`", "`"), ("$$", "$$"))
+_SPELLINGS = {"\\%": "%", "\\#": "#", "\\lbrace": "\\{", "\\rbrace": "\\}"}
+_TIMES = re.compile(r"(?<=\d) ?[xX] ?10\^")
+_MINUS_SET = re.compile(r"(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)")
+_ANNOUNCED = re.compile(r"\A(?:the )?(?:final )?answer(?: is)?\s*:\s*", re.I)
+_WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("`", "`"), ("$$", "$$"), ('"', '"'))
 
 
 def clean(text: str) -> str:
@@ -46,16 +66,21 @@ def clean(text: str) -> str:
     ('- 1/2', '\\frac{1}{2}', 'x^{2} \\ge 1 000')
     """
     if not text.isascii():
-        text = _RAISED.sub(lambda run: "^{" + "".join(_SUPERSCRIPTS[char] for char in run.group()) + "}", text)
+        text = _RAISED.sub(
+            lambda run: "^{" + "".join(_SUPERSCRIPTS[char] for char in run.group()) + "}", text
+        )
         text = _LOWERED.sub(lambda run: "_{" + "".join(_SUBSCRIPTS[char] for char in run.group()) + "}", text)
         text = "".join(map(_ascii_digit, text.translate(_TABLE)))
-    text = _unwrap(text.strip())
+    text = _unwrap(_ANNOUNCED.sub("", _unwrap(text.strip())))
+    text = _TIMES.sub(r"\\times 10^", text.replace("~", " "))
     if "\\" in text:
         text = text.replace(",\\!", "{,}").replace("\\!", "")
         text = _SIZES.sub("", text)
         text = _SPACES.sub(" ", text)
         text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
-        text = text.replace("\\%", "%").replace("\\#", "#").replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
+        for spelling, sign in _SPELLINGS.items():
+            text = text.replace(spelling, sign)
+        text = _MINUS_SET.sub(r"\1\\setminus ", text)
     return re.sub(r"\s+", " ", text).strip()
 
 
@@ -68,7 +93,8 @@ def plain(text: str) -> str:
     ('(A)', 'x=3 8')
     """
     text = _WHOLE_FONT.sub(r" \1 ", text).replace("\\$", "$").strip().rstrip(".").strip()
-    return re.sub(r"(?<![a-zA-Z0-9]) | (?![a-zA-Z0-9])", "", re.sub(r"\s+", " ", text))
+    text = re.sub(r"(?<=\d)([.,]) (?=\d{3}(?!\d)|(?<=\. )\d)", r"\1  ", re.sub(r"\s+", " ", text))
+    return re.sub(r"(?<![a-zA-Z0-9 ]) (?! )|(?<! ) (?![a-zA-Z0-9 ])", "", text)
 
 
 def whole_text(text: str) -> str | None:

@@ -1,9 +1,11 @@
-"""The kinds of answer there are, as records: quantity, collection, relation, equation, set of reals, grid, words.
+"""The kinds of answer there are, as records: quantities, collections, relations, sets of reals, words.
 
 Nothing here reads text or compares.
 """
 
-from typing import NamedTuple, Union
+from __future__ import annotations
+
+from typing import NamedTuple
 
 from rlreason.grading.expression import Node
 
@@ -17,17 +19,18 @@ class Quantity(NamedTuple):
 
 
 class Collection(NamedTuple):
-    """`kind` is set, list, or the two brackets of a tuple such as `()` or `[)`."""
+    """`kind` is set, list, or the two brackets of a tuple such as `()` or `[)`. `label`: `x = 1, 2` lists x."""
 
     kind: str
-    items: tuple["Value", ...]
+    items: tuple[Value, ...]
+    label: str = ""
 
 
 class Equation(NamedTuple):
     """`label` is the name before the sign, where the left side is only a name; `gap` is left minus right."""
 
     label: str
-    value: "Value | None"
+    value: Value | None
     gap: Node | None
 
 
@@ -59,7 +62,7 @@ class Grid(NamedTuple):
     """A matrix or determinant. `kind` tells the two apart."""
 
     kind: str
-    rows: tuple[tuple["Value", ...], ...]
+    rows: tuple[tuple[Value, ...], ...]
 
 
 class Based(NamedTuple):
@@ -74,16 +77,17 @@ class Ratio(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """Seconds after midnight or noon, and the half of the day where it is known."""
+    """Seconds after midnight or noon, and the half of the day, stated or following from the hour."""
 
     seconds: int
     half: str
+    stated: bool
 
 
 class Words(NamedTuple):
     text: str
 
 
-Value = Union[
-    Quantity, Collection, Equation, Inequality, Inequation, Reals, Grid, Based, Ratio, Clock, Words
-]
+Value = (
+    Quantity | Collection | Equation | Inequality | Inequation | Reals | Grid | Based | Ratio | Clock | Words
+)

@@ -80,7 +80,7 @@ def equal_variants(s: Settings) -> list[str]:
 
 
 def _clips(s: Settings) -> bool:
-    return s["loss_type"] == "grpo_clip"
+    return bool(s["loss_type"] == "grpo_clip")
 
 
 #: (when it applies, what a reader who knows a paper or library of that name should be told)

@@ -1,0 +1,170 @@
+"""`python -m rlreason.grading.audit RUN [--other module:function] [--write]`: grade saved responses again.
+
+Compares the rewards that a run was trained on with this grader as it is now, with plain math-verify and with
+any other function, and prints where they disagree. It knows rollout files; it must not know training.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlreason.grading.grader import FORMATS, Grader
+from rlreason.types import Grade
+
+SETTINGS = ("extract", "timeout_s", "percent", "rel_tol", "workers", "memory_mb")
+EXAMPLES = 5
+SHOWN_CHARS = 70
+Row = dict[str, Any]
+
+
+class UsageError(Exception):
+    """A mistake of the caller's: one line that says what is wrong and what to do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m rlreason.grading.audit", description=__doc__)
+    parser.add_argument("run", type=Path, help="folder of one run, with config.yaml and rollouts/")
+    parser.add_argument("--other", metavar="MODULE:FUNCTION", help="another reward function to compare with")
+    parser.add_argument(
+        "--write", action="store_true", help="save the new grades; the old ones move to previous_grade"
+    )
+    chosen = parser.parse_args(arguments)
+    try:
+        audit(chosen.run, chosen.other, chosen.write)
+    except UsageError as mistake:
+        print(f"audit: {mistake}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def audit(run: Path, other: str | None, write: bool) -> None:
+    reward, settings = read_config(run)
+    files = read_rollouts(run)
+    rows = [row for _, found in files for row in found]
+    print(f"{len(rows)} responses in {len(files)} files of {run}; {reward}, {settings or 'default settings'}")
+    graders = {"now": reward, "math-verify": f"rlreason.grading.peers:{reward}_math_verify"}
+    if other:
+        graders[other] = other
+    marks = {"saved": [row["answer_reward"] > 0 for row in rows]}
+    for name, function in graders.items():
+        grades = grade_rows(rows, function, settings)
+        marks[name] = [grade.answer > 0 for grade in grades]
+        if name == "now":
+            fresh = grades
+    print(report(marks, rows))
+    if write:
+        save(files, fresh)
+        print(f"wrote {len(rows)} new grades into {run / 'rollouts'}; the old ones are in previous_grade")
+
+
+def read_config(run: Path) -> tuple[str, dict[str, Any]]:
+    """The reward's name and the grading settings that the run was made with."""
+    if not run.is_dir():
+        raise UsageError(f"{run} is no folder; give the folder of a run, as printed at its start")
+    path = run / "config.yaml"
+    if not path.is_file():
+        raise UsageError(f"{run} has no config.yaml; give the folder of one run, not of several")
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        reward = str(config["prompt"]["reward"])
+        grading = config.get("grading") or {}
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} does not name prompt.reward ({type(error).__name__}); was it made by a run?"
+        ) from None
+    if reward not in FORMATS:
+        raise UsageError(f"prompt.reward={reward} in {path}; only {' and '.join(FORMATS)} can be audited")
+    return reward, {key: grading[key] for key in SETTINGS if key in grading}
+
+
+def read_rollouts(run: Path) -> list[tuple[Path, list[Row]]]:
+    paths = sorted((run / "rollouts").glob("step_*.jsonl"))
+    if not paths:
+        raise UsageError(
+            f"{run} has no rollouts/step_*.jsonl; only a run that saved its rollouts can be audited"
+        )
+    files = []
+    for path in paths:
+        rows = []
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                row["response"], row["gold"] = str(row["response"]), row["gold"]
+                row["answer_reward"] = float(row.get("answer_reward", row["reward"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise UsageError(
+                    f"line {number} of {path} is no rollout ({error}); remove it and try again"
+                ) from None
+            rows.append(row)
+        files.append((path, rows))
+    return files
+
+
+def grade_rows(rows: Sequence[Row], reward: str, settings: dict[str, Any]) -> list[Grade]:
+    try:
+        grader = Grader(reward=reward, **settings)
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from None
+    with grader:
+        grades = grader.grade_batch([row["response"] for row in rows], [row["gold"] for row in rows])
+        for warning in grader.warnings():
+            print(f"{reward}: {warning}", file=sys.stderr)
+    return grades
+
+
+def report(marks: dict[str, list[bool]], rows: Sequence[Row]) -> str:
+    """The share each grader calls right, and its disagreements with this one, with examples."""
+    now = marks["now"]
+    width = max(map(len, marks)) + 2
+    lines = ["", f"{'grader':<{width}}{'right':>8}{'agree':>8}{'only it':>9}{'only now':>10}"]
+    examples = []
+    for name, right in marks.items():
+        more = [index for index in range(len(rows)) if right[index] and not now[index]]
+        fewer = [index for index in range(len(rows)) if now[index] and not right[index]]
+        total = max(1, len(rows))
+        agree = 1 - (len(more) + len(fewer)) / total
+        lines.append(f"{name:<{width}}{sum(right) / total:>8.1%}{agree:>8.1%}{len(more):>9}{len(fewer):>10}")
+        for title, found in ((f"right only for {name}", more), (f"wrong only for {name}", fewer)):
+            examples += [f"\n{title}:"] * bool(found) + [_example(rows[index]) for index in found[:EXAMPLES]]
+    return "\n".join(lines + examples)
+
+
+def _example(row: Row) -> str:
+    tail = " ".join(str(row["response"]).split())[-SHOWN_CHARS:]
+    return f"  {row.get('problem_id', '?')}  gold {str(row['gold'])[:SHOWN_CHARS]!r}  response ...{tail!r}"
+
+
+def save(files: Sequence[tuple[Path, list[Row]]], grades: Sequence[Grade]) -> None:
+    """Each file is replaced as a whole, so an interruption leaves every file either old or new."""
+    position = 0
+    for path, rows in files:
+        temporary = path.with_suffix(".jsonl.new")
+        with temporary.open("w", encoding="utf-8") as lines:
+            for row, grade in zip(rows, grades[position : position + len(rows)], strict=True):
+                lines.write(json.dumps(regraded(row, grade), ensure_ascii=False) + "\n")
+        os.replace(temporary, path)
+        position += len(rows)
+
+
+def regraded(row: Row, grade: Grade) -> Row:
+    """The row with its new grade; the one that the run was trained on is kept, however often this runs."""
+    new = {
+        "reward": grade.reward,
+        "format_reward": grade.format,
+        "answer_reward": grade.answer,
+        "outcome": grade.outcome,
+    }
+    previous = row.get("previous_grade") or {key: row.get(key) for key in new}
+    return {**row, **new, "previous_grade": previous}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

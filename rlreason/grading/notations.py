@@ -1,0 +1,51 @@
+"""Answers with a notation of their own: times of day, numbers in a base, letters of a multiple choice.
+
+Each is recognised as a whole text or not at all; nothing here reads an expression.
+"""
+
+import re
+
+from rlreason.grading.expression import Node
+from rlreason.grading.values import Based, Clock, Quantity
+
+_CLOCK = re.compile(
+    r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:\\text\{\s*)?(?:([ap])\.?\s?m\b\.?)?\s*\}?", re.I
+)
+_BASE = re.compile(r"\(?([0-9A-Fa-f]+)\)?_\{?(?:\\text\{)?([a-z]+|\d{1,2})\}*")
+_BASE_WORDS = re.compile(r"([0-9A-Fa-f]+) (?:\\text\{ ?)?\(?(?:in )?base[ -]([a-z]+|\d{1,2})\)?\}?")
+_NUMBER_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+)
+_CHOICE = re.compile(r"\(?([A-E])[).:]*")
+
+
+def choice(text: str) -> Quantity | None:
+    """`C`, `(C)`, `C.` or `C)`."""
+    match = _CHOICE.fullmatch(text)
+    return Quantity(Node("symbol", name=match.group(1))) if match else None
+
+
+def clock(text: str) -> Clock | None:
+    match = _CLOCK.fullmatch(text)
+    if match is None or not (match.group(2) or match.group(4)):
+        return None
+    hour, minute, second = (int(part or 0) for part in match.groups()[:3])
+    if hour > 23 or minute > 59 or second > 59:
+        return None
+    half = (match.group(4) or "").lower()
+    stated = bool(half)
+    if not half and not 1 <= hour <= 12:
+        half = "p" if hour else "a"
+    return Clock((hour % 12 * 60 + minute) * 60 + second, half, stated)
+
+
+def based(text: str) -> Based | None:
+    match = _BASE.fullmatch(text.replace(" ", "")) or _BASE_WORDS.fullmatch(text)
+    if match is None:
+        return None
+    digits, base = match.groups()
+    names = _NUMBER_WORDS.split()
+    number = int(base) if base.isdigit() else (names.index(base) if base in names else 0)
+    if not 2 <= number <= 36 or any(int(digit, 36) >= number for digit in digits):
+        return None
+    return Based(digits.upper().lstrip("0") or "0", number)

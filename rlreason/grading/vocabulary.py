@@ -1,0 +1,128 @@
+"""The words that the grader knows: functions, Greek letters, units, and words that change a meaning.
+
+Lists and nothing else.
+"""
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text as a set; keeps the lists below readable."""
+    return frozenset(text.split())
+
+
+FUNCTIONS = words(
+    """sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan asin acos atan arccot arcsec arccsc
+    arsinh arcosh artanh ln log lg exp"""
+)
+CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "inf": "oo", "oo": "oo"}
+GREEK = words(
+    """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma
+    tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar"""
+)
+#: What is drawn over or around a letter is part of its name.
+ACCENTS = words(
+    "dot ddot hat bar tilde vec overline widehat mathbf boldsymbol bm mathcal mathbb mathfrak mathscr mathsf"
+)
+#: Commands that end a factor instead of beginning one.
+CLOSING = words("rfloor rceil rangle choose mod bmod pmod to")
+
+#: Words that change what a number means, or say that it is not the answer: never part of a unit.
+MEANING = words(
+    """more less fewer am pm or not no nor isn't than least most many much few is are was were be it and but
+    if maybe perhaps about approximately around roughly nearly almost over under above below between to from
+    half halves quarter third thirds fourth fifth tenth tenths hundredth hundredths thousandth thousandths double
+    twice triple times negative minus plus factorial squared cubed wrong incorrect false true yes none never
+    except without remainder r mod modulo out ratio left right up down first ago before after later earlier
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+    seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety wait actually sorry
+    correction equal equals divided multiplied unknown undefined infinite
+    infinity root else otherwise instead"""
+)
+#: Words before an equals sign that take back what follows.
+DENIALS = words("not no never isn't wrong incorrect false unequal")
+
+SCALES = {
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
+PERCENT = words("% percent pct percents")
+CURRENCIES = {
+    "$": "usd",
+    "€": "eur",
+    "£": "gbp",
+    "¥": "jpy",
+    "₹": "inr",
+    "usd": "usd",
+    "eur": "eur",
+    "gbp": "gbp",
+}
+
+#: One line per unit: its short name, then its other spellings.
+UNITS = """
+usd dollar dollars bucks us$
+cent cents ¢
+eur euro euros
+m meter meters metre metres
+cm centimeter centimeters centimetre centimetres
+mm millimeter millimeters millimetre millimetres
+km kilometer kilometers kilometre kilometres
+nm nanometer nanometers
+in inch inches
+ft foot feet
+yd yard yards
+mi mile miles
+g gram grams
+kg kilogram kilograms kgs kilo kilos
+mg milligram milligrams
+lb lbs pound pounds
+oz ounce ounces
+ton tons tonne tonnes
+l liter liters litre litres
+ml milliliter milliliters millilitre millilitres
+gal gallon gallons
+cup cups
+pt pint pints
+qt quart quarts
+s sec secs second seconds
+ms millisecond milliseconds
+min mins minute minutes
+h hr hrs hour hours
+day days
+week weeks wk wks
+month months
+year years yr yrs
+deg degree degrees °
+rad radian radians
+mi/h mph
+km/h kph kmph kmh
+j joule joules
+kj kilojoule kilojoules
+ev
+erg ergs
+n newton newtons
+w watt watts
+kw kilowatt kilowatts
+v volt volts
+a ampere amperes amp amps
+hz hertz
+pa pascal pascals
+k kelvin
+mol mole moles
+au
+pc parsec parsecs
+acre acres
+ha hectare hectares
+unit units
+person people
+child children
+man men
+woman women
+mouse mice
+goose geese
+penny pennies pence
+"""
+UNIT_NAMES = {spelling: line.split()[0] for line in UNITS.splitlines() if line for spelling in line.split()}
+LETTER_UNITS = words("m g s h l L N J W V A K C F")

@@ -1,0 +1,55 @@
+"""Real parts, small: a tiny Qwen2 with its own tokenizer, an engine on its live weights, stories to answer."""
+
+import random
+
+import pytest
+import torch
+
+from rlreason.config.store import register
+from rlreason.data.stories import habit_trace, make_stories
+from rlreason.engines.hf import HFEngine
+from rlreason.models.tiny import build_model, build_tokenizer
+from rlreason.policy import Policy
+from rlreason.types import Problem
+
+torch.set_num_threads(1)  # several test processes share the cores
+
+PROMPT = "User: {question}\nAssistant: <think>"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hydra_store() -> None:
+    register()
+
+
+@pytest.fixture(scope="session")
+def problems() -> list[Problem]:
+    return make_stories(64, seed=0)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(problems):
+    rng = random.Random(0)
+    return build_tokenizer([PROMPT.format(question=p.question) + habit_trace(p, rng, 0.5, 0.1) for p in problems])
+
+
+@pytest.fixture
+def policy(tokenizer) -> Policy:
+    """Random weights, large enough that different tokens have different probabilities."""
+    return Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer)
+
+
+@pytest.fixture
+def engine(policy) -> HFEngine:
+    return HFEngine(policy, max_rows=32)
+
+
+def random_pairs(vocab: int, count: int, seed: int = 0) -> list[tuple[list[int], list[int]]]:
+    """Ragged (prompt ids, response ids) pairs."""
+    g = torch.Generator().manual_seed(seed)
+
+    def ids(low: int, high: int) -> list[int]:
+        n = int(torch.randint(low, high + 1, (), generator=g))
+        return torch.randint(2, vocab, (n,), generator=g).tolist()
+
+    return [(ids(1, 12), ids(1, 20)) for _ in range(count)]

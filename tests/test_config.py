@@ -1,0 +1,174 @@
+"""Every option composes, every run of every sweep can start, and a wrong word is answered in one line."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from rlreason.config.groups import LENGTH_NORM_KINDS, STD_NORM_KINDS
+from rlreason.config.run import GRPO
+from rlreason.config.store import resource_dir, run_name, typed
+from rlreason.config.words import _runs, check_words, handout_names
+from rlreason.errors import ConfigError
+from rlreason.objectives.advantages import STD_NORMS
+from rlreason.objectives.aggregation import AGGREGATIONS
+from rlreason.objectives.losses import LOSSES
+
+CONF = resource_dir("conf")
+GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())
+SWEEPS = sorted(p.stem for p in resource_dir("multirun_sweeps").glob("*.yaml"))
+
+
+@pytest.fixture
+def composed():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield lambda *overrides: compose("config", list(overrides))
+
+
+@pytest.fixture
+def gsm8k(tmp_path) -> Path:
+    for half in ("train", "test"):
+        (tmp_path / f"{half}.jsonl").write_text('{"question": "1+1?", "answer": "1+1=2\\n#### 2"}\n')
+    return tmp_path
+
+
+def mistake(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_words(list(words))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("group", "option"), [(g, p.stem) for g in GROUPS for p in sorted((CONF / g).glob("*.yaml"))]
+)
+def test_every_option_composes_and_keeps_the_rules(composed, gsm8k, group, option):
+    overrides = [f"{group}={option}"]
+    pretrained = (group == "model" and option != "tiny") or group == "experiment" or option == "gsm8k"
+    if pretrained:
+        overrides += [f"data.path={gsm8k}"] + (["model=smollm2_135m"] if group == "data" else [])
+    if option == "local":
+        (gsm8k / "config.json").write_text("{}")
+        overrides.append(f"model.path={gsm8k}")
+    run = typed(composed(*overrides))
+    assert isinstance(run, GRPO)
+
+
+def test_the_option_files_are_the_tables_of_the_formulas():
+    def options(group: str) -> set[str]:
+        return {p.stem for p in (CONF / group).glob("*.yaml")}
+
+    assert options("loss") == set(LOSSES)
+    assert options("length_norm") == set(AGGREGATIONS) == set(LENGTH_NORM_KINDS)
+    assert options("std_norm") == set(STD_NORMS) == set(STD_NORM_KINDS)
+
+
+def test_the_command_of_the_card(composed):
+    run = typed(composed("algorithm=grpo", "loss=grpo_clip", "epochs_per_rollout=2"))
+    assert (run.loss.loss_type, run.epochs_per_rollout, run.updates_per_rollout) == ("grpo_clip", 2, 2)
+    assert run.loss.numbers()["cliprange_low"] == run.loss.numbers()["cliprange_high"] == 0.2
+
+
+def test_the_paper_preset_has_the_handouts_numbers(composed):
+    run = typed(composed("scale=paper"))
+    assert (run.n_steps, run.learning_rate, run.advantage_eps) == (200, 1e-5, 1e-6)
+    assert (run.rollout_batch_size, run.group_size, run.train_batch_size, run.epochs_per_rollout) == (256, 8, 256, 1)
+    assert (run.sampling.temperature, run.sampling.min_tokens, run.sampling.max_tokens) == (1.0, 4, 1024)
+    assert (run.weight_decay, list(run.adam_betas), run.max_grad_norm) == (0.0, [0.9, 0.95], 1.0)
+
+
+def test_a_pretrained_model_brings_its_scale_and_data_unless_they_are_chosen(composed, gsm8k):
+    run = typed(composed("model=olmo2_1b", f"data.path={gsm8k}"))
+    assert (run.data.name, run.prompt.name, run.rollout_batch_size) == ("gsm8k", "r1_zero", 256)
+    run = typed(composed("model=olmo2_1b", f"data.path={gsm8k}", "scale=laptop", "prompt=question_only"))
+    assert (run.prompt.reward, run.rollout_batch_size) == ("question_only", 32)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_run_of_a_sweep_can_start(name):
+    check_words(["-m", f"sweep={name}"])
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        runs = list(_runs([f"sweep={name}", "seed=0,1"], multirun=True))
+    assert len(runs) >= 10
+    names = [run_name(run) for run in runs]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["epochs_per_rolout=2"], "epochs_per_rolout is no setting of this run: did you mean epochs_per_rollout?"),
+        (["epochs_per_rollout=two"], "epochs_per_rollout=two must be of type Integer"),
+        (["loss=typo"], "loss=typo is no option of loss: choose one of"),
+        (["loss.cliprange=0.1"], "loss.cliprange is no setting of the chosen option of loss"),
+        (["algorithm=ppo"], "algorithm=ppo is no option of algorithm: choose one of grpo"),
+        (["seed"], "seed is neither an option nor an override"),
+        (["hydra.run.dir=a=b"], "hydra.run.dir=a=b cannot be read"),
+        (["+foo=1"], "foo is no setting of this run"),
+        (["+loss.foo=1"], "loss.foo is no setting of this run"),
+        (["model=local"], "model.path has no value"),
+        (["model=local", "model.path=/nowhere"], "model.path=/nowhere is no folder: give a model folder"),
+        (["model=smollm2_135m", "data.path=/nowhere"], "data.path=/nowhere is no folder: give a folder with train.jsonl"),
+        (["model=tiny", "data=gsm8k"], "model=tiny with data=gsm8k"),
+        (["train_batch_size=100"], "rollout_batch_size=256 must be a positive multiple of train_batch_size=100: try train_batch_size=64"),
+        (["group_size=7"], "multiple of group_size=7: try group_size=4"),
+        (["group_size=1"], "a group of one always gives advantage 0"),
+        (["gradient_accumulation_steps=3"], "gradient_accumulation_steps=3 must divide train_batch_size=256"),
+        (["gradient_accumulation_steps=4", "micro_batch_size=8"], "4 x micro_batch_size=8 is not train_batch_size=256"),
+        (["off_policy=e4_quarter", "rollout_batch_size=90", "group_size=9"], "rollout_batch_size=90 cannot be divided into 4"),
+        (["sampling.temperature=0"], "sampling.temperature=0.0: the policy gradient needs samples"),
+        (["sampling.min_tokens=99"], "sampling.min_tokens=99, sampling.max_tokens=48"),
+        (["learning_rate=-1"], "learning_rate=-1.0 must be above 0"),
+        (["loss=grpo_clip", "loss.cliprange=1.5"], "loss.cliprange=1.5"),
+        (["model.dtype=half"], "model.dtype=half is none of auto, float32, bfloat16"),
+        (["threads=0"], "threads=0 must be at least 1"),
+        (["-m", "sweep=nope"], "sweep=nope is no option of sweep: choose one of grpo_learning_rate"),
+        (["-m", "seed=0,1", "loss=grpo_clip,tpo"], "loss=tpo is no option of loss"),
+        (["-m", "sweep=grpo_off_policy", "rollout_batch_size=96"], "multiple of train_batch_size=64"),
+        (["-m", "learning_rate=1e-3,abc"], "learning_rate=abc must be of type Float"),
+    ],
+)
+def test_a_wrong_word_is_one_line_with_the_cure(words, says):
+    text = mistake(*words)
+    assert says in text
+    assert "Traceback" not in text
+    assert len(text.splitlines()) <= 2
+
+
+def test_all_violated_rules_are_named_at_once():
+    assert len(mistake("learning_rate=0", "group_size=7", "threads=0").splitlines()) == 3
+
+
+def test_handout_names_are_translated_and_said(capsys):
+    assert handout_names(["n_grpo_steps=3", "sampling_max_tokens=9", "seed=1"]) == [
+        "n_steps=3",
+        "sampling.max_tokens=9",
+        "seed=1",
+    ]
+    assert "n_grpo_steps is n_steps here" in capsys.readouterr().out
+
+
+def test_the_handouts_accumulation_becomes_the_micro_batch(composed):
+    assert typed(composed("gradient_accumulation_steps=8")).sequences_per_micro_batch() == 32
+    assert typed(composed("micro_batch_size=16")).sequences_per_micro_batch() == 16
+    assert typed(composed()).sequences_per_micro_batch() is None
+
+
+def test_run_names_do_not_depend_on_the_order_and_are_safe_folder_names():
+    a, b = ["seed=1", "model.path=/a b/c", "sweep=x"], ["model.path=/a b/c", "seed=1"]
+    assert run_name(a) == run_name(b) == "model.path=-a-b-c,seed=1"
+
+
+def test_no_two_options_of_a_group_compose_to_the_same_thing(composed):
+    for group in ("loss", "length_norm", "std_norm", "off_policy"):
+        texts = [OmegaConf.to_yaml(composed(f"{group}={p.stem}"), resolve=True) for p in (CONF / group).glob("*.yaml")]
+        assert all(a != b for a, b in itertools.combinations(texts, 2)), group
+
+
+def test_registering_twice_is_harmless():
+    from rlreason.config.store import register
+
+    register()
+    assert "grpo.yaml" in ConfigStore.instance().repo["schema"]

@@ -1,0 +1,175 @@
+"""The real command line, in its own process, on the smallest run there is."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SMALL = [
+    "model.width=32", "model.warm_start.steps=4", "n_steps=2", "rollout_batch_size=16", "group_size=4",
+    "eval_problems=8", "eval_every=1", "sampling.max_tokens=16", "data.n_train=256", "data.n_validation=32",
+]  # fmt: skip
+
+
+def rlreason(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[1])
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "WANDB_SILENT": "true"}
+    argv = [sys.executable, "-m", "rlreason", *words]
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
+
+
+def rows_of(folder: Path, step: str) -> list[dict]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if step in row]
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory):
+    """The command of the card, typed as written, at the smallest size."""
+    cwd = tmp_path_factory.mktemp("card")
+    done = rlreason("algorithm=grpo", "loss=grpo_clip", "epochs_per_rollout=2", *SMALL, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (cwd / "runs/grpo").iterdir()
+    return done.stdout, folder
+
+
+@pytest.mark.slow
+def test_a_run_leaves_a_whole_folder(card):
+    _, folder = card
+    names = {p.name for p in folder.iterdir()}
+    assert {"config.yaml", "provenance.json", "metrics.jsonl", "rollouts", "evals", "model", "summary.json", "curves.png"} <= names
+    assert sorted(p.name for p in (folder / "rollouts").iterdir()) == ["step_00001.jsonl", "step_00002.jsonl"]
+    assert len((folder / "rollouts/step_00001.jsonl").read_text().splitlines()) == 16
+    assert "epochs_per_rollout: 2" in (folder / "config.yaml").read_text()
+    assert "${" not in (folder / "config.yaml").read_text()
+    assert not list(folder.rglob("*.partial"))
+
+
+@pytest.mark.slow
+def test_metrics_have_their_names_and_are_finite(card):
+    _, folder = card
+    train, evals = rows_of(folder, "train_step"), rows_of(folder, "eval_step")
+    assert [r["train_step"] for r in train] == [1, 2]
+    assert [r["eval_step"] for r in evals] == [0, 1, 2]
+    for name in (
+        "train/loss", "train/grad_norm", "train/entropy", "train/clip_fraction", "reward/mean", "reward/format",
+        "reward/answer", "rollout/length", "rollout/truncated", "rollout/distinct", "rollout/logprob_gap_mean",
+        "time/rollout", "time/train", "time/total",
+    ):  # fmt: skip
+        assert all(math.isfinite(r[name]) for r in train), name
+    assert all({"eval/accuracy", "eval/format", "eval/length"} <= r.keys() for r in evals)
+    assert all(r["rollout/logprob_gap_max"] < 1e-4 for r in train)
+    assert all(r["rollout/distinct"] > 0.25 for r in train)
+
+
+@pytest.mark.slow
+def test_a_person_is_shown_what_happened(card):
+    out, _ = card
+    for words in ("objective  loss=grpo_clip", "accuracy", "before", "after", "curves.png", "Try next"):
+        assert words in out
+    assert re.search(r"2/2 +0\.\d{3}", out)
+
+
+@pytest.mark.slow
+def test_the_final_model_loads_with_transformers(card):
+    _, folder = card
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    ids = tokenizer("User: 1+1?", return_tensors="pt").input_ids
+    assert model.generate(ids, max_new_tokens=3, do_sample=False).shape[1] == ids.shape[1] + 3
+
+
+@pytest.mark.slow
+def test_a_saved_model_trains_on_files_with_both_prompts(card, tmp_path):
+    _, folder = card
+    for half in ("train", "test"):
+        rows = [{"question": f"{i}+1?", "answer": f"#### {i + 1}"} for i in range(12)]
+        (tmp_path / f"{half}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    for prompt in ("r1_zero", "question_only"):
+        done = rlreason(
+            "model=local", f"model.path={folder / 'model'}", "data=gsm8k", f"data.path={tmp_path}", f"prompt={prompt}",
+            "n_steps=1", "rollout_batch_size=8", "group_size=4", "train_batch_size=4", "eval_problems=4",
+            "sampling.max_tokens=8", "length_norm=constant", "std_norm=none", "loss=no_baseline",
+            f"hydra.run.dir={tmp_path / prompt}", cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        summary = json.loads((tmp_path / prompt / "summary.json").read_text())
+        assert summary["status"] == "finished"
+        assert summary["notices"]["no_mixed_group"] == 1  # an untrained model earns nothing, and that is said
+
+
+@pytest.mark.slow
+def test_the_same_command_gives_the_same_numbers(tmp_path):
+    metrics = []
+    for name in ("a", "b"):
+        done = rlreason(*SMALL, f"hydra.run.dir={name}", "save_model=false", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        rows = rows_of(tmp_path / name, "train_step") + rows_of(tmp_path / name, "eval_step")
+        metrics.append([{k: v for k, v in r.items() if not k.startswith(("time/", "grading/ms"))} for r in rows])
+    assert metrics[0] == metrics[1]
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_its_jobs_apart_and_skips_finished_ones(tmp_path):
+    words = ["-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "save_model=false"]
+    first = rlreason(*words, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    folders = sorted((tmp_path / "grid").glob("*/summary.json"))
+    assert len(folders) == 2
+    assert len(re.findall(r"seed=[01].* -> .*finished", first.stdout)) == 2
+    stamps = [f.stat().st_mtime_ns for f in folders]
+    second = rlreason(*words, cwd=tmp_path)
+    assert second.stdout.count("not run again") == 2
+    assert [f.stat().st_mtime_ns for f in folders] == stamps
+    # a finished run keeps its folder: the same folder with another config is refused
+    again = rlreason(*SMALL, f"hydra.run.dir='{folders[0].parent}'", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "holds a finished run" in again.stderr
+
+
+@pytest.mark.slow
+def test_a_diverging_run_ends_in_words_with_its_records(tmp_path):
+    done = rlreason(*SMALL, "learning_rate=1e30", "n_steps=6", "hydra.run.dir=x", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "x/summary.json").read_text())
+    assert summary["status"].startswith("diverged at step")
+    assert "lower learning_rate" in done.stdout
+
+
+@pytest.mark.slow
+def test_weights_and_biases_mirrors_the_metrics(tmp_path):
+    done = rlreason(*SMALL, "logger=wandb", "logger.mode=offline", "hydra.run.dir=x", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "x/wandb").glob("offline-run-*/*.wandb"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["los=grpo_clip"], "los is no setting of this run: did you mean loss?"),
+        (["sweep=grpo_learning_rate"], "is a grid of runs: add -m"),
+        (["prompt.file=nowhere.prompt"], "prompt.file=nowhere.prompt is neither in"),
+        (["micro_batch_tokens=20"], "micro_batch_tokens=20"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words, says, tmp_path):
+    done = rlreason(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_questions_are_answered_without_torch(tmp_path):
+    probe = "import sys; sys.argv=['rlreason', *{words}]\nfrom rlreason.main import cli\ntry: cli()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    for words in (["--help"], ["--cfg", "job"], ["los=1"]):
+        done = subprocess.run([sys.executable, "-c", probe.format(words=words)], cwd=tmp_path, capture_output=True, text=True,
+                              env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert "off_policy" in rlreason("--help", cwd=tmp_path).stdout

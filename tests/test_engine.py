@@ -1,0 +1,131 @@
+"""The embedded engine: the sampled distribution is the trainer's, samples are independent and repeatable."""
+
+import pytest
+import torch
+from conftest import PROMPT
+
+from rlreason.engines.base import Prompt, Sampling, seed_for
+from rlreason.engines.hf import HFEngine, closing_tokens, cut_after, draw
+
+
+def prompts_for(policy, problems, count=6):
+    return [
+        Prompt(p.id, policy.encode_prompt(PROMPT.format(question=p.question)), seed_for(0, p.id))
+        for p in problems[:count]
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+def test_engine_log_probs_are_the_trainers(policy, engine, problems, temperature):
+    sampling = Sampling(temperature, min_tokens=0, max_tokens=24, stop=("</answer>",))
+    responses = engine.generate(prompts_for(policy, problems), sampling, n=4)
+    scores = policy.score([(r.prompt_ids, r.token_ids) for r in responses], temperature, 512)
+    for response, score in zip(responses, scores, strict=True):
+        assert len(response.log_probs) == len(response.token_ids) >= 1
+        assert max(abs(a - b) for a, b in zip(response.log_probs, score, strict=True)) < 5e-5
+
+
+def test_samples_depend_on_their_own_seed_and_not_on_the_batch(policy, problems):
+    prompts, sampling = prompts_for(policy, problems), Sampling(1.0, 0, 16)
+    together = HFEngine(policy, max_rows=64).generate(prompts, sampling, n=4)
+    apart = [r for p in reversed(prompts) for r in HFEngine(policy, max_rows=3).generate([p], sampling, n=4)]
+    by_problem = {p.problem_id: [r.token_ids for r in together if r.problem_id == p.problem_id] for p in prompts}
+    for p in prompts:
+        assert [r.token_ids for r in apart if r.problem_id == p.problem_id] == by_problem[p.problem_id]
+        assert len({tuple(ids) for ids in by_problem[p.problem_id]}) == 4  # a group is not one sample four times
+    again = HFEngine(policy, max_rows=64).generate(prompts, sampling, n=4)
+    assert [r.token_ids for r in again] == [r.token_ids for r in together]
+    assert [r.problem_id for r in together] == [p.problem_id for p in prompts for _ in range(4)]
+
+
+def test_sampled_frequencies_follow_the_distribution(policy, engine):
+    """Chi-squared over the first token of 4,000 samples: 99.9% of right samplers pass."""
+    prompt = Prompt("p", [5, 6, 7], seed=3)
+    engine.max_rows = 4000
+    first = torch.tensor([r.token_ids[0] for r in engine.generate([prompt], Sampling(1.0, 0, 1), n=4000)])
+    with torch.no_grad():
+        probs = policy.model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False).logits[0, -1].softmax(-1)
+    common = probs > 5 / 4000
+    observed = torch.bincount(first, minlength=len(probs)).float()
+    seen = torch.cat([observed[common], observed[~common].sum()[None]])
+    expected = 4000 * torch.cat([probs[common], probs[~common].sum()[None]])
+    chi2, freedom = ((seen - expected) ** 2 / expected).sum().item(), int(common.sum())
+    assert chi2 < freedom + 3.3 * (2 * freedom) ** 0.5 + 8
+
+
+def test_greedy_equals_the_argmax_of_a_plain_forward(policy, engine):
+    response = engine.generate([Prompt("p", [5, 6], 0)], Sampling(0.0, 0, 8), n=1)[0]
+    ids = [5, 6]
+    for token in response.token_ids:
+        with torch.no_grad():
+            logits = policy.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+        assert token == int(logits.argmax())
+        ids.append(token)
+
+
+def test_min_tokens_bans_the_end_and_max_tokens_cuts(policy, engine):
+    with torch.no_grad():  # make ending the likeliest thing to do
+        policy.model.get_output_embeddings().weight[policy.tokenizer.eos_token_id] *= 30
+    prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(16)]
+    free = engine.generate(prompts, Sampling(1.0, 0, 10), n=2)
+    held = engine.generate(prompts, Sampling(1.0, 6, 10), n=2)
+    end = policy.tokenizer.eos_token_id
+    assert min(len(r.token_ids) for r in free) < 6
+    for r in held:
+        assert end not in r.token_ids[:6]
+        assert r.truncated == (len(r.token_ids) == 10 and r.token_ids[-1] != end)
+    assert all((r.token_ids[-1] == end) == (r.finish_reason == "stop") for r in free)
+
+
+def test_a_stop_string_ends_the_response_and_stays_in_it(policy, engine, tokenizer):
+    """A stop string that spans several tokens, found in text that the tokens really spell."""
+    prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(8)]
+    free = engine.generate(prompts, Sampling(1.0, 0, 24), n=4)
+    longest = max(free, key=lambda r: len(r.text))
+    stop = longest.text[4:7]
+    stopped = engine.generate(prompts, Sampling(1.0, 0, 24, stop=(stop,)), n=4)
+    assert any(r.text.endswith(stop) for r in stopped)
+    for before, after in zip(free, stopped, strict=True):
+        assert after.token_ids == before.token_ids[: len(after.token_ids)]  # the same random numbers, cut earlier
+        if stop in before.text:
+            assert after.finish_reason == "stop"
+            assert after.text == before.text[: before.text.index(stop) + len(stop)]
+        decoded = tokenizer.decode(after.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert decoded.startswith(after.text)
+
+
+def test_dropping_finished_rows_changes_nothing(policy, problems):
+    prompts, sampling = prompts_for(policy, problems, 8), Sampling(1.0, 0, 40, stop=("=",))
+    one_by_one = [r for p in prompts for r in HFEngine(policy).generate([p], sampling, n=1)]
+    together = HFEngine(policy).generate(prompts, sampling, n=1)
+    assert len({len(r.token_ids) for r in together}) > 1  # rows did end at different times
+    assert [r.token_ids for r in together] == [r.token_ids for r in one_by_one]
+
+
+def test_hand_over_is_counted_and_stamped(policy, engine):
+    assert engine.generate([Prompt("p", [5], 0)], Sampling(1.0, 0, 2), 1)[0].weight_version == 0
+    engine.load_weights(policy)
+    assert engine.generate([Prompt("p", [5], 0)], Sampling(1.0, 0, 2), 1)[0].weight_version == 1
+
+
+def test_draw_never_picks_an_impossible_token():
+    logits = torch.full((1000, 5), float("-inf"))
+    logits[:, 1] = logits[:, 3] = 0.0
+    uniforms = torch.linspace(0, 1 - 1e-12, 1000, dtype=torch.float64)
+    ids, log_probs = draw(logits, uniforms, 1.0)
+    assert set(ids.tolist()) == {1, 3}
+    torch.testing.assert_close(log_probs, torch.full((1000,), 0.5).log())
+
+
+def test_cutting_and_closing_tokens(policy):
+    assert cut_after("a</b>c</b>", ["</b>"]) == "a</b>"
+    assert cut_after("abc", ["x"]) == "abc"
+    closing = closing_tokens(policy, ("</answer>",))
+    assert closing is not None
+    assert all(">" in policy.tokenizer.convert_ids_to_tokens(i) for i in closing)
+    assert closing_tokens(policy, ("。",)) is None
+
+
+def test_seeds_are_the_same_everywhere_and_differ_by_any_part():
+    assert seed_for(0, "train/1", "p") == seed_for(0, "train/1", "p") >= 0
+    assert len({seed_for(0, "train/1", "p"), seed_for(1, "train/1", "p"), seed_for(0, "train/2", "p"), seed_for(0, "train/1", "q")}) == 4

@@ -1,0 +1,349 @@
+"""The grader as its callers see it: formats, golds, batches, metrics, settings, plug-ins."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlreason.grading import Grader, check_golds, question_only_reward_fn, r1_zero_reward_fn
+from rlreason.grading.formats import boxed
+
+PAIRS = Path(__file__).parent / "grading_cases" / "pairs.txt"
+
+
+def labelled_pairs() -> list[tuple[str, bool, str, str]]:
+    rows, section = [], ""
+    for line in PAIRS.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            section = line[3:].split(":")[0]
+        elif line and not line.startswith("#"):
+            answer, gold = line[2:].split(" ||| ")
+            rows.append((section, line[0] == "+", answer, gold))
+    return rows
+
+
+def tagged(answer: str) -> str:
+    return f"so it is </think> <answer> {answer} </answer>"
+
+
+@pytest.fixture(scope="module")
+def grader():
+    with Grader() as shared:
+        yield shared
+
+
+def test_there_are_enough_labelled_pairs_of_both_kinds_in_every_class():
+    rows = labelled_pairs()
+    assert len(rows) >= 400
+    assert len({(answer, gold) for _, _, answer, gold in rows}) == len(rows)
+    for section in {row[0] for row in rows}:
+        assert {label for name, label, *_ in rows if name == section} == {True, False}, section
+
+
+@pytest.mark.parametrize("section", sorted({row[0] for row in labelled_pairs()}))
+def test_every_labelled_pair_is_graded_as_labelled(grader, section):
+    rows = [row for row in labelled_pairs() if row[0] == section]
+    grades = grader.grade_batch([tagged(row[2]) for row in rows], [row[3] for row in rows])
+    failed = [
+        (answer, gold, label, grade)
+        for (_, label, answer, gold), grade in zip(rows, grades, strict=True)
+        if (grade.answer == 1.0) != label or grade.outcome in ("error", "timeout")
+    ]
+    assert not failed
+
+
+def test_no_gold_of_the_labelled_pairs_is_accepted_for_a_gold_labelled_different(grader):
+    rows = [row for row in labelled_pairs() if not row[1]]
+    swapped = grader.grade_batch([tagged(gold) for *_, gold in rows], [answer for _, _, answer, _ in rows])
+    # A list of values may be right for one of them only as a whole, so a wrong pair stays wrong when swapped.
+    assert [row[2:] for row, grade in zip(rows, swapped, strict=True) if grade.answer] == []
+
+
+@pytest.mark.parametrize(
+    ("response", "formatted", "right"),
+    [
+        ("</think> <answer>38</answer>", 1, 1),
+        ("a </think> <answer> 38 </answer>\n", 1, 1),
+        ("</think><answer>38</answer>", 0, 0),
+        ("</think>  <answer>38</answer>", 0, 0),
+        ("</think>\n<answer>38</answer>", 0, 0),
+        ("</Think> <Answer>38</Answer>", 0, 0),
+        ("<answer>38</answer>", 0, 0),
+        ("</think> <answer>38", 0, 0),
+        ("</answer> </think> <answer>38", 0, 0),
+        ("</think> <answer>38</answer> done", 1, 0),
+        ("</think> <answer>3</answer>8", 1, 0),
+        ("</think> <answer>38</answer></answer>", 1, 1),
+        ("</think> <answer>1</answer> </think> <answer>38</answer>", 1, 1),
+        ("</think> <answer>38</answer> </think> <answer>1</answer>", 1, 0),
+        ("</think> <answer>37</answer> <answer>38", 1, 0),
+        (r"</think> <answer>it is \boxed{38}</answer>", 1, 1),
+        (r"</think> <answer>\boxed{1} \boxed{38}</answer>", 1, 1),
+        (r"</think> <answer>\boxed{38</answer>", 1, 0),
+        (r"</think> <answer>\boxed {38}</answer>", 1, 0),
+        ("</think> <answer></answer>", 1, 0),
+        ("</think> <answer>   </answer>", 1, 0),
+        ("</think> <answer>39</answer>", 1, 0),
+        ("", 0, 0),
+    ],
+)
+def test_r1_zero_format(response, formatted, right):
+    rewards = r1_zero_reward_fn(response, "38")
+    assert rewards == {"format_reward": formatted, "answer_reward": right, "reward": right}
+
+
+@pytest.mark.parametrize(
+    ("response", "formatted", "right"),
+    [
+        (r"so \boxed{38}", 1, 1),
+        (r"\boxed{1} no, \boxed{38}.", 1, 1),
+        (r"\boxed{38} no, \boxed{1}", 1, 0),
+        (r"\boxed{38} and \boxed{39", 0, 0),
+        (r"\boxed 38", 0, 0),
+        (r"\fbox{38}", 0, 0),
+        (r"\boxed{}", 1, 0),
+        ("38", 0, 0),
+        (r"\boxed{\text{38}}", 1, 1),
+    ],
+)
+def test_question_only_format(response, formatted, right):
+    rewards = question_only_reward_fn(response, "38")
+    assert rewards == {"format_reward": formatted, "answer_reward": right, "reward": right}
+
+
+def test_printed_braces_do_not_close_a_box():
+    assert boxed(r"\boxed{\{1,2\}}") == r"\{1,2\}"
+    assert boxed(r"\boxed{\left\{ x \right.}") == r"\left\{ x \right."
+
+
+@pytest.mark.parametrize("gold", ["38", 38, 38.0, ["37", "38"], ["37", 38], [None, "38"], r"\boxed{38}"])
+def test_golds_of_every_kind_match(gold):
+    assert r1_zero_reward_fn(tagged("38"), gold)["reward"] == 1.0
+
+
+@pytest.mark.parametrize("gold", [None, (38,), {"a": 38}, [], [None], True, object(), "", "  ", b"38"])
+def test_odd_and_empty_golds_earn_nothing_and_raise_nothing(gold):
+    for answer in ("38", "", str(gold)):
+        assert r1_zero_reward_fn(tagged(answer), gold)["reward"] == 0.0
+
+
+def test_nan_and_infinity_golds_match_only_themselves():
+    assert r1_zero_reward_fn(tagged("38"), math.nan)["reward"] == 0.0
+    assert r1_zero_reward_fn(tagged(r"\infty"), math.inf)["reward"] == 1.0
+    assert r1_zero_reward_fn(tagged(r"-\infty"), math.inf)["reward"] == 0.0
+
+
+def test_batches_keep_order_and_repeats_cost_nothing():
+    with Grader() as fresh:
+        answers = [str(index % 7) for index in range(70)]
+        grades = fresh.grade_batch([tagged(answer) for answer in answers], ["3"] * 70)
+        assert [grade.reward for grade in grades] == [float(answer == "3") for answer in answers]
+        assert fresh.take_metrics()["grading/cache_hit_rate"] == pytest.approx(63 / 70)
+        fresh.grade_batch([tagged("3")], ["3"])
+        assert fresh.take_metrics()["grading/cache_hit_rate"] == 1.0
+
+
+def test_a_batch_of_unequal_lengths_is_the_callers_mistake(grader):
+    with pytest.raises(ValueError, match="2 responses and 1 golds"):
+        grader.grade_batch(["a", "b"], ["1"])
+
+
+def test_metrics_count_what_happened_and_then_start_anew():
+    with Grader() as fresh:
+        fresh.grade_batch([tagged("38"), tagged("39"), "no tags", tagged("9^9^9^9")], ["38"] * 4)
+        fresh.grade_batch([tagged("38"), None], [None, "38"])
+        metrics = fresh.take_metrics()
+        assert metrics["grading/responses"] == 6
+        assert metrics["grading/format_rate"] == pytest.approx(4 / 6)
+        assert metrics["grading/answer_rate"] == pytest.approx(1 / 6)
+        assert metrics["grading/answer_given_format"] == pytest.approx(1 / 4)
+        assert metrics["grading/refusals"] == 1
+        assert metrics["grading/bad_golds"] == 1
+        assert metrics["grading/bad_responses"] == 1
+        assert metrics["grading/path/text"] == pytest.approx(1 / 6)
+        assert sum(value for name, value in metrics.items() if "/path/" in name) == pytest.approx(1)
+        assert any("no usable gold" in warning for warning in fresh.warnings())
+        assert fresh.take_metrics() == {}
+        assert fresh.warnings() == []
+
+
+def test_refusals_are_not_plain_wrong():
+    with Grader() as fresh:
+        (grade,) = fresh.grade_batch([tagged("9^{9^{9^9}}")], [r"\sqrt2"])
+    assert (grade.outcome, grade.reward, grade.format) == ("refused", 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("extract", "answer", "right"),
+    [
+        ("strict", "She sold 38 clips.", 0),
+        ("last_number", "She sold 38 clips.", 1),
+        ("sentence", "She sold 38 clips.", 1),
+        ("last_number", "She sold 38 or 39 clips", 0),
+        ("last_number", "It is not 38", 0),
+        ("last_number", "Of 40 clips, 38", 0),
+        ("sentence", r"The answer is \frac{76}{2}.", 1),
+        ("sentence", r"Maybe the answer is 38", 0),
+        ("last_number", "The total is $38.", 1),
+    ],
+)
+def test_extraction_from_sentences_is_a_setting(extract, answer, right):
+    with Grader(extract=extract, symbolic=False) as fresh:
+        assert fresh.grade_batch([tagged(answer)], ["38"])[0].reward == right
+
+
+def test_percent_and_tolerance_are_settings():
+    def reward(answer, gold, **settings):
+        with Grader(symbolic=False, **settings) as fresh:
+            return fresh.grade_batch([tagged(answer)], [gold])[0].reward
+
+    assert reward(r"38\%", "38") == 1
+    assert reward(r"38\%", "38", percent=False) == 0
+    assert reward(r"38\%", "0.38", percent=False) == 1
+    assert reward("0.3333", r"\frac13") == 0
+    assert reward("0.3333", r"\frac13", rel_tol=1e-3) == 1
+    assert reward("0.3334", r"\frac13", rel_tol=1e-3) == 0
+    assert reward("0.333333", r"\frac13", rel_tol=0.0) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"reward": "r1"},
+        {"extract": "loose"},
+        {"timeout_s": 0},
+        {"rel_tol": 1.0},
+        {"workers": 0},
+        {"memory_mb": 1},
+    ],
+)
+def test_a_setting_out_of_range_is_named(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Grader(**wrong)
+
+
+def test_golds_that_do_not_grade_themselves_right_are_listed(grader):
+    assert check_golds(grader, ["38", r"\frac{1}{2}", "", None, "east", ["38", "39"], "  "]) == [2, 3, 6]
+
+
+def gsm8k() -> list[str]:
+    folder = Path(os.environ.get("RLREASON_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))
+    files = [folder / "train.jsonl", folder / "test.jsonl"]
+    if not all(file.is_file() for file in files):
+        pytest.skip("no GSM8K here: set RLREASON_GSM8K to a folder with train.jsonl and test.jsonl")
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line)["answer"].split("####")[1].strip() for line in lines]
+
+
+def test_gsm8k_golds_grade_themselves_right_and_each_other_wrong():
+    golds = gsm8k()
+    with Grader(symbolic=False) as fresh:
+        assert check_golds(fresh, golds) == []
+        others = golds[1:] + golds[:1]
+        grades = fresh.grade_batch([tagged(other) for other in others], golds)
+        equal = [
+            float(a.replace(",", "")) == float(b.replace(",", "")) for a, b in zip(golds, others, strict=True)
+        ]
+        assert [grade.reward == 1.0 for grade in grades] == equal
+
+
+FORMS = (
+    "{}",
+    "${}",
+    "\\${}",
+    "{} dollars",
+    "{} clips",
+    "${}$",
+    "**{}**",
+    "{}.",
+    "{}.0",
+    "x = {}",
+    "\\text{{{}}}",
+    "{} kg",
+)
+
+
+def test_surface_forms_of_numbers_are_graded_in_a_tenth_of_a_millisecond():
+    numbers = [str(17 * index % 1009) for index in range(2000)]
+    responses = [tagged(FORMS[index % len(FORMS)].format(number)) for index, number in enumerate(numbers)]
+    with Grader(symbolic=False) as fresh:
+        grades = fresh.grade_batch(responses, numbers)
+        metrics = fresh.take_metrics()
+    assert all(grade.reward == 1.0 for grade in grades)
+    assert metrics["grading/ms_median"] < 0.3  # 0.03 on an idle core; leave room for a busy one
+
+
+def test_importing_the_package_is_cheap_and_leaves_the_symbolic_library_out():
+    heavy = "{'sympy', 'math_verify', 'torch', 'mpmath'}"
+    program = f"import sys, rlreason.grading; print(sorted({heavy} & set(sys.modules)))"
+    begin = time.perf_counter()
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+    assert time.perf_counter() - begin < 2.0
+
+
+def by_length(response, gold):
+    """A reward plug-in: named as test_grading:by_length in the tests below."""
+    if response == "hang":
+        while True:
+            pass
+    if response == "raise":
+        raise RuntimeError("no")
+    if response == "exit":
+        os._exit(3)
+    if response == "memory":
+        return len(bytearray(10**10))
+    return {"None": None, "nan": math.nan, "text": "1.0", "dict": {"reward": 0.5}}.get(
+        response, len(response) == len(gold)
+    )
+
+
+def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
+    log = tmp_path / "log" / "incidents.jsonl"
+    with Grader(reward="tests.test_grading:by_length", timeout_s=1.0, log_path=log) as fresh:
+        responses = [
+            "ab",
+            "abc",
+            "hang",
+            "ab",
+            "raise",
+            "exit",
+            "None",
+            "nan",
+            "text",
+            "dict",
+            "memory",
+            "xy",
+        ]
+        grades = fresh.grade_batch(responses, ["12"] * len(responses))
+        outcomes = [(grade.outcome, grade.path, grade.reward) for grade in grades]
+        assert outcomes == [
+            ("correct", "plugin", 1.0),
+            ("wrong", "plugin", 0.0),
+            ("timeout", "plugin", 0.0),
+            ("correct", "plugin", 1.0),
+            ("error", "plugin", 0.0),
+            ("error", "killed", 0.0),
+            ("error", "plugin_value", 0.0),
+            ("error", "plugin_value", 0.0),
+            ("error", "plugin_value", 0.0),
+            ("correct", "plugin", 0.5),
+            ("error", "killed", 0.0),
+            ("correct", "plugin", 1.0),
+        ]
+        metrics = fresh.take_metrics()
+        assert (metrics["grading/timeouts"], metrics["grading/kills"], metrics["grading/errors"]) == (1, 2, 4)
+        assert len(fresh.warnings()) == 3
+    statuses = [json.loads(line)["status"] for line in log.read_text().splitlines()]
+    assert sorted(statuses) == ["error", "killed", "killed", "timeout"]
+
+
+def test_a_plug_in_that_does_not_exist_is_an_error_in_words():
+    with Grader(reward="tests.test_grading:no_such_function") as fresh:
+        assert fresh.grade_batch(["a"], ["b"])[0].outcome == "error"
+        assert any("no_such_function" in warning for warning in fresh.warnings())

@@ -1,0 +1,99 @@
+"""The audit command on a small run folder: what it finds, what it writes, and how it answers mistakes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlreason.grading import audit
+
+ROOT = Path(__file__).parents[1]
+CASES = [  # response, gold, reward as saved
+    ("</think> <answer>38</answer>", "38", 1.0),
+    ("</think> <answer>0.5</answer>", r"\frac12", 0.0),  # the saved reward is wrong
+    ("</think> <answer>9 am</answer>", "9 pm", 1.0),  # and here
+    ("no tags", "38", 0.0),
+    (r"</think> <answer>\int_0^1 x\,dx</answer>", "0.5", 1.0),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "config.yaml").write_text(
+        "prompt: {reward: r1_zero}\ngrading: {extract: strict, timeout_s: 3.0, other: 1}\n"
+    )
+    for step, cases in (("00001", CASES[:2]), ("00012", CASES[2:])):
+        rows = [
+            {
+                "problem_id": f"p{index}",
+                "response": response,
+                "gold": gold,
+                "reward": reward,
+                "extra": [1, "ü"],
+            }
+            | {"format_reward": 1.0, "answer_reward": reward, "outcome": "correct" if reward else "wrong"}
+            for index, (response, gold, reward) in enumerate(cases)
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "rollouts" / f"step_{step}.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+def saved(run: Path) -> list[dict]:
+    paths = sorted((run / "rollouts").iterdir())
+    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_it_counts_and_shows_the_disagreements_and_leaves_the_files_alone(run, capsys):
+    before = saved(run)
+    assert audit.main([str(run), "--other", "tests.test_grading_audit:everything_is_right"]) == 0
+    printed = capsys.readouterr().out
+    table = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "%" in line}
+    assert table["saved"] == ["60.0%", "60.0%", "1", "1"]
+    assert table["now"] == ["60.0%", "100.0%", "0", "0"]
+    assert table["math-verify"][2:] == ["1", "0"]  # it takes 9 am for 9 pm
+    assert table["tests.test_grading_audit:everything_is_right"] == ["100.0%", "60.0%", "2", "0"]
+    assert "wrong only for saved" in printed
+    assert "gold '9 pm'" in printed
+    assert saved(run) == before
+
+
+def everything_is_right(response: str, gold: str) -> float:
+    return 1.0
+
+
+def test_write_grades_again_and_keeps_the_first_grade(run, capsys):
+    for _ in range(2):
+        assert audit.main([str(run), "--write"]) == 0
+        rows = saved(run)
+        assert [row["reward"] for row in rows] == [1.0, 1.0, 0.0, 0.0, 1.0]
+        assert [row["outcome"] for row in rows] == ["correct", "correct", "wrong", "unformatted", "correct"]
+        assert [row["previous_grade"]["reward"] for row in rows] == [reward for *_, reward in CASES]
+        assert all(row["extra"] == [1, "ü"] for row in rows)
+    assert len(list((run / "rollouts").iterdir())) == 2
+    assert "previous_grade" in capsys.readouterr().out
+
+
+def test_the_command_answers_mistakes_in_one_line(tmp_path, run):
+    (empty := tmp_path / "empty").mkdir()
+    (bare := tmp_path / "bare").mkdir()
+    (bare / "config.yaml").write_text("prompt: {reward: r1_zero}\n")
+    (odd := tmp_path / "odd").mkdir()
+    (odd / "config.yaml").write_text("model: x\n")
+    for folder, word in [
+        ("nowhere", "no folder"),
+        (empty, "no config.yaml"),
+        (bare, "no rollouts"),
+        (odd, "prompt.reward"),
+    ]:
+        command = [sys.executable, "-m", "rlreason.grading.audit", str(folder)]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert result.returncode == 2, result.stderr
+        assert word in result.stderr
+        assert result.stderr.count("\n") == 1
+    (run / "rollouts" / "step_00002.jsonl").write_text("{broken\n")
+    assert audit.main([str(run)]) == 2

@@ -1,0 +1,156 @@
+"""The optimizer step: how it is cut into micro-batches changes nothing; the ratio is 1 first and then moves."""
+
+import pytest
+import torch
+from conftest import random_pairs
+
+from rlreason.learner import Learner, TokenObjective
+from rlreason.models.tiny import build_model
+from rlreason.policy import Policy
+from rlreason.types import Grade, Response, Sample
+
+RIGHT = Grade(1.0, 1.0, 1.0, "correct")
+
+
+def make_samples(policy, count=12, seed=0, old=False):
+    pairs = random_pairs(len(policy.tokenizer), count, seed)
+    scores = policy.score(pairs, 1.0, 512)
+    g = torch.Generator().manual_seed(seed)
+    credit = torch.randn(count, generator=g).tolist()
+    return [
+        Sample(Response(f"p{i // 4}", p, r, lp, "", "stop"), RIGHT, advantage=a, old_log_probs=lp if old else [])
+        for i, ((p, r), lp, a) in enumerate(zip(pairs, scores, credit, strict=True))
+    ]
+
+
+def gradient_of(learner, samples):
+    """The gradient that one update sees, before clipping."""
+    n_tokens = sum(len(s.response.token_ids) for s in samples)
+    from rlreason.packing import pack
+
+    for rows in learner.micro_batches(samples):
+        chosen = [samples[i] for i in rows]
+        batch = pack([(s.response.prompt_ids, s.response.token_ids) for s in chosen])
+        learner._loss(chosen, batch, n_sequences=len(samples), n_tokens=n_tokens)[0].backward()
+    gradient = torch.cat([p.grad.flatten() for p in learner.parameters])
+    learner.optimizer.zero_grad()
+    return gradient
+
+
+OBJECTIVES = [
+    TokenObjective(),
+    TokenObjective(length_norm="constant", constant=20.0),
+    TokenObjective(length_norm="token"),
+    TokenObjective("grpo_clip", {"cliprange_low": 0.2, "cliprange_high": 0.2}),
+    TokenObjective("grpo_no_clip"),
+]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.loss_type}-{o.length_norm}")
+def test_any_split_into_micro_batches_gives_the_same_gradient(policy, objective):
+    samples = make_samples(policy, old=True)
+    whole = gradient_of(Learner(policy, objective, 1e-3, micro_batch_tokens=10_000), samples)
+    assert whole.norm() > 0
+    for tokens, size in ((64, None), (40, None), (10_000, 5), (10_000, 1)):
+        split = Learner(policy, objective, 1e-3, micro_batch_tokens=tokens, micro_batch_size=size)
+        assert len(split.micro_batches(samples)) > 1
+        torch.testing.assert_close(gradient_of(split, samples), whole, atol=1e-6, rtol=1e-4)
+
+
+def test_the_same_in_float64_to_ten_digits(tokenizer):
+    """Everything from the objective on in double precision: the split is exact, not just close."""
+    from rlreason.objectives.aggregation import aggregate_loss
+    from rlreason.objectives.losses import LOSSES
+
+    torch.manual_seed(0)
+    log_probs = torch.randn(8, 15, dtype=torch.float64, requires_grad=True)
+    old = log_probs.detach() + 0.3 * torch.randn(8, 15, dtype=torch.float64)
+    mask = torch.arange(15) < torch.randint(1, 16, (8, 1))
+    advantages = torch.randn(8, 1, dtype=torch.float64)
+    for norm in ("masked_mean", "constant", "token"):
+        grads = []
+        for cut in (8, 1, 3):
+            for rows in torch.arange(8).split(cut):
+                loss, _ = LOSSES["grpo_clip"](
+                    advantages[rows], log_probs[rows], old[rows], mask[rows], cliprange_low=0.2, cliprange_high=0.2
+                )
+                counts = {"n_sequences": 8, "n_tokens": int(mask.sum()), "constant": 15.0}
+                aggregate_loss(loss, mask[rows], norm, **counts).backward()
+            grads.append(log_probs.grad.clone())
+            log_probs.grad = None
+        for grad in grads[1:]:
+            torch.testing.assert_close(grad, grads[0], atol=1e-12, rtol=1e-10)
+
+
+def test_ratio_is_one_on_the_first_pass_and_not_on_the_second(policy):
+    samples = make_samples(policy, old=True)
+    learner = Learner(policy, TokenObjective("grpo_clip", {"cliprange_low": 0.2, "cliprange_high": 0.2}), 1e-2)
+    first, second = learner.update(samples), learner.update(samples)
+    assert first["train/ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert first["train/clip_fraction"] == 0
+    assert abs(second["train/ratio"] - 1) > 1e-3
+    assert second["train/approx_kl"] > 1e-4
+    assert second["train/clip_fraction"] > 0
+
+
+def test_old_log_probs_equal_to_todays_give_the_same_step_as_none(policy, tokenizer):
+    """On-policy, the ratio's gradient is the policy gradient: with and without fixed old log-probabilities."""
+    parameters = []
+    for loss, old in (("grpo_no_clip", True), ("grpo_no_clip", False), ("reinforce_with_baseline", False)):
+        fresh = Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer)
+        Learner(fresh, TokenObjective(loss), 1e-3).update(make_samples(fresh, old=old))
+        parameters.append(torch.cat([p.detach().flatten() for p in fresh.model.parameters()]))
+    for other in parameters[1:]:
+        torch.testing.assert_close(other, parameters[0], atol=1e-5, rtol=1e-4)
+
+
+def test_accumulating_k_micro_batches_is_one_clipped_step(policy, tokenizer):
+    results = []
+    for size in (None, 2):
+        fresh = Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer)
+        learner = Learner(fresh, TokenObjective(), 1e-2, max_grad_norm=1e-3, micro_batch_size=size)
+        metrics = learner.update(make_samples(fresh))
+        assert metrics["train/grad_norm"] > 1e-3  # it was clipped
+        assert all(p.grad is None for p in learner.parameters)
+        results.append((metrics["train/grad_norm"], torch.cat([p.detach().flatten() for p in learner.parameters])))
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
+    # Adam divides by the gradient's own size, so tiny entries amplify rounding: compare within one step's length.
+    torch.testing.assert_close(results[0][1], results[1][1], atol=2e-4, rtol=0)
+
+
+def test_positive_credit_raises_and_negative_credit_lowers_probability(policy, tokenizer):
+    for sign in (1.0, -1.0):
+        fresh = Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer)
+        samples = make_samples(fresh, count=1)
+        samples[0].advantage = sign
+        before = sum(samples[0].response.log_probs)
+        Learner(fresh, TokenObjective(), 1e-3).update(samples)
+        after = sum(fresh.score([(samples[0].response.prompt_ids, samples[0].response.token_ids)], 1.0, 512)[0])
+        assert (after - before) * sign > 0
+
+
+def test_metrics_do_not_depend_on_the_split(policy, tokenizer):
+    rows = []
+    for size in (None, 3):
+        fresh = Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer)
+        rows.append(Learner(fresh, TokenObjective(), 1e-3, micro_batch_size=size).update(make_samples(fresh)))
+    for name in ("train/loss", "train/entropy", "train/ratio", "train/grad_norm"):
+        assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-4, abs=1e-6), name
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone_and_is_counted(policy):
+    samples = make_samples(policy)
+    samples[0].advantage = float("inf")
+    learner = Learner(policy, TokenObjective(), 1e-2)
+    before = [p.detach().clone() for p in learner.parameters]
+    assert learner.update(samples)["train/skipped_updates"] == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
+
+
+def test_the_gap_ignores_tokens_sampled_under_the_ban_on_ending(policy):
+    samples = make_samples(policy)
+    for s in samples:
+        s.response.log_probs[0] += 1.0  # as if renormalised without the end token
+    learner = Learner(policy, TokenObjective(), 0.0)
+    assert learner.update(samples, gap_from=0)["rollout/logprob_gap_max"] == pytest.approx(1.0, abs=1e-3)
+    assert learner.update(samples, gap_from=1)["rollout/logprob_gap_max"] < 1e-4

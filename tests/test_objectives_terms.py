@@ -1,0 +1,245 @@
+"""KL, entropy, mismatch weights, overlong rules, live groups, scoring: each against enumeration or a loop."""
+
+import doctest
+import importlib
+import math
+import pkgutil
+
+import pytest
+import torch
+
+import rlreason.objectives
+from rlreason.objectives.entropy import entropy_bonus
+from rlreason.objectives.kl import KL_ESTIMATORS, kl_per_token, subtract_kl_from_rewards
+from rlreason.objectives.losses import LOSSES
+from rlreason.objectives.mismatch import MISMATCH_WEIGHTS, mismatch_weights
+from rlreason.objectives.overlong import OVERLONG, soft_overlong_penalty
+from rlreason.objectives.scoring import compute_entropy, gather_log_probs
+from rlreason.objectives.zero_variance import ZERO_VARIANCE
+
+MODULES = [m.name for m in pkgutil.iter_modules(rlreason.objectives.__path__, "rlreason.objectives.")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_the_docstrings_hold(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+# --- KL: a toy distribution over five outcomes, every one of them enumerated ---
+
+THETA = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4], dtype=torch.float64)
+REFERENCE = torch.tensor([-0.5, 0.6, 0.2, -1.2, 0.9], dtype=torch.float64).log_softmax(0)
+OLD = torch.tensor([0.5, -0.6, 0.4, 0.3, -0.9], dtype=torch.float64).log_softmax(0)
+ALL = torch.ones(1, 5, dtype=torch.bool)
+
+
+def expectation_and_gradient(estimator, sampled_from, old):
+    """E over samples of the estimator and of its gradient, by enumeration: outcome i stands at position i."""
+    theta = THETA.clone().requires_grad_()
+    log_pi = theta.log_softmax(0)
+    old_log_probs = None if old is None else old[None]
+    kl = kl_per_token(log_pi[None], REFERENCE[None], ALL, estimator, old_log_probs)
+    value = (sampled_from.exp().detach() * kl[0]).sum()
+    return value.detach(), torch.autograd.grad(value, theta)[0]
+
+
+def exact(direction):
+    """KL and its gradient from the definition."""
+    theta = THETA.clone().requires_grad_()
+    log_pi = theta.log_softmax(0)
+    if direction == "pi_ref":
+        kl = (log_pi.exp() * (log_pi - REFERENCE)).sum()
+    else:
+        kl = (REFERENCE.exp() * (REFERENCE - log_pi)).sum()
+    return kl.detach(), torch.autograd.grad(kl, theta)[0]
+
+
+@pytest.mark.parametrize("old", [None, OLD])
+def test_expectations_of_the_estimators(old):
+    log_pi = THETA.log_softmax(0)
+    sampled_from = log_pi if old is None else old
+    kl, half_square = exact("pi_ref")[0], (log_pi.exp() * (log_pi - REFERENCE) ** 2).sum() / 2
+    for estimator, expected in (("k1", kl), ("k2", half_square), ("k3", kl)):
+        value = expectation_and_gradient(estimator, sampled_from, old)[0]
+        torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("old", [None, OLD])
+def test_gradients_of_the_estimators(old):
+    sampled_from = THETA.log_softmax(0) if old is None else old
+    expected = {"k1": torch.zeros(5).double(), "k2": exact("pi_ref")[1], "k3": exact("ref_pi")[1]}
+    for estimator in KL_ESTIMATORS:
+        gradient = expectation_and_gradient(estimator, sampled_from, old)[1]
+        torch.testing.assert_close(gradient, expected[estimator], rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(expected["k2"], expected["k3"], rtol=0.1)
+
+
+def test_kl_is_zero_at_the_reference_and_outside_the_response():
+    log_probs = torch.tensor([[-1.0, math.nan, -2.0]])
+    mask = torch.tensor([[True, False, True]])
+    for estimator in KL_ESTIMATORS:
+        assert kl_per_token(log_probs, log_probs, mask, estimator, log_probs).tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_k3_is_never_negative_and_exact_near_zero():
+    x = torch.linspace(-4, 4, 1001, dtype=torch.float64)
+    assert (KL_ESTIMATORS["k3"](x) >= 0).all()
+    small = torch.tensor([1e-7], dtype=torch.float64)
+    torch.testing.assert_close(KL_ESTIMATORS["k3"](small), small**2 / 2, rtol=1e-2, atol=0)
+
+
+def test_kl_in_the_reward_is_a_sum_over_tokens_without_gradient():
+    kl = torch.tensor([[0.5, 0.25, 0.0], [-0.5, 0.0, 0.0]], requires_grad=True)
+    rewards = subtract_kl_from_rewards(torch.tensor([1.0, 0.0]), kl, 0.1)
+    torch.testing.assert_close(rewards, torch.tensor([0.925, 0.05]))
+    assert not rewards.requires_grad
+
+
+# --- entropy bonus ---
+
+
+def test_a_step_down_the_entropy_bonus_raises_entropy():
+    logits = torch.tensor([[[2.0, 0.0, -1.0]]], dtype=torch.float64, requires_grad=True)
+    before = compute_entropy(logits)
+    term = entropy_bonus(before, 0.5)
+    assert term.item() == pytest.approx(-0.5 * before.item())
+    term.sum().backward()
+    assert compute_entropy(logits.detach() - 0.1 * logits.grad).item() > before.item()
+
+
+def test_entropy_bonus_without_a_gradient_is_an_error_and_not_a_no_op():
+    entropy = torch.ones(1, 2)
+    with pytest.raises(ValueError, match=r"entropy_coef=0\.5"):
+        entropy_bonus(entropy, 0.5)
+    assert entropy_bonus(entropy, 0.0).tolist() == [[0.0, 0.0]]
+    with torch.no_grad():
+        assert entropy_bonus(entropy, 0.5).tolist() == [[-0.5, -0.5]]
+
+
+# --- engine / trainer mismatch ---
+
+W = torch.tensor([[0.25, 1.0, 1.5, 2.0, 2.5]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("mismatch", "expected"),
+    [
+        ("none", [1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("truncate", [0.25, 1.0, 1.5, 2.0, 2.0]),
+        ("mask", [0.25, 1.0, 1.5, 2.0, 0.0]),
+    ],
+)
+def test_mismatch_weights_by_hand(mismatch, expected):
+    engine = torch.full_like(W, -3.0, requires_grad=True)
+    old = (W.log() - 3).requires_grad_()
+    cap = None if mismatch == "none" else 2.0 + 1e-12
+    weights, stats = mismatch_weights(old, engine, ALL, mismatch, cap)
+    torch.testing.assert_close(weights, torch.tensor([expected], dtype=torch.float64))
+    torch.testing.assert_close(stats["mismatch_ratio"], W)
+    assert stats["mismatch_capped"].tolist() == [[0.0, 0.0, 0.0, 0.0, 0.0 if mismatch == "none" else 1.0]]
+    assert not weights.requires_grad
+    assert not stats["mismatch_ratio"].requires_grad
+
+
+@pytest.mark.parametrize("mismatch", MISMATCH_WEIGHTS)
+def test_equal_log_probs_leave_the_loss_and_padding_weighs_one(mismatch):
+    log_probs = torch.tensor([[-0.5, -1.5, math.nan]])
+    mask = torch.tensor([[True, True, False]])
+    weights, _ = mismatch_weights(log_probs, log_probs, mask, mismatch, 2.0)
+    assert weights.tolist() == [[1.0, 1.0, 1.0]]
+
+
+def test_weight_times_ratio_is_the_ratio_to_the_engine_and_nothing_is_counted_twice():
+    generator = torch.Generator().manual_seed(0)
+    policy, old, engine = (-torch.rand(3, 5, generator=generator, dtype=torch.float64) for _ in range(3))
+    mask, advantages = torch.ones(3, 5).bool(), torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64)
+    weights, _ = mismatch_weights(old, engine, mask, "truncate", 1e9)
+    decoupled = weights * LOSSES["grpo_no_clip"](advantages, policy, old, mask)[0]
+    torch.testing.assert_close(decoupled, LOSSES["grpo_no_clip"](advantages, policy, engine, mask)[0])
+
+
+@pytest.mark.parametrize("mismatch", ["truncate", "mask"])
+def test_mismatch_weights_ask_for_their_cap(mismatch):
+    with pytest.raises(ValueError, match="mismatch_cap=None"):
+        mismatch_weights(W, W, ALL, mismatch, None)
+
+
+# --- overlong responses ---
+
+LENGTHS = torch.tensor([10, 100])
+TRUNCATED = torch.tensor([False, True])
+LIMITS = {"max_length": 100, "cache_length": 20}
+
+
+def test_soft_overlong_penalty_is_dapos_piecewise_formula():
+    for length in range(130):
+        expected = 0.0 if length <= 80 else -1.0 if length > 100 else (80 - length) / 20
+        found = soft_overlong_penalty(torch.tensor([length]), **LIMITS).item()
+        assert found == pytest.approx(expected), length
+
+
+@pytest.mark.parametrize(
+    ("rule", "rewards", "kept"),
+    [
+        ("none", [0.5, 1.0], [True, True]),
+        ("mask", [0.5, 1.0], [True, False]),
+        ("penalty", [0.5, 0.0], [True, True]),
+    ],
+)
+def test_overlong_rules(rule, rewards, kept):
+    given = torch.tensor([0.5, 1.0], dtype=torch.float64)
+    found_rewards, found_kept = OVERLONG[rule](given, LENGTHS, TRUNCATED, **LIMITS)
+    assert found_rewards.tolist() == rewards
+    assert found_rewards.dtype == torch.float64
+    assert found_kept.tolist() == kept
+
+
+@pytest.mark.parametrize("cache_length", [0, -1, 101])
+def test_a_cache_outside_the_limit_is_refused(cache_length):
+    with pytest.raises(ValueError, match=f"cache_length={cache_length}"):
+        soft_overlong_penalty(LENGTHS, max_length=100, cache_length=cache_length)
+
+
+# --- zero-variance groups ---
+
+
+def test_live_groups_are_found_by_id_and_by_any_difference():
+    just_above = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
+    rewards = torch.tensor([1.0, 0.3, -1.0, 1.0, just_above, -1.0, 7.0])
+    ids = torch.tensor([5, 2, 9, 5, 2, 9, 0])
+    assert ZERO_VARIANCE["skip"](rewards, ids).tolist() == [False, True, False, False, True, False, False]
+    assert ZERO_VARIANCE["keep"](rewards, ids).tolist() == [True] * 7
+
+
+# --- scoring ---
+
+
+def test_entropy_and_log_probs_equal_loops():
+    generator = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(2, 3, 5, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, 5, (2, 3), generator=generator)
+    entropy, log_probs = compute_entropy(logits), gather_log_probs(logits, labels)
+    for b in range(2):
+        for t in range(3):
+            weights = [math.exp(x) for x in logits[b, t].tolist()]
+            probs = [w / sum(weights) for w in weights]
+            assert entropy[b, t].item() == pytest.approx(-sum(p * math.log(p) for p in probs))
+            assert log_probs[b, t].item() == pytest.approx(math.log(probs[labels[b, t]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_scores_are_float32_for_any_model_dtype(dtype):
+    logits = torch.randn(1, 4, 50, generator=torch.Generator().manual_seed(2)).to(dtype)
+    labels = torch.tensor([[3, 1, 4, 1]])
+    assert compute_entropy(logits).dtype == gather_log_probs(logits, labels).dtype == torch.float32
+    torch.testing.assert_close(compute_entropy(logits), compute_entropy(logits.float()), rtol=0, atol=0)
+    reference = gather_log_probs(logits.float(), labels)
+    torch.testing.assert_close(gather_log_probs(logits, labels), reference, rtol=0, atol=0)
+
+
+def test_entropy_survives_extreme_and_forbidden_tokens():
+    logits = torch.tensor([[0.0, 0.0, -math.inf], [900.0, -900.0, 0.0]], requires_grad=True)
+    entropy = compute_entropy(logits)
+    torch.testing.assert_close(entropy.detach(), torch.tensor([math.log(2), 0.0]))
+    entropy.sum().backward()
+    assert logits.grad.isfinite().all()

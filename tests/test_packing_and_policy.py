@@ -1,0 +1,134 @@
+"""Padded, unpadded and packed sequences have the same log-probabilities; the right tokens are scored."""
+
+import pytest
+import torch
+from conftest import random_pairs
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
+
+from rlreason.errors import ConfigError
+from rlreason.logprobs import chunked_log_probs
+from rlreason.packing import pack, within_budget
+from rlreason.policy import Policy, load_policy
+
+
+def plain_log_probs(model, prompt, response, temperature=1.0):
+    """The textbook way: one sequence, full logits, position t scored by the logits of t - 1."""
+    ids = torch.tensor([prompt + response])
+    log_probs = F.log_softmax(model(input_ids=ids, use_cache=False).logits[0].float() / temperature, dim=-1)
+    return torch.stack([log_probs[len(prompt) + t - 1, token] for t, token in enumerate(response)])
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+def test_packed_log_probs_equal_one_sequence_at_a_time(policy, temperature):
+    pairs = random_pairs(len(policy.tokenizer), 9)
+    flat, entropy = policy.log_probs(pack(pairs), temperature)
+    expected = torch.cat([plain_log_probs(policy.model, p, r, temperature) for p, r in pairs])
+    assert len(flat) == sum(len(r) for _, r in pairs) == len(entropy)
+    torch.testing.assert_close(flat, expected, atol=2e-5, rtol=0)
+
+
+def test_padding_on_the_right_changes_nothing(policy):
+    pairs = random_pairs(len(policy.tokenizer), 5)
+    longest = max(len(p) + len(r) for p, r in pairs)
+    ids = torch.full((5, longest), policy.tokenizer.pad_token_id)
+    for i, (p, r) in enumerate(pairs):
+        ids[i, : len(p) + len(r)] = torch.tensor(p + r)
+    logits = policy.model(input_ids=ids, attention_mask=(ids != policy.tokenizer.pad_token_id).long(), use_cache=False)
+    padded = F.log_softmax(logits.logits.float(), -1)
+    flat, _ = policy.log_probs(pack(pairs))
+    expected = [padded[i, len(p) + t - 1, token] for i, (p, r) in enumerate(pairs) for t, token in enumerate(r)]
+    torch.testing.assert_close(flat, torch.stack(expected), atol=2e-5, rtol=0)
+
+
+def test_a_sample_cannot_see_its_neighbour_in_the_pack(policy):
+    pairs = random_pairs(len(policy.tokenizer), 3)
+    other = [([7] * 12, [9] * 5), *pairs[1:]]
+    first, second = policy.log_probs(pack(pairs))[0], policy.log_probs(pack(other))[0]
+    torch.testing.assert_close(first[len(pairs[0][1]) :], second[5:], atol=1e-5, rtol=0)
+
+
+def test_first_and_last_response_token_are_scored_end_token_included(policy):
+    end = policy.tokenizer.eos_token_id
+    batch = pack([([5, 6, 7], [8, 9, end]), ([4], [end])])
+    assert batch.labels.tolist() == [8, 9, end, end]
+    assert batch.score_at.tolist() == [2, 3, 4, 5]  # position 2 holds the prompt's last token, which predicts 8
+    assert batch.input_ids[0].tolist() == [5, 6, 7, 8, 9, 4]
+
+
+def test_the_mask_comes_from_lengths_even_when_padding_is_the_end_token(tokenizer, policy):
+    tokenizer_pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    tokenizer.pad_token_id = end
+    try:
+        batch = pack([([5], [end, 8, end]), ([4, 4], [9])])
+        assert batch.response_mask.tolist() == [[True, True, True], [True, False, False]]
+    finally:
+        tokenizer.pad_token_id = tokenizer_pad
+
+
+def test_rows_and_flat_are_the_same_numbers():
+    batch = pack(random_pairs(50, 6))
+    flat = torch.arange(1.0, len(batch.labels) + 1, requires_grad=True)
+    rows = batch.to_rows(flat)
+    assert torch.equal(rows[batch.response_mask], flat)
+    assert rows[~batch.response_mask].eq(0).all()
+    rows.sum().backward()
+    assert flat.grad is not None
+    assert flat.grad.eq(1).all()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_chunked_log_probs_match_full_logits_in_value_and_gradient(chunk):
+    torch.manual_seed(0)
+    h, w = torch.randn(10, 8, dtype=torch.float64, requires_grad=True), torch.randn(30, 8, dtype=torch.float64)
+    w.requires_grad_()
+    labels, weight = torch.randint(30, (10,)), torch.randn(10)
+    full = F.log_softmax(h @ w.t() / 0.7, -1)
+    (full.gather(1, labels[:, None])[:, 0] * weight).sum().backward()
+    expected = h.grad.clone(), w.grad.clone()
+    h.grad = w.grad = None
+    log_probs, entropy = chunked_log_probs(h, w, labels, 0.7, chunk)
+    (log_probs * weight).sum().backward()
+    torch.testing.assert_close(h.grad, expected[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(w.grad, expected[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy.double(), -(full.exp() * full).sum(-1).detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_budget_bins_hold_every_item_once_and_never_overflow(seed):
+    sizes = torch.randint(1, 60, (40,), generator=torch.Generator().manual_seed(seed)).tolist() + [200]
+    bins = within_budget(sizes, budget=100, max_rows=4)
+    assert sorted(i for rows in bins for i in rows) == list(range(41))
+    assert all(sum(sizes[i] for i in rows) <= 100 or len(rows) == 1 for rows in bins)
+    assert max(len(rows) for rows in bins) <= 4
+
+
+def test_a_saved_policy_loads_with_transformers_and_scores_alike(policy, tmp_path):
+    policy.save(tmp_path / "model")
+    assert not (tmp_path / "model.partial").exists()
+    pairs = random_pairs(len(policy.tokenizer), 3)
+    again = load_policy(str(tmp_path / "model"), "float32")
+    torch.testing.assert_close(again.log_probs(pack(pairs))[0], policy.log_probs(pack(pairs))[0])
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert plain.config._attn_implementation == "sdpa"  # nothing of ours is needed to load it
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.decode(tokenizer.encode("7+3=10 </think>")) == "7+3=10 </think>"
+
+
+def test_a_model_that_caps_its_logits_is_refused(tokenizer):
+    config = Gemma2Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5,
+    )
+    with pytest.raises(ConfigError, match="changes its logits"):
+        Policy(Gemma2ForCausalLM(config), tokenizer)
+
+
+def test_a_folder_without_a_model_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.path=.*cannot be loaded"):
+        load_policy(str(tmp_path))
+
+
+def test_the_tokenizer_gives_back_any_text(tokenizer):
+    for text in ("7+3=10 10-4=6 </think> <answer>6</answer>", "\\frac{1}{2} é 漢字 🙂\n\t x", " a  b "):
+        assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -1,0 +1,168 @@
+"""Groups by id, the same problems for the same step, notices in words, records that are whole or not there."""
+
+import json
+import random
+
+import pytest
+import torch
+
+from rlreason.algorithms.grpo import GroupRelative
+from rlreason.algorithms.rollouts import Rollouts, problems_for_step, rollout_metrics
+from rlreason.console import Console, clock
+from rlreason.curves import draw_curves, series
+from rlreason.engines.base import Sampling
+from rlreason.errors import ConfigError
+from rlreason.guards import Guards
+from rlreason.learner import Learner, TokenObjective
+from rlreason.records import Records, refuse_finished, write_whole
+from rlreason.sweeps import Arm, arms_table
+from rlreason.types import Grade, Problem, Response, Sample
+
+
+def graded(problem_id, reward, ids=(1, 2)):
+    outcome = "correct" if reward else "wrong"
+    return Sample(Response(problem_id, [5], list(ids), [-0.5] * len(ids), "", "stop"), Grade(1.0, reward, reward, outcome))
+
+
+def algorithm(**changes):
+    settings = {"questions": 2, "group_size": 4, "baseline": "mean", "std_norm": "group_std", "advantage_eps": 1e-6}
+    return GroupRelative(None, [], Sampling(), **(settings | changes))  # type: ignore[arg-type]
+
+
+def test_advantages_follow_the_problem_id_through_a_shuffle_and_a_filter():
+    samples = [graded(f"p{i // 4}", float(i % 4 == 0)) for i in range(16)]
+    expected = {id(s): s.advantage for s in algorithm().credit(samples)}
+    assert expected[id(samples[0])] == pytest.approx(1.5, abs=1e-4)  # (1 - 1/4) / 0.5, unbiased std of 1000
+    random.Random(1).shuffle(samples)
+    for s in algorithm().credit(samples):
+        assert s.advantage == pytest.approx(expected[id(s)], abs=1e-12)
+    kept = [s for s in samples if s.group != "p2"]
+    for s in algorithm().credit(kept):
+        assert s.advantage == pytest.approx(expected[id(s)], abs=1e-12)
+
+
+def test_raw_rewards_are_the_credit_without_a_baseline():
+    samples = algorithm(baseline="none", std_norm="none").credit([graded("p", r) for r in (1.0, 0.0, 1.0)])
+    assert [s.advantage for s in samples] == [1.0, 0.0, 1.0]
+
+
+def test_a_step_asks_each_problem_once_and_a_pass_covers_all():
+    problems = [Problem(str(i), "q", "a") for i in range(10)]
+    steps = [problems_for_step(problems, step, 4, seed=0) for step in range(1, 11)]
+    assert all(len({p.id for p in step}) == 4 for step in steps)
+    assert {p.id for step in steps[:3] for p in step} == {p.id for p in problems}  # 12 places for 10 problems
+    assert steps == [problems_for_step(problems, step, 4, seed=0) for step in range(1, 11)]
+    assert steps[0] != problems_for_step(problems, 1, 4, seed=1)
+    assert len(problems_for_step(problems, 1, 50, seed=0)) == 10  # more asked for than there are
+
+
+def test_real_rollouts_are_graded_in_order(policy, engine, problems):
+    class Echo:
+        """Says which gold answer each response met."""
+
+        def grade_batch(self, responses, golds):
+            return [Grade(0.0, float(g), 0.0, "unformatted") for g in golds]
+
+    rollouts = Rollouts(engine, Echo(), policy.encode_prompt, seed=0)
+    samples = rollouts.sample(problems[:5], Sampling(1.0, 0, 6), n=3, purpose="x")
+    assert [s.group for s in samples] == [p.id for p in problems[:5] for _ in range(3)]
+    assert all(s.grade.answer == float(next(p for p in problems if p.id == s.group).answer) for s in samples)
+    other = rollouts.sample(problems[:5], Sampling(1.0, 0, 6), n=3, purpose="y")
+    assert [s.response.token_ids for s in other] != [s.response.token_ids for s in samples]
+
+
+def test_the_engine_gap_stays_small_through_updates(policy, engine, problems):
+    """Sample, step, sample again: the engine is never behind the trainer."""
+    rollouts = Rollouts(engine, type("G", (), {"grade_batch": lambda s, r, g: [Grade(0, 0, 0, "wrong")] * len(r)})(), policy.encode_prompt, 0)
+    learner = Learner(policy, TokenObjective(), 1e-2)
+    for step in range(3):
+        samples = rollouts.sample(problems[:4], Sampling(0.7, 2, 8), n=2, purpose=step)
+        learner.temperature = 0.7
+        for k, s in enumerate(samples):
+            s.advantage = (-1.0) ** k
+        assert learner.update(samples, gap_from=2)["rollout/logprob_gap_max"] < 1e-4
+        engine.load_weights(policy)
+    assert samples[0].response.weight_version == 2
+
+
+def test_rollout_metrics_count_what_can_go_wrong_quietly():
+    samples = [graded("a", 1.0, (1,)), graded("a", 0.0, (1,)), graded("b", 0.0, (1,)), graded("b", 0.0, (2, 3))]
+    m = rollout_metrics(samples)
+    assert m["reward/mean"] == 0.25
+    assert m["reward/mixed_groups"] == 0.5
+    assert m["rollout/distinct"] == pytest.approx((0.5 + 1.0) / 2)
+    assert m["rollout/length"] == 1.25
+
+
+def test_guards_speak_once_then_count():
+    said: list[str] = []
+    guards = Guards(group_size=4, say=said.append)
+    bad = {"rollout/distinct": 0.25, "reward/mixed_groups": 0.0, "reward/mean": 0.0, "rollout/truncated": 0.9,
+           "rollout/logprob_gap_mean": 0.2, "train/skipped_updates": 1.0}
+    for step in range(1, 13):
+        guards.look(step, bad)
+    assert set(guards.counts.values()) == {12}
+    assert len(said) == 2 * len(guards.counts)  # the 1st and the 10th time
+    for words in ("identical", "every advantage is 0", "cut at sampling.max_tokens", "disagree by 0.200", "not finite"):
+        assert any(words in line for line in said)
+    fine = {"rollout/distinct": 1.0, "reward/mixed_groups": 0.5, "reward/mean": 0.5, "rollout/truncated": 0.0}
+    quiet = Guards(4, said.append)
+    quiet.look(1, fine)
+    assert not quiet.counts
+
+
+def test_records_are_whole_and_a_finished_run_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    records = Records(folder, "seed: 0\n")
+    problem = Problem("p", "q", "7")
+    records.metrics({"train_step": 1, "reward/mean": 0.5})
+    records.responses("rollouts", 1, [graded("p", 1.0)], [problem])
+    row = json.loads((folder / "rollouts/step_00001.jsonl").read_text())
+    assert (row["gold"], row["reward"], row["token_ids"], row["outcome"]) == ("7", 1.0, [1, 2], "correct")
+    refuse_finished(folder)  # not finished yet
+    Records(folder, "seed: 1\n")  # a broken-off run is started again, without its leftovers
+    assert not (folder / "rollouts").exists()
+    assert (folder / "metrics.jsonl").read_text() == ""
+    records.summary({"accuracy": 1.0})
+    with pytest.raises(ConfigError, match="holds a finished run"):
+        refuse_finished(folder)
+    assert not list(folder.rglob("*.partial"))
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x.json"
+    write_whole(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "\ud800")
+    assert path.read_text() == "old"
+
+
+def test_curves_are_drawn_from_the_metrics_file(tmp_path):
+    rows = [{"eval_step": 0, "eval/accuracy": 0.2, "eval/accuracy_low": 0.1, "eval/accuracy_high": 0.3, "eval/length": 9}]
+    rows += [{"train_step": s, "reward/mean": s / 9, "rollout/length": 9 + s, "train/entropy": 1.0, "train/grad_norm": 1.0} for s in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert series(rows, "reward/mean") == ([1, 2], [1 / 9, 2 / 9])
+    assert draw_curves(tmp_path, "title").stat().st_size > 10_000
+
+
+def test_console_rows_and_clock(capsys):
+    console = Console(10)
+    console.start()
+    console.accuracy = 0.5
+    console.step(5, {"reward/mean": 0.25, "rollout/length": 12.0}, keep=True)
+    console.step(6, {}, keep=False)  # not a terminal: nothing is shown in place
+    out = capsys.readouterr().out
+    assert "5/10" in out
+    assert "0.250" in out
+    assert "6/10" not in out
+    assert clock(59.6) == "1:00"
+
+
+def test_a_failed_arm_is_a_line_of_the_table_too():
+    good = Arm("lr=1", {"accuracy_before": 0.1, "accuracy": 0.9, "length_before": 9, "length": 20, "status": "finished"})
+    bad = Arm("lr=2", {"status": "failed (exit code 1)"})
+    text = arms_table([good, bad])
+    assert "0.100 -> 0.900" in text
+    assert "failed (exit code 1)" in text
+    assert bad.failed
+    assert torch.tensor(bad.accuracy).isnan()
