@@ -1,4 +1,4 @@
-"""What a grade costs and how often it is right: `python benchmarks/grading.py`, on labelled pairs, in under two minutes.
+"""What a grade costs and how often it is right, on labelled pairs: `python benchmarks/grading.py`.
 
 Compares with plain math-verify on the same pairs, and grades a batch with hostile items. One process grades;
 processor times are of this process, wall times include the workers.
@@ -46,7 +46,7 @@ def tagged(answer: str) -> str:
 
 
 def times_per_path(pairs: list[Pair]) -> None:
-    """Processor milliseconds of the in-process decision, by the path that took it; the first call is left out."""
+    """Processor milliseconds of the decision in process, by path; each pair was seen before."""
     found: dict[str, list[float]] = defaultdict(list)
     for answer, gold, _ in pairs:
         decide_pair(answer, gold, Settings())
@@ -75,7 +75,7 @@ def show(title: str, times: dict[str, list[float]]) -> None:
 def against_math_verify(pairs: list[Pair]) -> None:
     responses, golds = [tagged(answer) for answer, *_ in pairs], [gold for _, gold, _ in pairs]
     print(
-        f"\n{f'{len(pairs)} labelled pairs':<40}{'accuracy':>9}{'precision':>10}{'recall':>8}{'wall ms each':>14}"
+        f"\n{f'{len(pairs)} labelled pairs':<40}{'accuracy':>9}{'precision':>10}{'recall':>8}{'ms each':>14}"
     )
     for name, reward in (
         ("this grader", "r1_zero"),

@@ -172,6 +172,8 @@ MUTANTS: list[tuple[str, str, str]] = [
     ),
     ("aggregation", "kept & (lengths > 0)", "kept"),
     ("aggregation", "int(lengths[kept].sum())", "int(lengths.sum())"),
+    ("aggregation", "if divisor > 0 else", "if divisor > 1 else"),
+    ("aggregation", "kept & (lengths > 0)", "kept & (lengths > 4)"),
     # KL, entropy
     ("kl", "    return x\n", "    return -x\n"),
     ("kl", "x.square() / 2", "x.square()"),
@@ -246,5 +248,11 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("rules", '{**_REINFORCE, "baseline": "leave_one_out"}', "{**_REINFORCE}"),
     ("formula", "{1 - s['cliprange_low']:g}", "{1 + s['cliprange_low']:g}"),
     ("formula", 's["std_norm"] == "none"', 's["std_norm"] == "group_mean"'),
+    ("formula", "{1 + s['cliprange_high']:g}", "{1 + s['cliprange_low']:g}"),
+    (
+        "formula",
+        '("k3", "loss"): "gradient on samples from pi: that of KL(ref || pi)',
+        '("k3", "loss"): "gradient: that of KL(pi || ref)',
+    ),
     ("variants", 's["cliprange_low"] != s["cliprange_high"]', "False"),
 ]

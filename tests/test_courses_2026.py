@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from test_courses import tiny_model, word_tokenizer
+from test_courses_scoring import tiny_model, word_tokenizer
 
 from rlreason.courses import cs336_2026 as course
 

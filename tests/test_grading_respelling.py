@@ -42,12 +42,12 @@ def dressed(draw, text: str) -> str:
     forms = [
         "\\left({}\\right)",
         "{} \\,",
-        "${}$",
+        "x = {}",
         "\\({}\\)",
-        "**{}**",
         " {} ",
         "\\boxed{{{}}}",
-        "x = {}",
+        "${}$",
+        "**{}**",
         "{}.",
     ]
     chosen = draw(st.sets(st.integers(0, len(forms) - 1), max_size=2))

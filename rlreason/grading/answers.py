@@ -96,7 +96,7 @@ def _value(text: str) -> Value | Refused | None:
     except (Unreadable, Undefined):
         return None
     except Refused as refusal:
-        return refusal
+        return Refused(*refusal.args)  # a new one: the caught one holds on to its frames
 
 
 def _sendable(text: str, value: Value | None) -> bool:

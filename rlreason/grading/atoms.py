@@ -5,7 +5,7 @@ The second half of the grammar in `expression`; it knows spellings and must not 
 
 from rlreason.grading.expression import Node, Reader, number
 from rlreason.grading.lexer import Token, Unreadable
-from rlreason.grading.vocabulary import ACCENTS, CONSTANTS, FUNCTIONS, GREEK
+from rlreason.grading.vocabulary import ACCENTS, APPLIED, CONSTANTS, FUNCTIONS, GREEK
 
 _FENCES = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
 _SAME = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
@@ -62,6 +62,8 @@ def _letter(reader: Reader, letter: str) -> Node:
     reader.at += 1
     if reader.peek().text == "_":
         return Node("symbol", name=letter + _subscript(reader))
+    if letter in APPLIED and reader.peek().text == "(" and not reader.peek().spaced:
+        raise Unreadable("an unknown function")  # f(2x) is no product
     if letter in ("e", "i"):
         return Node("constant", name=letter)
     return Node("symbol", name=letter)
@@ -113,7 +115,10 @@ def _named(reader: Reader, token: Token) -> Node:
     name = token.text
     reader.at += 1
     if name in ("frac", "binom", "dbinom", "tbinom"):
-        return Node("div" if name == "frac" else "binom", (reader.group(), reader.group()))
+        top, bottom = reader.group(), reader.group()
+        if top == Node("symbol", name="d"):
+            raise Unreadable("a derivative")
+        return Node("div" if name == "frac" else "binom", (top, bottom))
     if name == "sqrt":
         return _root(reader)
     if name in FUNCTIONS:

@@ -139,7 +139,11 @@ class Grader:
             if self.symbolic:
                 undecided += [(job, answer, gold) for answer, gold in pairs]
             milliseconds.append(1000 * (time.perf_counter() - begin))
+        begin = time.perf_counter()
         replies = self._pool.run([[answer, gold] for _, answer, gold in undecided])
+        milliseconds += (
+            [1000 * (time.perf_counter() - begin) / len(undecided)] * len(undecided) if undecided else []
+        )
         for (job, answer, gold), reply in zip(undecided, replies, strict=True):
             verdict = _symbolic_verdict(reply)
             verdicts[job] = answers.better(verdicts[job], verdict)

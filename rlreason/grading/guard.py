@@ -19,14 +19,17 @@ MAX_RANGE = 1_000
 KNOWN = words(
     """frac sqrt int iint oint sum prod lim limits to infty pi cdot times div pm mp ln log exp sin cos tan cot
     sec csc arcsin arccos arctan sinh cosh tanh le ge leq geq lt gt ne neq in cup cap begin end left right det
-    lfloor rfloor lceil rceil binom min max gcd lcm mod bmod partial mathrm cdots rightarrow
+    lfloor rfloor lceil rceil binom min max gcd lcm mod bmod mathrm cdots rightarrow
     alpha beta gamma delta epsilon theta lambda mu nu rho sigma tau phi varphi chi psi omega xi eta zeta
     Gamma Delta Theta Lambda Sigma Phi Psi Omega setminus emptyset varnothing mathbb"""
 )
 _WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{4,}")
 _RANGE = re.compile(r"\\(?:sum|prod)[^\\]*\^\s*\{?\s*(\d+)")
 _EXPONENT = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*-?\s*(\d+)")
-_TOWER = re.compile(r"(?:\^|\*\*)\s*(?:\{[^{}]*(?:\^|\*\*)|[^{}\s]{0,6}(?:\^|\*\*))")
+#: A power in an exponent: of a number or a bracket, or with a third power above it, or without braces.
+_TOWER = re.compile(
+    r"(?:\^|\*\*)\s*(?:\{[^{}]*(?:[\d)}]\s*(?:\^|\*\*)|\^\s*\{?[^{}]*\^)|[^{}\s]{0,6}(?:\^|\*\*))"
+)
 
 
 def readable(text: str) -> bool:
@@ -34,6 +37,8 @@ def readable(text: str) -> bool:
     commands = re.findall(r"\\([a-zA-Z]+)", text)
     if re.search(r"\\i?int(?!\s*(?:\\limits\s*)?_)", text):
         return False  # an integral without limits is a family of functions, not a value
+    if "=" in re.sub(r"_\s*\{[^{}]*\}", "", text):
+        return False  # the library would keep the last side of an equation and drop the rest
     return bool(commands) and all(command in KNOWN for command in commands) and not _WORD.search(text)
 
 

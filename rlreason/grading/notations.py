@@ -6,17 +6,24 @@ Each is recognised as a whole text or not at all; nothing here reads an expressi
 import re
 
 from rlreason.grading.expression import Node
-from rlreason.grading.values import Based, Clock, Quantity
+from rlreason.grading.values import Based, Clock, Quantity, Words
 
+_DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/(?:\d{2}|\d{4})")
 _CLOCK = re.compile(
     r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:\\text\{\s*)?(?:([ap])\.?\s?m\b\.?)?\s*\}?", re.I
 )
-_BASE = re.compile(r"\(?([0-9A-Fa-f]+)\)?_\{?(?:\\text\{)?([a-z]+|\d{1,2})\}*")
-_BASE_WORDS = re.compile(r"([0-9A-Fa-f]+) (?:\\text\{ ?)?\(?(?:in )?base[ -]([a-z]+|\d{1,2})\)?\}?")
+_DIGITS = r"([0-9][0-9A-Fa-f]*|[A-F][0-9A-F]+)"  # a_{12} is a term of a sequence
+_BASE = re.compile(rf"\(?{_DIGITS}\)?_\{{?(?:\\text\{{)?\(?([a-z]+|\d{{1,2}})\)?\}}*")
+_BASE_WORDS = re.compile(rf"{_DIGITS} ?(?:\\text\{{ ?)?\(?(?:in )?base[ -]([a-z]+|\d{{1,2}})\)?\}}?")
 _NUMBER_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 )
 _CHOICE = re.compile(r"\(?([A-E])[).:]*")
+
+
+def date(text: str) -> Words | None:
+    """`2024-01-02`, `1/2/2024`: no difference and no quotient."""
+    return Words(text) if _DATE.fullmatch(text) else None
 
 
 def choice(text: str) -> Quantity | None:
@@ -26,6 +33,7 @@ def choice(text: str) -> Quantity | None:
 
 
 def clock(text: str) -> Clock | None:
+    """`9:30`, `9 am`, `21:30:00`, `9:30 \\text{ p.m.}`."""
     match = _CLOCK.fullmatch(text)
     if match is None or not (match.group(2) or match.group(4)):
         return None
@@ -40,6 +48,7 @@ def clock(text: str) -> Clock | None:
 
 
 def based(text: str) -> Based | None:
+    """`101_2`, `(101)_{2}`, `101_{\\text{two}}`, `101 base 2`."""
     match = _BASE.fullmatch(text.replace(" ", "")) or _BASE_WORDS.fullmatch(text)
     if match is None:
         return None

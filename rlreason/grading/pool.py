@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rlreason.grading.worker import LENGTH, pack
+from rlreason.grading.framing import LENGTH, pack
 
 START_LIMIT_S = 60.0  # importing the plug-in or the symbolic library, on a busy machine
 
@@ -52,7 +52,7 @@ class Worker:
         }
         environment |= {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rlreason.grading.worker", json.dumps(options)],
+            [sys.executable, "-P", "-m", "rlreason.grading.worker", json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -54,7 +54,7 @@ def read(found: Sequence[Token]) -> Quantity:
     if unit is None or (percent and currency):
         raise Unreadable("words that are no unit")
     if currency and unit not in ("", currency, "usd"):
-        unit = f"{currency} {unit}"
+        unit = currency + unit if unit.startswith("/") else f"{currency} {unit}"
     node = bare(found[:end])
     if scale != 1:
         node = Node("mul", (Node("group", (node,)), number(scale)))
@@ -62,14 +62,13 @@ def read(found: Sequence[Token]) -> Quantity:
 
 
 def _without_currency(found: list[Token]) -> tuple[list[Token], str]:
-    """Take away one currency sign or code: `$5`, `-$5`, `5 $`, `USD 5`."""
+    """Take away the signs or codes of one currency: `$5`, `-$5`, `5 $`, `USD 5`, `$7 - $2`."""
     places = [index for index, token in enumerate(found) if token.text.casefold() in CURRENCIES]
-    if not places or places[0] not in (0, 1, len(found) - 1):
+    kinds = {CURRENCIES[found[index].text.casefold()] for index in places}
+    last = len(found) - 1
+    if len(kinds) != 1 or any(0 < index < last and found[index + 1].kind != "number" for index in places):
         return found, ""
-    if places[0] == 1 < len(found) - 1 and found[0].text not in ("-", "+"):
-        return found, ""
-    currency = CURRENCIES[found[places[0]].text.casefold()]
-    return found[: places[0]] + found[places[0] + 1 :], currency
+    return [token for index, token in enumerate(found) if index not in places], kinds.pop()
 
 
 def _end_of_number(found: Sequence[Token]) -> int:

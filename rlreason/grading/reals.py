@@ -114,7 +114,10 @@ def _outside(value: Inequality) -> Reals | None:
     if len(value.gaps) != 1 or gap.op != "add" or gap.args[1].op != "neg" or gap.args[1].args[0].op != "abs":
         return None
     inner = Node("group", gap.args[1].args[0].args)
-    sides = [_solution(Inequality(((Node("add", (gap.args[0], part)), closed),))) for part in (inner, Node("neg", (inner,)))]
+    sides = [
+        _solution(Inequality(((Node("add", (gap.args[0], part)), closed),)))
+        for part in (inner, Node("neg", (inner,)))
+    ]
     if sides[0] is None or sides[1] is None or symbols(gap.args[0]):
         return None
     return union([*sides[0].pieces, *sides[1].pieces], sides[0].name)
@@ -150,7 +153,9 @@ def _root(gap: Node) -> tuple[str, Node, bool] | None:
     if len(known) < len(places):
         return None
     slope = known[1] - known[0]
-    if not slope or any(value != known[0] + slope * place for place, value in zip(places, known, strict=True)):
+    if not slope or any(
+        value != known[0] + slope * place for place, value in zip(places, known, strict=True)
+    ):
         return None
     return name, number(-known[0] / slope), slope > 0
 

@@ -57,8 +57,8 @@ def equation(pieces: Sequence[Sequence[Token]], inner: Inner) -> Value:
         if not all(agree(value, values[-1]) for value in values[:-1]):
             raise Unreadable("a chain of values that are not equal")
         return Equation(label, values[-1], _gap(pieces[0], rest[-1]) if len(pieces) == 2 else None)
-    if not any(symbols(quantities.bare(piece)) for piece in pieces):
-        values = [inner(piece) for piece in pieces]
+    values = [inner(piece) for piece in pieces]
+    if all(isinstance(value, Quantity) and not symbols(value.node) for value in values):
         if not all(agree(value, values[-1]) for value in values[:-1]):
             raise Unreadable("a false equation")
         return values[-1]

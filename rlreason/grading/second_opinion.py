@@ -17,7 +17,8 @@ from rlreason.grading.verdict import Verdict
 
 DIGITS = 60
 TOLERANCE = sympy.Float(10, DIGITS) ** -40
-POINTS = 3
+POINTS = 4
+COUNTING = (sympy.Sum, sympy.Product, sympy.factorial, sympy.binomial)  # these ask for whole numbers
 MAX_SET = 5  # members of a set, tried in every order
 
 logging.disable(logging.CRITICAL)  # the library logs whole responses
@@ -63,7 +64,7 @@ def agree(left: Any, right: Any) -> bool:
 
 
 def same_value(left: sympy.Expr, right: sympy.Expr) -> bool:
-    """Equal at 60 digits, relative to size, without chopping; symbols take fixed fractions of both signs."""
+    """Equal at 60 digits, relative to size, without chopping; symbols take fixed values."""
     if left == right:
         return True
     if left.is_Boolean or right.is_Boolean:
@@ -71,11 +72,14 @@ def same_value(left: sympy.Expr, right: sympy.Expr) -> bool:
     names = sorted(left.free_symbols | right.free_symbols, key=str)
     if not names:
         return close(left, right)
+    counting = left.has(*COUNTING) or right.has(*COUNTING)
     for point in range(POINTS):
-        values = {
-            name: sympy.Rational(7 + 4 * index + 13 * point, 11 + 3 * index) * (-1 if point == 1 else 1)
-            for index, name in enumerate(names)
-        }
+        fractions = [
+            sympy.Rational(7 + 4 * index + 13 * point, 11 + 3 * index) * (-1 if point == 1 else 1)
+            for index in range(len(names))
+        ]
+        wholes = [sympy.Integer(3 + 4 * point + 5 * index) for index in range(len(names))]
+        values = dict(zip(names, wholes if counting else fractions, strict=True))
         if not close(left.subs(values), right.subs(values)):
             return False
     return True

@@ -30,7 +30,7 @@ def read(text: str) -> Value:
     inner = whole_text(text)
     if inner:
         text = inner
-    special = notations.choice(text) or notations.clock(text) or notations.based(text)
+    special = notations.date(text) or notations.choice(text) or notations.clock(text) or notations.based(text)
     if special:
         return special
     return read_tokens(tokens(text), 0)

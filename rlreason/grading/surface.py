@@ -50,9 +50,10 @@ _SIZES = re.compile(
 _SPACES = re.compile(
     r"(?<!\\)\\(?:[,;: ]|quad(?![a-zA-Z])|qquad(?![a-zA-Z])|thinspace(?![a-zA-Z])|hspace\{[^{}]*\})|~"
 )
-_FONT = r"(?:text(?:bf|it|rm|normal|sf|tt|sc)?|math(?:rm|bf|it|sf)|[mh]box|underline|operatorname\*?|bm|boldsymbol)"
+_FONT = r"(?:text(?:[bsi][fct]|rm|normal)?|math(?:rm|[bsi][ft])|[mh]box|underline|operatorname\*?|boldsymbol)"
 _WHOLE_FONT = re.compile(rf"\\{_FONT}\s*\{{([^{{}}]*)\}}")
 _SPELLINGS = {"\\%": "%", "\\#": "#", "\\lbrace": "\\{", "\\rbrace": "\\}"}
+_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _TIMES = re.compile(r"(?<=\d) ?[xX] ?10\^")
 _MINUS_SET = re.compile(r"(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)")
 _ANNOUNCED = re.compile(r"\A(?:the )?(?:final )?answer(?: is)?\s*:\s*", re.I)
@@ -75,7 +76,7 @@ def clean(text: str) -> str:
     text = _TIMES.sub(r"\\times 10^", text.replace("~", " "))
     if "\\" in text:
         text = text.replace(",\\!", "{,}").replace("\\!", "")
-        text = _SIZES.sub("", text)
+        text = _DELIMITERS.sub(" ", _SIZES.sub("", text))
         text = _SPACES.sub(" ", text)
         text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
         for spelling, sign in _SPELLINGS.items():

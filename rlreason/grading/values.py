@@ -19,7 +19,7 @@ class Quantity(NamedTuple):
 
 
 class Collection(NamedTuple):
-    """`kind` is set, list, or the two brackets of a tuple such as `()` or `[)`. `label`: `x = 1, 2` lists x."""
+    """`kind` is set, list, or the brackets of a tuple such as `()` or `[)`. `label`: `x = 1, 2` lists x."""
 
     kind: str
     items: tuple[Value, ...]

@@ -22,6 +22,8 @@ GREEK = words(
 ACCENTS = words(
     "dot ddot hat bar tilde vec overline widehat mathbf boldsymbol bm mathcal mathbb mathfrak mathscr mathsf"
 )
+#: Letters that name a function when a bracket follows.
+APPLIED = words("f g F G P")
 #: Commands that end a factor instead of beginning one.
 CLOSING = words("rfloor rceil rangle choose mod bmod pmod to")
 
@@ -29,9 +31,10 @@ CLOSING = words("rfloor rceil rangle choose mod bmod pmod to")
 MEANING = words(
     """more less fewer am pm or not no nor isn't than least most many much few is are was were be it and but
     if maybe perhaps about approximately around roughly nearly almost over under above below between to from
-    half halves quarter third thirds fourth fifth tenth tenths hundredth hundredths thousandth thousandths double
-    twice triple times negative minus plus factorial squared cubed wrong incorrect false true yes none never
-    except without remainder r mod modulo out ratio left right up down first ago before after later earlier
+    half halves quarter third thirds fourth fifth tenth tenths hundredth hundredths thousandth
+    thousandths double twice triple times negative minus plus factorial squared cubed wrong incorrect false
+    true yes none never
+    except without remainder r mod modulo out ratio first ago before after later earlier
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
     seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety wait actually sorry
     correction equal equals divided multiplied unknown undefined infinite
@@ -55,6 +58,7 @@ CURRENCIES = {
     "£": "gbp",
     "¥": "jpy",
     "₹": "inr",
+    "¢": "cent",
     "usd": "usd",
     "eur": "eur",
     "gbp": "gbp",

@@ -14,19 +14,14 @@ import os
 import resource
 import select
 import signal
-import struct
 import sys
 from collections.abc import Callable
 from typing import Any
 
-LENGTH = struct.Struct(">I")
+from rlreason.grading.framing import LENGTH, pack
+
 PR_SET_PDEATHSIG = 1
 ALARM_SLACK_S = 1.0  # the parent kills first; the alarm is for a worker whose parent is gone
-
-
-def pack(message: Any) -> bytes:
-    body = json.dumps(message).encode("ascii")
-    return LENGTH.pack(len(body)) + body
 
 
 def main() -> None:

@@ -1,0 +1,117 @@
+"""The objective card: right formula, right numbers, right relatives, for every named objective and every
+switch.
+"""
+
+import pytest
+
+from rlreason.objectives.card import objective_card
+from rlreason.objectives.rules import NAMED_OBJECTIVES
+
+GRPO = NAMED_OBJECTIVES["grpo"]
+REINFORCE = NAMED_OBJECTIVES["reinforce"]
+
+#: What the text of each named objective's card must say.
+CARD_SAYS = {
+    "grpo": ["A = (r - mean(group)) / (std(group) + 1e-06)", "clip(rho, 0.8, 1.2)", "GRPO without KL"],
+    "grpo_constant": ["(std(group) + 1e-06)", "sum of l / (C x number of sequences)"],
+    "dr_grpo": [
+        "A = r - mean(group)",
+        "clip(rho, 0.8, 1.2)",
+        "sum of l / (C x",
+        "Dr. GRPO (arXiv 2503.20783)",
+    ],
+    "rloo": ["A = r - mean(others of the group)", "l = -A log pi", "G/(G-1) times the mean form"],
+    "rft": ["A = r\n", "l = -A log pi", "no ratio, no clip"],
+    "maxrl": ["A = (r - mean(group)) / (mean(group) + 1e-06)", "2602.02710"],
+    "dapo": [
+        "clip(rho, 0.8, 1.28)",
+        "sum of l / number of tokens",
+        "soft length penalty",
+        "groups of equal rewards",
+    ],
+    "gspo": ["clip(s, 0.9997, 1.0004)", "s = exp(mean over response tokens", "3e-4 below and 4e-4 above"],
+    "cispo": ["-sg(min(rho, 5)) A log pi", "absolute cap 5", "sum of l / number of tokens"],
+    "reinforce": ["A = r - mean(group)", "l = -A log pi", "Williams 1992"],
+}
+
+
+@pytest.mark.parametrize("name", NAMED_OBJECTIVES)
+def test_card_of_every_named_objective(name):
+    card = objective_card(NAMED_OBJECTIVES[name])
+    for phrase in CARD_SAYS[name]:
+        assert phrase in card.text, phrase
+    assert [
+        other for other in NAMED_OBJECTIVES if f"objective={other};" in f"{card.text.replace(chr(10), ';')};"
+    ] == [name]
+    assert card.markdown.count("$$") % 2 == 0
+    assert r"\ell_t" in card.markdown
+
+
+def test_card_names_every_term_that_is_switched_on():
+    on = {
+        "dual_clip": 3.0,
+        "constant": 512,
+        "length_norm": "constant",
+        "kl_placement": "loss",
+        "kl_coef": 0.04,
+        "entropy_coef": 0.01,
+        "overlong": "mask",
+        "zero_variance": "skip",
+        "mismatch": "truncate",
+        "mismatch_cap": 2.0,
+        "epochs_per_rollout": 4,
+        "on_policy": False,
+        "advantage_eps": 1e-4,
+    }
+    card = objective_card({**GRPO, **on})
+    for phrase in (
+        "+ 0.0001)",
+        "3 A if A < 0",
+        "C = 512",
+        "l + 0.04 (exp(-x) - 1 + x)",
+        "KL(ref || pi), the other direction",
+        "l - 0.01 H(pi)",
+        "truncated responses carry no loss",
+        "the policy gradient is unchanged; the KL and entropy terms",
+        "l x min(w, 2), w = pi_old / pi_engine",
+        "epochs_per_rollout=4",
+        "no named or published objective",
+    ):
+        assert phrase in " ".join(card.text.split()), phrase
+    for phrase in (r"\min(w_t, 2)", "0.04", r"\frac{1}{C N}", r"0.01\, H(\pi_\theta)", "+ 0.0001"):
+        assert phrase in card.markdown, phrase
+
+
+def test_card_orders_a_reward_term_before_the_advantage_and_weighs_only_the_policy_term():
+    settings = {**GRPO, "kl_placement": "reward", "kl_coef": 0.1, "kl_estimator": "k1"}
+    text = objective_card(settings).text
+    assert text.index("r - 0.1 sum over tokens of (x)") < text.index("Advantage")
+    settings = {**GRPO, "kl_placement": "loss", "kl_coef": 0.1, "mismatch": "mask", "mismatch_cap": 2.0}
+    text = objective_card(settings).text
+    assert text.index("l x (w if w <= 2 else 0)") < text.index("l + 0.1 (")
+
+
+@pytest.mark.parametrize(
+    ("settings", "phrase"),
+    [
+        ({**GRPO, "std_norm": "none"}, "length_norm=constant for all of it"),
+        (NAMED_OBJECTIVES["grpo_constant"], "Dr. GRPO drops the std as well"),
+        (NAMED_OBJECTIVES["dr_grpo"], "changes only the length norm"),
+        ({**GRPO, "length_norm": "token"}, "samples further prompts"),
+        ({**GRPO, "kl_placement": "loss", "kl_coef": 0.04}, "GRPO with its KL term"),
+        ({**GRPO, "baseline": "leave_one_out"}, "RLOO does not divide by a normaliser"),
+        ({**NAMED_OBJECTIVES["gspo"], "length_norm": "constant"}, "a sequence weighs by its length"),
+        (NAMED_OBJECTIVES["cispo"], "its cap is 1 + eps"),
+        ({**REINFORCE, "on_policy": False}, "its gradient is biased"),
+        ({**GRPO, "on_policy": True}, "no clip or cap acts"),
+        ({**GRPO, "zero_variance": "skip"}, "the gradient grows by all / live"),
+    ],
+)
+def test_card_says_where_a_shared_name_differs(settings, phrase):
+    card = objective_card(settings)
+    assert phrase in " ".join(card.text.split())
+    assert phrase in card.markdown
+
+
+def test_clip_higher_is_not_called_grpo():
+    assert "GRPO without KL" not in objective_card({**GRPO, "cliprange_high": 0.28}).text
