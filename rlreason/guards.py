@@ -17,12 +17,12 @@ def _identical(m: Metrics, group_size: int) -> str | None:
 
 
 def _nothing_to_learn(m: Metrics, group_size: int) -> str | None:
-    if group_size < 2 or m["reward/mixed_groups"] > 0:
+    if group_size < 2 or m["reward/live_groups"] > 0:
         return None
     share = m["reward/mean"]
     return (
-        f"no group holds both better and worse responses (mean reward {share:.2f}): every advantage is 0 and nothing "
-        "is learned; use easier or harder questions, or a larger group_size"
+        f"no group holds better and worse responses (mean reward {share:.2f}): every advantage is 0 and nothing is "
+        "learned; use easier or harder questions, or a larger group_size"
     )
 
 
@@ -47,7 +47,7 @@ def _skipped(m: Metrics, group_size: int) -> str | None:
 
 GUARDS: dict[str, Callable[[Metrics, int], str | None]] = {
     "identical_samples": _identical,
-    "no_mixed_group": _nothing_to_learn,
+    "no_live_group": _nothing_to_learn,
     "truncated": _truncated,
     "logprob_gap": _gap,
     "skipped_update": _skipped,

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlreason.objectives.aggregation import aggregate_loss
+from rlreason.objectives.aggregation import aggregate_loss, step_divisors
+from rlreason.objectives.entropy import entropy_bonus
+from rlreason.objectives.kl import kl_per_token
 from rlreason.objectives.losses import LOSSES
+from rlreason.objectives.mismatch import mismatch_weights
 from rlreason.packing import PackedBatch, pack, within_budget
 from rlreason.policy import Policy
 from rlreason.types import Sample
@@ -21,12 +24,20 @@ from rlreason.types import Sample
 
 @dataclass(frozen=True, slots=True)
 class TokenObjective:
-    """What is done with credit once it is given: the per-token loss, its numbers, and what is averaged over."""
+    """What is done with credit once it is given: the loss per token, its extra terms, what is averaged over."""
 
     loss_type: str = "reinforce_with_baseline"
     numbers: dict[str, float | None] = field(default_factory=dict)
     length_norm: str = "masked_mean"
     constant: float = 1.0  # tokens; read by length_norm=constant only
+    kl_estimator: str = "k3"
+    kl_coef: float = 0.0  # of the KL term in the loss
+    entropy_coef: float = 0.0
+    mismatch: str = "none"
+    mismatch_cap: float | None = None
+
+
+COUNTS = ("train/skipped_updates", "train/empty_updates")
 
 
 class Learner:
@@ -63,25 +74,27 @@ class Learner:
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
-        n_tokens = sum(len(s.response.token_ids) for s in samples)
+        lengths = torch.tensor([len(s.response.token_ids) for s in samples])
+        kept = torch.tensor([s.kept for s in samples])
+        n_sequences, n_tokens = step_divisors(lengths, kept, self.objective.length_norm)
+        live = [s for s in samples if s.kept]
         sums: dict[str, float] = defaultdict(float)
-        worst: dict[str, float] = defaultdict(float)
-        micro_batches = self.micro_batches(samples)
+        worst_gap = 0.0
+        micro_batches = self.micro_batches(live)
         for rows in micro_batches:
-            chosen = [samples[i] for i in rows]
+            chosen = [live[i] for i in rows]
             batch = pack([(s.response.prompt_ids, s.response.token_ids) for s in chosen], self.policy.device)
-            loss, per_token = self._loss(chosen, batch, n_sequences=len(samples), n_tokens=n_tokens)
+            loss, per_token = self._loss(chosen, batch, n_sequences, n_tokens)
             loss.backward()
             sums["loss"] += loss.item()
-            mask = batch.response_mask
             for name, values in per_token.items():
-                sums[name] += values[mask].sum().item()
+                sums[name] += values[batch.response_mask].sum().item()
             if chosen[0].response.log_probs:
                 gap = self._gap(chosen, batch, per_token["log_prob"], gap_from)
                 sums["gap"] += gap.sum().item()
-                worst["gap"] = max(worst["gap"], gap.max().item() if gap.numel() else 0.0)
                 sums["gap_tokens"] += gap.numel()
-        return self._step(sums, worst, n_tokens, len(micro_batches))
+                worst_gap = max(worst_gap, gap.max().item() if gap.numel() else 0.0)
+        return self._step(sums, worst_gap, n_tokens, len(micro_batches))
 
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
         sizes = [len(s.response.prompt_ids) + len(s.response.token_ids) for s in samples]
@@ -90,52 +103,65 @@ class Learner:
     def _loss(
         self, samples: list[Sample], batch: PackedBatch, n_sequences: int, n_tokens: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """This micro-batch's share of the step's loss, and per-token measurements (batch, seq)."""
-        flat, entropy = self.policy.log_probs(batch, self.temperature)
-        log_probs, mask = batch.to_rows(flat), batch.response_mask
-        old = log_probs.detach()
-        if samples[0].old_log_probs:
-            old = batch.to_rows(torch.tensor([lp for s in samples for lp in s.old_log_probs], device=flat.device))
-        advantages = torch.tensor([[s.advantage] for s in samples], device=flat.device)  # (batch, 1)
+        """This micro-batch's share of the step's loss, and measurements per token (batch, seq)."""
         o = self.objective
+        flat, flat_entropy = self.policy.log_probs(batch, self.temperature)
+        log_probs, entropy, mask = batch.to_rows(flat), batch.to_rows(flat_entropy), batch.response_mask
+        on_policy = not samples[0].old_log_probs
+        old = log_probs.detach() if on_policy else self._rows(batch, [s.old_log_probs for s in samples])
+        advantages = torch.tensor([[s.advantage] for s in samples], device=flat.device)  # (batch, 1)
         per_token, stats = LOSSES[o.loss_type](advantages, log_probs, old, mask, **o.numbers)
+        if o.mismatch != "none":
+            engine = self._rows(batch, [s.response.log_probs for s in samples])
+            weights, weight_stats = mismatch_weights(old, engine, mask, o.mismatch, o.mismatch_cap)
+            per_token, stats = per_token * weights, stats | weight_stats
+        if samples[0].reference_log_probs:
+            reference = self._rows(batch, [s.reference_log_probs for s in samples])
+            kl = kl_per_token(log_probs, reference, mask, o.kl_estimator, None if on_policy else old)
+            per_token, stats = per_token + o.kl_coef * kl, stats | {"kl_reference": kl.detach()}
+        if o.entropy_coef:
+            per_token = per_token + entropy_bonus(entropy, o.entropy_coef)
         loss = aggregate_loss(
             per_token, mask, o.length_norm, n_sequences=n_sequences, n_tokens=n_tokens, constant=o.constant
         )
         log_ratio = log_probs.detach() - old
         return loss, {
-            "entropy": batch.to_rows(entropy),
+            **stats,
+            "entropy": entropy.detach(),
             "log_prob": log_probs.detach(),
             "clip_fraction": stats.get("clipped", torch.zeros_like(old)),
             "ratio": log_ratio.exp(),
             "approx_kl": log_ratio.exp() - 1 - log_ratio,  # k3 of KL(old || new), from samples of old
         }
 
+    def _rows(self, batch: PackedBatch, values: list[list[float]]) -> Tensor:
+        """Numbers per response token, sample by sample -> (batch, seq) beside the log-probabilities."""
+        return batch.to_rows(torch.tensor([v for row in values for v in row], device=self.policy.device))
+
     def _gap(self, samples: list[Sample], batch: PackedBatch, log_probs: Tensor, first: int) -> Tensor:
         """|log p_engine - log p_trainer| of the sampled tokens from position `first` on, flat."""
-        engine = batch.to_rows(torch.tensor([lp for s in samples for lp in s.response.log_probs], device=log_probs.device))
+        engine = self._rows(batch, [s.response.log_probs for s in samples])
         return (engine - log_probs).abs()[:, first:][batch.response_mask[:, first:]]
 
-    def _step(self, sums: dict[str, float], worst: dict[str, float], n_tokens: int, n_micro: int) -> dict[str, float]:
-        """Clip, step, forget the gradient. A gradient that is not finite is thrown away and counted."""
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm).item()
+    def _step(self, sums: dict[str, float], worst_gap: float, n_tokens: int, n_micro: int) -> dict[str, float]:
+        """Clip, step, forget the gradient. Without any loss, or with a gradient that is not finite, no step is taken."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm).item() if n_micro else 0.0
         finite = math.isfinite(norm)
-        if finite:
+        if finite and n_micro:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        tokens = max(n_tokens, 1)
         metrics = {
-            "train/loss": sums["loss"],
+            "train/loss": sums.pop("loss", 0.0),
             "train/grad_norm": norm,
             "train/learning_rate": self.optimizer.param_groups[0]["lr"],
             "train/micro_batches": n_micro,
             "train/skipped_updates": 0 if finite else 1,
+            "train/empty_updates": 0 if n_micro else 1,
         }
-        metrics |= {f"train/{name}": sums[name] / tokens for name in ("entropy", "clip_fraction", "ratio", "approx_kl")}
-        if sums["gap_tokens"]:
-            metrics["rollout/logprob_gap_mean"] = sums["gap"] / sums["gap_tokens"]
-            metrics["rollout/logprob_gap_max"] = worst["gap"]
-        return metrics
+        gap, gap_tokens = sums.pop("gap", 0.0), sums.pop("gap_tokens", 0.0)
+        if gap_tokens:
+            metrics |= {"rollout/logprob_gap_mean": gap / gap_tokens, "rollout/logprob_gap_max": worst_gap}
+        return metrics | {f"train/{name}": total / max(n_tokens, 1) for name, total in sums.items()}
 
 
 def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -144,13 +170,13 @@ def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     The gap to the engine is that of the first step alone, while the weights are still those that sampled.
 
     >>> averaged([{"train/loss": 1.0, "train/skipped_updates": 1}, {"train/loss": 3.0, "train/skipped_updates": 1}])
-    {'train/loss': 2.0, 'train/skipped_updates': 2}
+    {'train/loss': 2.0, 'train/skipped_updates': 2.0}
     """
-    out = {}
-    for name in updates[0]:
-        values = [u[name] for u in updates]
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(name for update in updates for name in update):
+        values = [update[name] for update in updates if name in update]
         if name.startswith("rollout/"):
             out[name] = values[0]
         else:
-            out[name] = sum(values) if name == "train/skipped_updates" else sum(values) / len(values)
+            out[name] = sum(values) / (1 if name in COUNTS else len(values))
     return out

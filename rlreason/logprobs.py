@@ -35,24 +35,29 @@ class _ChunkedLogProbs(torch.autograd.Function):
             if want_entropy:
                 probs = (logits - log_norm[at, None]).exp_()
                 entropy[at] = log_norm[at] - probs.mul_(logits).sum(-1)
-        ctx.save_for_backward(hidden, weight, labels, log_norm)
+        ctx.save_for_backward(hidden, weight, labels, log_norm, entropy)
         ctx.temperature, ctx.chunk = temperature, chunk
-        ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)  # an entropy that is only measured costs no backward work
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grads[0]
-        hidden, weight, labels, log_norm = ctx.saved_tensors
+        hidden, weight, labels, log_norm, entropy = ctx.saved_tensors
+        grad = torch.zeros_like(log_norm) if grads[0] is None else grads[0]
+        grad_entropy = grads[1] if entropy.numel() else None
         grad_hidden = torch.empty_like(hidden)
         # The weight gradient sums over all chunks, so it is kept in float32 whatever the model's dtype.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for start in range(0, hidden.shape[0], ctx.chunk):
             at = slice(start, start + ctx.chunk)
             logits = F.linear(hidden[at], weight).float().div_(ctx.temperature)
-            # d log p(y) / d logits = onehot(y) - p
-            grad_logits = logits.sub_(log_norm[at, None]).exp_().mul_(-grad[at, None])
+            logits -= log_norm[at, None]
+            probs = logits.exp()
+            # d log p(y) / d logits = onehot(y) - p,    d H / d logits = -p (log p + H)
+            grad_logits = probs * -grad[at, None]
             grad_logits.scatter_add_(1, labels[at, None], grad[at, None])
+            if grad_entropy is not None:
+                grad_logits -= grad_entropy[at, None] * probs * (logits + entropy[at, None])
             grad_logits = grad_logits.div_(ctx.temperature).to(hidden.dtype)
             grad_hidden[at] = grad_logits @ weight
             if grad_weight is not None:
@@ -74,8 +79,8 @@ def chunked_log_probs(
         log p(y_t) = z_t[y_t] / T - logsumexp(z_t / T),    H_t = -sum_v p_t(v) log p_t(v)
 
     hidden (n, width), weight (vocab, width), labels (n,) int64; returns two float32 tensors (n,), in
-    nats, whatever the input dtype. Gradients flow through the log-probabilities to `hidden` and
-    `weight`; the entropy is a measurement and carries none (empty when `want_entropy` is false).
+    nats, whatever the input dtype. Gradients flow through both to `hidden` and `weight`; the entropy is
+    empty when `want_entropy` is false.
 
     >>> h, w = torch.zeros(2, 3), torch.ones(4, 3)
     >>> lp, entropy = chunked_log_probs(h, w, torch.tensor([0, 3]))

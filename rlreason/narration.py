@@ -14,10 +14,8 @@ def header(console: Console, run: GRPO, model: str, problems: tuple[int, int], f
     questions = run.rollout_batch_size // run.group_size
     updates = run.updates_per_rollout
     steps = f"{updates} optimizer step{'s' if updates > 1 else ''} of {run.train_batch_size}"
-    credit = "raw reward" if run.loss.loss_type == "no_baseline" else f"reward - group mean, std_norm={run.std_norm.kind}"
     console.say(f"model      {run.model.name}: {model}; ready after {seconds:.0f} s")
     console.say(f"data       {run.data.name}: {problems[0]} to train on, {problems[1]} to validate with; prompt={run.prompt.name}")
-    console.say(f"objective  loss={run.loss.loss_type}, credit = {credit}, length_norm={run.length_norm.kind}")
     console.say(f"batch      {questions} questions x {run.group_size} responses, {steps}; learning rate {run.learning_rate:g}")
     console.say(f"records    {shown(folder)}")
 

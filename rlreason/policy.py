@@ -88,7 +88,7 @@ class Policy:
     def log_probs(
         self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability (with gradient) and entropy (without) of every response token, both (scored,) float32."""
+        """Log-probability and entropy of every response token, both (scored,) float32, both with gradient."""
         with self.autocast():
             hidden = self.backbone(
                 input_ids=batch.input_ids,

@@ -1,6 +1,6 @@
 """The run folder: what was asked, with what, what was measured, what was said, and what came of it.
 
-    config.yaml provenance.json metrics.jsonl rollouts/step_00001.jsonl evals/step_00000.jsonl model/ summary.json
+    config.yaml provenance.json objective.md metrics.jsonl rollouts/step_00001.jsonl evals/step_00000.jsonl model/ summary.json
 
 Files that are written whole are written under another name and renamed, so that a file with its right name is
 never half a file. `metrics.jsonl` grows by a line at a time. It must not know tensors or algorithms.
@@ -60,6 +60,10 @@ class Records:
         path = self.folder / kind / f"step_{step:05d}.jsonl"
         path.parent.mkdir(exist_ok=True)
         write_whole(path, "".join(lines))
+
+    def document(self, name: str, text: str) -> None:
+        """A text for people, such as the objective's card."""
+        write_whole(self.folder / name, text)
 
     def summary(self, summary: dict[str, Any]) -> None:
         """Written last: a folder with `summary.json` is a finished run."""

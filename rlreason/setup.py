@@ -3,6 +3,7 @@
 The only room that reads configuration and builds parts; the parts themselves get plain values.
 """
 
+import copy
 import os
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from rlreason.algorithms.grpo import GroupRelative
+from rlreason.algorithms.grpo import GroupRelative, Reference
 from rlreason.algorithms.rollouts import Rollouts
 from rlreason.config.groups import FileData, PretrainedModel, Stories, TinyModel
 from rlreason.config.run import GRPO, Run
@@ -26,6 +27,7 @@ from rlreason.errors import ConfigError
 from rlreason.grading import Grader, check_golds
 from rlreason.learner import Learner, TokenObjective
 from rlreason.mirror import WandbMirror
+from rlreason.objectives.credit import CreditRule
 from rlreason.policy import Policy, load_policy, pick_device, pick_dtype
 from rlreason.prompts import load_template, render
 from rlreason.records import Mirror
@@ -82,9 +84,9 @@ def build(run: GRPO, folder: Path, console: Console) -> House:
         sampling,
         questions=run.rollout_batch_size // run.group_size,
         group_size=run.group_size,
-        baseline="none" if run.loss.loss_type == "no_baseline" else "mean",
-        std_norm="none" if run.loss.loss_type == "no_baseline" else run.std_norm.kind,
-        advantage_eps=run.advantage_eps,
+        rule=credit_rule(run),
+        kl_estimator=run.kl_estimator,
+        reference=make_reference(run, policy),
     )
     mirror = None
     if run.logger.kind == "wandb":
@@ -169,9 +171,40 @@ def make_policy(run: Run, train: Sequence[Problem], prompt: partial[str], consol
     return policy
 
 
+def credit_rule(run: GRPO) -> CreditRule:
+    longest = run.sampling.max_tokens
+    return CreditRule(
+        baseline=run.baseline.kind,
+        std_norm=run.std_norm.kind,
+        advantage_eps=run.advantage_eps,
+        zero_variance=run.zero_variance,
+        overlong=run.overlong,
+        max_length=longest,
+        cache_length=run.overlong_cache or max(1, longest // 5),
+        kl_coef=run.kl_coef if run.kl_placement == "reward" else 0.0,
+    )
+
+
+def make_reference(run: GRPO, policy: Policy) -> Reference | None:
+    """A frozen copy of the policy as it is now, only where a KL term asks for it: it costs the model's memory again."""
+    if run.kl_placement == "none":
+        return None
+    frozen = Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.compute_dtype, policy.device)
+    return partial(frozen.score, temperature=run.sampling.temperature, token_budget=run.micro_batch_tokens)
+
+
 def make_learner(run: GRPO, policy: Policy) -> Learner:
-    constant = run.length_norm.constant or float(run.sampling.max_tokens)
-    objective = TokenObjective(run.loss.loss_type, run.loss.numbers(), run.length_norm.kind, constant)
+    objective = TokenObjective(
+        loss_type=run.loss.loss_type,
+        numbers=run.loss.numbers(),
+        length_norm=run.length_norm.kind,
+        constant=run.length_norm.constant or float(run.sampling.max_tokens),
+        kl_estimator=run.kl_estimator,
+        kl_coef=run.kl_coef if run.kl_placement == "loss" else 0.0,
+        entropy_coef=run.entropy_coef,
+        mismatch=run.mismatch,
+        mismatch_cap=run.mismatch_cap,
+    )
     return Learner(
         policy,
         objective,

@@ -18,6 +18,7 @@ from rlreason.evaluation import evaluate
 from rlreason.guards import Guards
 from rlreason.learner import averaged
 from rlreason.narration import closing, header
+from rlreason.objectives.card import objective_card
 from rlreason.records import Records, refuse_finished
 from rlreason.setup import USES_RATIO, build
 from rlreason.types import Sample
@@ -30,12 +31,15 @@ def train(run: Run, folder: Path, config: str) -> float:
     began = time.monotonic()
     console = Console(run.n_steps)
     records = Records(folder, config)
+    card = objective_card(run.settings())
+    records.document("objective.md", card.markdown)
     house = build(run, folder, console)
     records.mirror = house.mirror
     guards = Guards(run.group_size, console.say)
     by_id = {p.id: p for p in (*house.train_problems, *house.eval_problems)}
     sizes = len(house.train_problems), len(house.eval_problems)
     header(console, run, house.policy.describe(), sizes, folder, house.seconds_to_build)
+    console.say("\n" + card.text)
 
     def evaluated(step: int) -> tuple[list[Sample], dict[str, float]]:
         start = time.monotonic()
@@ -74,7 +78,7 @@ def train(run: Run, folder: Path, config: str) -> float:
         house.engine.load_weights(house.policy)
         times.lap("sync")
 
-        metrics = rollout_metrics(samples) | averaged(updates) | house.grader.take_metrics()
+        metrics = rollout_metrics(samples) | {"rollout/kept": sum(s.kept for s in samples) / len(samples)} | averaged(updates) | house.grader.take_metrics()
         row = {"train_step": step, **metrics, **times.laps, "time/total": time.monotonic() - began}
         records.metrics(row)
         if run.save_rollouts_every and step % run.save_rollouts_every == 0:

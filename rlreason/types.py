@@ -65,7 +65,9 @@ class Sample:
     response: Response
     grade: Grade
     advantage: float = 0.0
+    kept: bool = True  # whether it carries loss; a sample that does not still counted in its group's baseline
     old_log_probs: list[float] = field(default_factory=list)  # fixed once per rollout batch
+    reference_log_probs: list[float] = field(default_factory=list)  # where a KL term asks for them
 
     @property
     def group(self) -> str:

@@ -8,14 +8,14 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from rlreason.config.groups import LENGTH_NORM_KINDS, STD_NORM_KINDS
 from rlreason.config.run import GRPO
 from rlreason.config.store import resource_dir, run_name, typed
 from rlreason.config.words import _runs, check_words, handout_names
 from rlreason.errors import ConfigError
-from rlreason.objectives.advantages import STD_NORMS
+from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
+from rlreason.objectives.rules import NAMED_OBJECTIVES
 
 CONF = resource_dir("conf")
 GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())
@@ -49,6 +49,8 @@ def test_every_option_composes_and_keeps_the_rules(composed, gsm8k, group, optio
     pretrained = (group == "model" and option != "tiny") or group == "experiment" or option == "gsm8k"
     if pretrained:
         overrides += [f"data.path={gsm8k}"] + (["model=smollm2_135m"] if group == "data" else [])
+    if (group, option) == ("baseline", "none"):
+        overrides += ["std_norm=none", "loss=no_baseline"]
     if option == "local":
         (gsm8k / "config.json").write_text("{}")
         overrides.append(f"model.path={gsm8k}")
@@ -60,9 +62,20 @@ def test_the_option_files_are_the_tables_of_the_formulas():
     def options(group: str) -> set[str]:
         return {p.stem for p in (CONF / group).glob("*.yaml")}
 
-    assert options("loss") == set(LOSSES)
-    assert options("length_norm") == set(AGGREGATIONS) == set(LENGTH_NORM_KINDS)
-    assert options("std_norm") == set(STD_NORMS) == set(STD_NORM_KINDS)
+    assert options("loss") == set(LOSSES) | {"grpo_clip_higher"}
+    assert options("length_norm") == set(AGGREGATIONS)
+    assert options("std_norm") == set(STD_NORMS)
+    assert options("baseline") == set(BASELINES)
+    assert options("objective") == set(NAMED_OBJECTIVES) | {"custom"}
+
+
+@pytest.mark.parametrize("name", NAMED_OBJECTIVES)
+def test_a_named_objective_sets_its_axes_and_any_axis_can_be_overridden_on_top(composed, name):
+    settings = typed(composed(f"objective={name}")).settings()
+    assert {key: settings.get(key) for key in NAMED_OBJECTIVES[name]} == NAMED_OBJECTIVES[name]
+    changed = typed(composed(f"objective={name}", "length_norm=masked_mean", "advantage_eps=1e-4")).settings()
+    assert (changed["length_norm"], changed["advantage_eps"]) == ("masked_mean", 1e-4)
+    assert changed["loss_type"] == settings["loss_type"]
 
 
 def test_the_command_of_the_card(composed):
@@ -121,7 +134,7 @@ def test_every_run_of_a_sweep_can_start(name):
         (["sampling.temperature=0"], "sampling.temperature=0.0: the policy gradient needs samples"),
         (["sampling.min_tokens=99"], "sampling.min_tokens=99, sampling.max_tokens=48"),
         (["learning_rate=-1"], "learning_rate=-1.0 must be above 0"),
-        (["loss=grpo_clip", "loss.cliprange=1.5"], "loss.cliprange=1.5"),
+        (["loss=grpo_clip", "loss.cliprange=1.5"], "cliprange_low=1.5"),
         (["model.dtype=half"], "model.dtype=half is none of auto, float32, bfloat16"),
         (["threads=0"], "threads=0 must be at least 1"),
         (["-m", "sweep=nope"], "sweep=nope is no option of sweep: choose one of grpo_learning_rate"),

@@ -101,7 +101,7 @@ def test_a_saved_model_trains_on_files_with_both_prompts(card, tmp_path):
         assert done.returncode == 0, done.stderr
         summary = json.loads((tmp_path / prompt / "summary.json").read_text())
         assert summary["status"] == "finished"
-        assert summary["notices"]["no_mixed_group"] == 1  # an untrained model earns nothing, and that is said
+        assert summary["notices"]["no_live_group"] == 1  # an untrained model earns nothing, and that is said
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
 from rlreason.guards import Guards
 from rlreason.learner import Learner, TokenObjective
+from rlreason.objectives.credit import CreditRule
 from rlreason.records import Records, refuse_finished, write_whole
 from rlreason.sweeps import Arm, arms_table
 from rlreason.types import Grade, Problem, Response, Sample
@@ -24,9 +25,8 @@ def graded(problem_id, reward, ids=(1, 2)):
     return Sample(Response(problem_id, [5], list(ids), [-0.5] * len(ids), "", "stop"), Grade(1.0, reward, reward, outcome))
 
 
-def algorithm(**changes):
-    settings = {"questions": 2, "group_size": 4, "baseline": "mean", "std_norm": "group_std", "advantage_eps": 1e-6}
-    return GroupRelative(None, [], Sampling(), **(settings | changes))  # type: ignore[arg-type]
+def algorithm(**rule):
+    return GroupRelative(None, [], Sampling(), questions=2, group_size=4, rule=CreditRule(**rule))  # type: ignore[arg-type]
 
 
 def test_advantages_follow_the_problem_id_through_a_shuffle_and_a_filter():
@@ -87,9 +87,9 @@ def test_the_engine_gap_stays_small_through_updates(policy, engine, problems):
 
 def test_rollout_metrics_count_what_can_go_wrong_quietly():
     samples = [graded("a", 1.0, (1,)), graded("a", 0.0, (1,)), graded("b", 0.0, (1,)), graded("b", 0.0, (2, 3))]
-    m = rollout_metrics(samples)
+    m = rollout_metrics(algorithm().credit(samples))
     assert m["reward/mean"] == 0.25
-    assert m["reward/mixed_groups"] == 0.5
+    assert m["reward/live_groups"] == 0.5
     assert m["rollout/distinct"] == pytest.approx((0.5 + 1.0) / 2)
     assert m["rollout/length"] == 1.25
 
@@ -97,7 +97,7 @@ def test_rollout_metrics_count_what_can_go_wrong_quietly():
 def test_guards_speak_once_then_count():
     said: list[str] = []
     guards = Guards(group_size=4, say=said.append)
-    bad = {"rollout/distinct": 0.25, "reward/mixed_groups": 0.0, "reward/mean": 0.0, "rollout/truncated": 0.9,
+    bad = {"rollout/distinct": 0.25, "reward/live_groups": 0.0, "reward/mean": 0.0, "rollout/truncated": 0.9,
            "rollout/logprob_gap_mean": 0.2, "train/skipped_updates": 1.0}
     for step in range(1, 13):
         guards.look(step, bad)
@@ -105,7 +105,7 @@ def test_guards_speak_once_then_count():
     assert len(said) == 2 * len(guards.counts)  # the 1st and the 10th time
     for words in ("identical", "every advantage is 0", "cut at sampling.max_tokens", "disagree by 0.200", "not finite"):
         assert any(words in line for line in said)
-    fine = {"rollout/distinct": 1.0, "reward/mixed_groups": 0.5, "reward/mean": 0.5, "rollout/truncated": 0.0}
+    fine = {"rollout/distinct": 1.0, "reward/live_groups": 0.5, "reward/mean": 0.5, "rollout/truncated": 0.0}
     quiet = Guards(4, said.append)
     quiet.look(1, fine)
     assert not quiet.counts

@@ -3,15 +3,21 @@
 It knows problems, rollouts and the credit formula; it must not know the optimizer or the loss.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rlreason.algorithms.rollouts import Rollouts, problems_for_step
 from rlreason.engines.base import Sampling
-from rlreason.objectives.advantages import compute_group_advantages
+from rlreason.objectives.credit import CreditRule, assign_credit
+from rlreason.objectives.kl import kl_per_token
 from rlreason.types import Problem, Sample
+
+#: Log-probabilities of (prompt ids, response ids) pairs under the model the run started from.
+Reference = Callable[[list[tuple[list[int], list[int]]]], list[list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +29,42 @@ class GroupRelative:
     sampling: Sampling
     questions: int  # per step
     group_size: int
-    baseline: str  # "mean", or "none" for raw rewards
-    std_norm: str
-    advantage_eps: float
+    rule: CreditRule
+    kl_estimator: str = "k3"
+    reference: Reference | None = None  # given when a KL term needs it
 
     def collect(self, step: int) -> list[Sample]:
         problems = problems_for_step(self.problems, step, self.questions, self.rollouts.seed)
         samples = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
+        if self.reference is not None:
+            scores = self.reference([(s.response.prompt_ids, s.response.token_ids) for s in samples])
+            for sample, score in zip(samples, scores, strict=True):
+                sample.reference_log_probs = score
         return self.credit(samples)
 
     def credit(self, samples: list[Sample]) -> list[Sample]:
         """Advantages by problem id: the order of the samples and what was left out do not matter."""
         number = {problem_id: k for k, problem_id in enumerate(dict.fromkeys(s.group for s in samples))}
-        advantages = compute_group_advantages(
+        advantages, kept = assign_credit(
             torch.tensor([s.grade.reward for s in samples], dtype=torch.float64),
             torch.tensor([number[s.group] for s in samples]),
-            baseline=self.baseline,
-            std_norm=self.std_norm,
-            advantage_eps=self.advantage_eps,
+            torch.tensor([len(s.response.token_ids) for s in samples]),
+            torch.tensor([s.response.truncated for s in samples]),
+            self.rule,
+            self._kl(samples) if self.rule.kl_coef else None,
         )
-        for sample, advantage in zip(samples, advantages.tolist(), strict=True):
-            sample.advantage = advantage
+        for sample, advantage, keep in zip(samples, advantages.tolist(), kept.tolist(), strict=True):
+            sample.advantage, sample.kept = advantage, keep
         return samples
+
+    def _kl(self, samples: list[Sample]) -> Tensor:
+        """KL estimate per token (n, seq) of the policy that sampled, whose log-probabilities the engine reported."""
+        sampled, reference, ones = (
+            pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+            for rows in (
+                [s.response.log_probs for s in samples],
+                [s.reference_log_probs for s in samples],
+                [[True] * len(s.response.token_ids) for s in samples],
+            )
+        )
+        return kl_per_token(sampled, reference, ones, self.kl_estimator)

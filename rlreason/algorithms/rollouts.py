@@ -61,13 +61,13 @@ def rollout_metrics(samples: Sequence[Sample], prefix: str = "rollout") -> dict[
     groups: dict[str, list[Sample]] = {}
     for s in samples:
         groups.setdefault(s.group, []).append(s)
-    mixed = sum(len({s.grade.reward for s in group}) > 1 for group in groups.values())
+    live = sum(any(s.advantage for s in group) for group in groups.values())
     distinct = sum(len({tuple(s.response.token_ids) for s in group}) / len(group) for group in groups.values())
     return {
         "reward/mean": sum(s.grade.reward for s in samples) / n,
         "reward/format": sum(s.grade.format for s in samples) / n,
         "reward/answer": sum(s.grade.answer for s in samples) / n,
-        "reward/mixed_groups": mixed / max(len(groups), 1),  # share of groups that can teach anything
+        "reward/live_groups": live / max(len(groups), 1),  # share of groups with any credit other than 0
         f"{prefix}/length": sum(lengths) / n,
         f"{prefix}/length_max": max(lengths, default=0),
         f"{prefix}/truncated": sum(s.response.truncated for s in samples) / n,

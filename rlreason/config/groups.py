@@ -10,10 +10,6 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
-STD_NORM_KINDS = ("group_std", "none", "batch_std", "group_mean")
-LENGTH_NORM_KINDS = ("masked_mean", "constant", "token")
-
-
 @dataclass
 class Loss:
     """-A log p, or -r log p when `no_baseline`: losses without numbers of their own."""
@@ -23,9 +19,6 @@ class Loss:
     def numbers(self) -> dict[str, float | None]:
         """Keyword arguments of the loss function."""
         return {}
-
-    def problems(self) -> list[str]:
-        return []
 
 
 @dataclass
@@ -40,22 +33,8 @@ class ClipLoss(Loss):
     def numbers(self) -> dict[str, float | None]:
         low = self.cliprange if self.cliprange_low is None else self.cliprange_low
         high = self.cliprange if self.cliprange_high is None else self.cliprange_high
-        return {"cliprange_low": low, "cliprange_high": high, "dual_clip": self.dual_clip}
-
-    def problems(self) -> list[str]:
-        numbers = self.numbers()
-        low, high = numbers["cliprange_low"], numbers["cliprange_high"]
-        assert low is not None
-        assert high is not None
-        bad = []
-        if not 0 <= low < 1 or high < 0:
-            bad.append(
-                f"loss.cliprange={self.cliprange} (low {low}, high {high}): the ratio is held in [1 - low, 1 + high], so "
-                "0 <= low < 1 and high >= 0 must hold: try 0.2"
-            )
-        if self.dual_clip is not None and self.dual_clip <= 1 + high:
-            bad.append(f"loss.dual_clip={self.dual_clip} must be above 1 + cliprange_high = {1 + high}: try 3.0 or null")
-        return bad
+        dual = {} if self.loss_type == "gspo" else {"dual_clip": self.dual_clip}
+        return {"cliprange_low": low, "cliprange_high": high, **dual}
 
 
 @dataclass
@@ -67,16 +46,16 @@ class CispoLoss(Loss):
     def numbers(self) -> dict[str, float | None]:
         return {"ratio_cap": self.ratio_cap}
 
-    def problems(self) -> list[str]:
-        if self.ratio_cap > 0:
-            return []
-        return [f"loss.ratio_cap={self.ratio_cap} is the largest weight of a token and must be above 0: try 5.0"]
-
 
 @dataclass
 class LengthNorm:
     kind: str = MISSING
     constant: float | None = None  # tokens; None: sampling.max_tokens. Read by kind=constant only
+
+
+@dataclass
+class Baseline:
+    kind: str = MISSING
 
 
 @dataclass

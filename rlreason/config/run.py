@@ -1,15 +1,16 @@
 """A whole run: its top-level keys, and the rules that must hold between keys of different groups.
 
 The names are the handout's (`rollout_batch_size`, `train_batch_size`, `group_size`, `epochs_per_rollout`).
-It knows the groups and nothing else.
+It knows the groups and the rules of the objective, which are plain words too.
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass
 
 from omegaconf import MISSING
 
-from rlreason.config.groups import Data, LengthNorm, Logger, Loss, Model, Prompt, Rollout, Sampling, Stories
+from rlreason.config.groups import Baseline, Data, LengthNorm, Logger, Loss, Model, Prompt, Rollout, Sampling, Stories
 from rlreason.config.groups import StdNorm, TinyModel
+from rlreason.objectives.rules import check_objective
 
 
 @dataclass
@@ -90,8 +91,18 @@ class GRPO(Run):
     algorithm: str = "grpo"
     loss: Loss = field(default_factory=Loss)
     length_norm: LengthNorm = field(default_factory=LengthNorm)
+    baseline: Baseline = field(default_factory=Baseline)
     std_norm: StdNorm = field(default_factory=StdNorm)
-    advantage_eps: float = 1e-6
+    advantage_eps: float = 1e-6  # added to what std_norm divides by
+    kl_placement: str = "none"  # none | loss | reward; the reference model is the one the run starts from
+    kl_estimator: str = "k3"  # k1 | k2 | k3
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0  # above 0 rewards entropy
+    overlong: str = "none"  # responses cut at max_tokens: none | mask (no loss) | penalty (DAPO's soft one)
+    overlong_cache: int | None = None  # tokens over which the penalty grows; None: a fifth of max_tokens
+    zero_variance: str = "keep"  # groups of equal rewards: keep | skip
+    mismatch: str = "none"  # weights for the gap between engine and trainer: none | truncate | mask
+    mismatch_cap: float | None = None  # the largest such weight
 
     rollout_batch_size: int = MISSING  # responses per step, over all questions
     group_size: int = MISSING  # responses per question
@@ -115,14 +126,30 @@ class GRPO(Run):
         bad += self.not_multiple("rollout_batch_size", "train_batch_size")
         if self.epochs_per_rollout < 1:
             bad.append(f"epochs_per_rollout={self.epochs_per_rollout}: each rollout batch is used at least once: try 1")
-        if self.group_size < 2 and self.loss.loss_type != "no_baseline":
+        if self.group_size < 2 and self.baseline.kind != "none":
             bad.append(
-                f"group_size={self.group_size} with loss={self.loss.loss_type}: a response is compared with its group, and "
+                f"group_size={self.group_size} with baseline={self.baseline.kind}: a response is compared with its group, and "
                 "a group of one always gives advantage 0: use group_size=8, or loss=no_baseline"
             )
-        if self.advantage_eps < 0:
-            bad.append(f"advantage_eps={self.advantage_eps} must not be negative: try 1e-6")
-        return bad + self._accumulation()
+        cache = self.overlong_cache
+        if cache is not None and not 0 < cache <= self.sampling.max_tokens:
+            bad.append(f"overlong_cache={cache} must lie in 1..sampling.max_tokens={self.sampling.max_tokens}: try null")
+        bad += self._accumulation()
+        return bad or check_objective(self.settings())  # whose rules need sound numbers
+
+    def settings(self) -> dict[str, object]:
+        """The objective as plain words and numbers: what the rules check and the card describes."""
+        own = ("advantage_eps", "kl_placement", "kl_estimator", "kl_coef", "entropy_coef", "overlong", "zero_variance")
+        return {
+            "loss_type": self.loss.loss_type,
+            **self.loss.numbers(),
+            "length_norm": self.length_norm.kind,
+            "constant": self.length_norm.constant,
+            "baseline": self.baseline.kind,
+            "std_norm": self.std_norm.kind,
+            **{key: getattr(self, key) for key in (*own, "mismatch", "mismatch_cap", "epochs_per_rollout")},
+            "on_policy": self.updates_per_rollout == 1,
+        }
 
     def _accumulation(self) -> list[str]:
         steps, size = self.gradient_accumulation_steps, self.micro_batch_size
