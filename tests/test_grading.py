@@ -1,4 +1,4 @@
-"""The grader as its callers see it: formats, golds, batches, metrics, settings, plug-ins."""
+"""The grader as its callers see it: formats, golds, batches, metrics."""
 
 import json
 import math
@@ -178,57 +178,10 @@ def test_refusals_are_not_plain_wrong():
     assert (grade.outcome, grade.reward, grade.format) == ("refused", 0.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("extract", "answer", "right"),
-    [
-        ("strict", "She sold 38 clips.", 0),
-        ("last_number", "She sold 38 clips.", 1),
-        ("sentence", "She sold 38 clips.", 1),
-        ("last_number", "She sold 38 or 39 clips", 0),
-        ("last_number", "It is not 38", 0),
-        ("last_number", "Of 40 clips, 38", 0),
-        ("sentence", r"The answer is \frac{76}{2}.", 1),
-        ("sentence", r"Maybe the answer is 38", 0),
-        ("last_number", "The total is $38.", 1),
-    ],
-)
-def test_extraction_from_sentences_is_a_setting(extract, answer, right):
-    with Grader(extract=extract, symbolic=False) as fresh:
-        assert fresh.grade_batch([tagged(answer)], ["38"])[0].reward == right
-
-
-def test_percent_and_tolerance_are_settings():
-    def reward(answer, gold, **settings):
-        with Grader(symbolic=False, **settings) as fresh:
-            return fresh.grade_batch([tagged(answer)], [gold])[0].reward
-
-    assert reward(r"38\%", "38") == 1
-    assert reward(r"38\%", "38", percent=False) == 0
-    assert reward(r"38\%", "0.38", percent=False) == 1
-    assert reward("0.3333", r"\frac13") == 0
-    assert reward("0.3333", r"\frac13", rel_tol=1e-3) == 1
-    assert reward("0.3334", r"\frac13", rel_tol=1e-3) == 0
-    assert reward("0.333333", r"\frac13", rel_tol=0.0) == 0
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"reward": "r1"},
-        {"extract": "loose"},
-        {"timeout_s": 0},
-        {"rel_tol": 1.0},
-        {"workers": 0},
-        {"memory_mb": 1},
-    ],
-)
-def test_a_setting_out_of_range_is_named(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Grader(**wrong)
-
-
 def test_golds_that_do_not_grade_themselves_right_are_listed(grader):
+    grader.take_metrics()
     assert check_golds(grader, ["38", r"\frac{1}{2}", "", None, "east", ["38", "39"], "  "]) == [2, 3, 6]
+    assert grader.take_metrics() == {}
 
 
 def gsm8k() -> list[str]:
@@ -285,65 +238,3 @@ def test_importing_the_package_is_cheap_and_leaves_the_symbolic_library_out():
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
     assert time.perf_counter() - begin < 2.0
-
-
-def by_length(response, gold):
-    """A reward plug-in: named as test_grading:by_length in the tests below."""
-    if response == "hang":
-        while True:
-            pass
-    if response == "raise":
-        raise RuntimeError("no")
-    if response == "exit":
-        os._exit(3)
-    if response == "memory":
-        return len(bytearray(10**10))
-    return {"None": None, "nan": math.nan, "text": "1.0", "dict": {"reward": 0.5}}.get(
-        response, len(response) == len(gold)
-    )
-
-
-def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
-    log = tmp_path / "log" / "incidents.jsonl"
-    with Grader(reward="tests.test_grading:by_length", timeout_s=1.0, log_path=log) as fresh:
-        responses = [
-            "ab",
-            "abc",
-            "hang",
-            "ab",
-            "raise",
-            "exit",
-            "None",
-            "nan",
-            "text",
-            "dict",
-            "memory",
-            "xy",
-        ]
-        grades = fresh.grade_batch(responses, ["12"] * len(responses))
-        outcomes = [(grade.outcome, grade.path, grade.reward) for grade in grades]
-        assert outcomes == [
-            ("correct", "plugin", 1.0),
-            ("wrong", "plugin", 0.0),
-            ("timeout", "plugin", 0.0),
-            ("correct", "plugin", 1.0),
-            ("error", "plugin", 0.0),
-            ("error", "killed", 0.0),
-            ("error", "plugin_value", 0.0),
-            ("error", "plugin_value", 0.0),
-            ("error", "plugin_value", 0.0),
-            ("correct", "plugin", 0.5),
-            ("error", "killed", 0.0),
-            ("correct", "plugin", 1.0),
-        ]
-        metrics = fresh.take_metrics()
-        assert (metrics["grading/timeouts"], metrics["grading/kills"], metrics["grading/errors"]) == (1, 2, 4)
-        assert len(fresh.warnings()) == 3
-    statuses = [json.loads(line)["status"] for line in log.read_text().splitlines()]
-    assert sorted(statuses) == ["error", "killed", "killed", "timeout"]
-
-
-def test_a_plug_in_that_does_not_exist_is_an_error_in_words():
-    with Grader(reward="tests.test_grading:no_such_function") as fresh:
-        assert fresh.grade_batch(["a"], ["b"])[0].outcome == "error"
-        assert any("no_such_function" in warning for warning in fresh.warnings())

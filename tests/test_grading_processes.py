@@ -118,7 +118,7 @@ def test_a_forked_child_makes_workers_of_its_own():
 
 
 def test_a_fork_while_another_thread_grades_does_not_hang_the_child():
-    with Grader(reward="tests.test_grading:by_length", timeout_s=3.0) as grader:
+    with Grader(reward="tests.test_grading_settings:by_length", timeout_s=3.0) as grader:
         grader.grade_batch(["ab"], ["12"])
         thread = threading.Thread(target=lambda: grader.grade_batch(["hang"], ["12"]))
         thread.start()
@@ -136,7 +136,7 @@ def test_a_fork_while_another_thread_grades_does_not_hang_the_child():
 
 
 def test_a_stuck_worker_delays_only_its_own_request():
-    with Grader(reward="tests.test_grading:by_length", timeout_s=2.0, workers=2) as grader:
+    with Grader(reward="tests.test_grading_settings:by_length", timeout_s=2.0, workers=2) as grader:
         grader.grade_batch(["ab", "abc"], ["12", "12"])
         begin = time.perf_counter()
         grades = grader.grade_batch(["hang"] + ["x" * length for length in range(1, 300)], ["12"] * 300)
@@ -193,7 +193,7 @@ def test_a_script_without_a_main_guard_grades_and_ends(tmp_path):
 
 
 def test_memory_of_a_worker_is_limited_and_the_next_answer_is_graded():
-    with Grader(reward="tests.test_grading:by_length", memory_mb=512) as grader:
+    with Grader(reward="tests.test_grading_settings:by_length", memory_mb=512) as grader:
         grades = grader.grade_batch(["memory", "ab"], ["12", "12"])
     assert [grade.outcome for grade in grades] == ["error", "correct"]
     assert grades[0].path == "killed"

@@ -28,6 +28,10 @@ HANDOUT_NAMES = {
     "sampling_max_tokens": "sampling.max_tokens",
     "loss_type": "loss",
     "cliprange": "loss.cliprange",
+    "ratio_cap": "loss.ratio_cap",
+    "dual_clip": "loss.dual_clip",
+    "cliprange_high": "loss.cliprange_high",
+    "cliprange_low": "loss.cliprange_low",
 }
 QUESTIONS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 MOST_RUNS_CHECKED = 64  # composing one run takes about 0.1 s

@@ -34,8 +34,9 @@ def same(first: Node, second: Node, rel_tol: float) -> bool:
 def _agreements(first: Node, second: Node, names: list[str], real: bool) -> bool | None:
     """Whether the two agree at all points where both have a value, or None where these are too few."""
     agreed = 0
-    for point in points(names, whole=_counts(first) or _counts(second)):
-        found = same_at(first, second, point, real)
+    whole = _counts(first) or _counts(second)
+    for point in points(names, whole):
+        found = same_at(first, second, point, real, partial=whole)
         if found is False:
             return False
         agreed += found is True
@@ -54,13 +55,14 @@ def same_constant(first: Node, second: Node) -> bool:
     return same_at(first, second, {}, real=False) is True
 
 
-def same_at(first: Node, second: Node, point: Point, real: bool) -> bool | None:
+def same_at(first: Node, second: Node, point: Point, real: bool, partial: bool = False) -> bool | None:
     """None where neither side has a value. With `real`, a side that needs complex numbers on its way (the
     root of a negative number, but not a written `i`) has none there: `ln(x^2)` is `2 ln x` where both exist.
+    With `partial`, a value on one side only is no difference: `n!/(n-k)!` has none where k > n.
     """
     values = [_exact(first, point), _exact(second, point)]
     if "undefined" in values:
-        return None if values == ["undefined"] * 2 else False
+        return None if partial or values == ["undefined"] * 2 else False
     if None not in values:
         return bool(values[0] == values[1])
     bits = precision(first, second)

@@ -1,4 +1,4 @@
-"""How messages travel between the pool and a worker: JSON with a 4-byte length in front. Both sides use this."""
+"""How messages travel between the pool and a worker: JSON with a 4-byte length in front."""
 
 import json
 import struct

@@ -60,8 +60,11 @@ class Grader:
         if self.symbolic or self.plugin:
             self._pool.start()
 
-    def grade_batch(self, responses: Sequence[str], golds: Sequence[Gold]) -> list[Grade]:
-        """One grade per response, in order. Equal (answer, gold) pairs are worked out once and remembered."""
+    def grade_batch(self, responses: Sequence[str], golds: Sequence[Gold], count: bool = True) -> list[Grade]:
+        """One grade per response, in order. Equal (answer, gold) pairs are worked out once and remembered.
+
+        `count=False` keeps the batch out of metrics and warnings, as checks of the data need.
+        """
         if len(responses) != len(golds):
             raise ValueError(
                 f"grade_batch got {len(responses)} responses and {len(golds)} golds; give one gold each"
@@ -77,7 +80,7 @@ class Grader:
         grades = [job if isinstance(job, Grade) else known.get(job) or fresh[job] for job in jobs]
         with self._lock:
             self._remember(known, fresh)
-            for window in (self._window, self._warnings):
+            for window in (self._window, self._warnings) if count else ():
                 window.add(
                     grades, hits=sum(isinstance(job, tuple) for job in jobs) - len(todo), ms=milliseconds
                 )
