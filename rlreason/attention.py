@@ -64,8 +64,8 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0))
-    result: Tensor = out.unsqueeze(0)
-    return result
+    assert isinstance(out, Tensor)  # the log-sum-exp was not asked for
+    return out.unsqueeze(0)
 
 
 def _single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
@@ -82,9 +82,9 @@ def _single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | 
     return out.view(rows, 1, heads, width)
 
 
-def _mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+def _mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
     """Packed rows carry no mask (their bounds say it all); anything else gets the usual one."""
-    return None if attention_mask is None else sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+    return None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **kwargs)
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -73,8 +73,11 @@ class Console:
         numbers = [
             f"{m[key]:{form}}" if key in m else ""
             for key, form in (
-                ("reward/mean", ".3f"), ("reward/format", ".3f"), ("rollout/length", ".1f"),
-                ("train/entropy", ".3f"), ("train/grad_norm", ".3g"),
+                ("reward/mean", ".3f"),
+                ("reward/format", ".3f"),
+                ("rollout/length", ".1f"),
+                ("train/entropy", ".3f"),
+                ("train/grad_norm", ".3g"),
             )
         ]
         return ROW.format(f"{step}/{self.n_steps}", f"{self.accuracy:.3f}", *numbers, clock(spent), left)

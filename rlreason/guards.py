@@ -28,7 +28,8 @@ def _nothing_to_learn(m: Metrics, group_size: int) -> str | None:
 
 def _truncated(m: Metrics, group_size: int) -> str | None:
     if m["rollout/truncated"] > 0.5:
-        return f"{m['rollout/truncated']:.0%} of the responses were cut at sampling.max_tokens: raise it, or expect 0 reward"
+        share = m["rollout/truncated"]
+        return f"{share:.0%} of the responses were cut at sampling.max_tokens: raise it, or expect no reward"
     return None
 
 

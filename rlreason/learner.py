@@ -37,11 +37,21 @@ class TokenObjective:
     mismatch_cap: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What one optimizer step would follow, before clipping. Samples that carry no loss have token gradients 0."""
+
+    loss: float
+    parameters: list[Tensor]  # d loss / d parameter, in the order of `Learner.parameters`
+    tokens: list[Tensor]  # d loss / d log pi of each response token (length,), sample by sample, on the CPU
+    clipped: float  # how many response tokens the loss clipped or capped
+
+
 COUNTS = ("train/skipped_updates", "train/empty_updates")
 
 
 class Learner:
-    """Holds the optimizer; `update` is one step of it."""
+    """Holds the optimizer; `update` is one step of it, `gradient` what that step would follow."""
 
     def __init__(
         self,
@@ -74,18 +84,37 @@ class Learner:
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
+        return self._step(*self._backward(samples, gap_from))
+
+    def gradient(self, samples: Sequence[Sample]) -> Gradient:
+        """The gradient of `update`'s loss without the step: weights, optimizer and metrics stay as they are."""
+        tokens = [torch.zeros(len(s.response.token_ids)) for s in samples]
+        sums, *_ = self._backward(samples, token_gradients=tokens)
+        parameters = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        self.optimizer.zero_grad(set_to_none=True)
+        return Gradient(sums["loss"], parameters, tokens, sums["clip_fraction"])
+
+    def _backward(
+        self, samples: Sequence[Sample], gap_from: int = 0, token_gradients: list[Tensor] | None = None
+    ) -> tuple[dict[str, float], float, int, int]:
+        """Add the step's gradient to the parameters: (sums over tokens, worst gap, response tokens, micro-batches)."""
         lengths = torch.tensor([len(s.response.token_ids) for s in samples])
         kept = torch.tensor([s.kept for s in samples])
         n_sequences, n_tokens = step_divisors(lengths, kept, self.objective.length_norm)
-        live = [s for s in samples if s.kept]
+        live = [i for i, s in enumerate(samples) if s.kept]
         sums: dict[str, float] = defaultdict(float)
         worst_gap = 0.0
-        micro_batches = self.micro_batches(live)
+        micro_batches = self.micro_batches([samples[i] for i in live])
         for rows in micro_batches:
-            chosen = [live[i] for i in rows]
+            chosen = [samples[live[i]] for i in rows]
             batch = pack([(s.response.prompt_ids, s.response.token_ids) for s in chosen], self.policy.device)
-            loss, per_token = self._loss(chosen, batch, n_sequences, n_tokens)
+            flat, flat_entropy = self.policy.log_probs(batch, self.temperature)
+            flat.retain_grad()
+            loss, per_token = self._loss(chosen, batch, flat, flat_entropy, n_sequences, n_tokens)
             loss.backward()
+            if token_gradients is not None and flat.grad is not None:
+                for i, part in zip(rows, flat.grad.cpu().split(batch.lengths.tolist()), strict=True):
+                    token_gradients[live[i]] = part
             sums["loss"] += loss.item()
             for name, values in per_token.items():
                 sums[name] += values[batch.response_mask].sum().item()
@@ -94,18 +123,26 @@ class Learner:
                 sums["gap"] += gap.sum().item()
                 sums["gap_tokens"] += gap.numel()
                 worst_gap = max(worst_gap, gap.max().item() if gap.numel() else 0.0)
-        return self._step(sums, worst_gap, n_tokens, len(micro_batches))
+        return sums, worst_gap, n_tokens, len(micro_batches)
 
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
         sizes = [len(s.response.prompt_ids) + len(s.response.token_ids) for s in samples]
         return within_budget(sizes, self.micro_batch_tokens, self.micro_batch_size)
 
     def _loss(
-        self, samples: list[Sample], batch: PackedBatch, n_sequences: int, n_tokens: int
+        self,
+        samples: list[Sample],
+        batch: PackedBatch,
+        flat: Tensor,
+        flat_entropy: Tensor,
+        n_sequences: int,
+        n_tokens: int,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """This micro-batch's share of the step's loss, and measurements per token (batch, seq)."""
+        """This micro-batch's share of the step's loss, and measurements per token (batch, seq).
+
+        `flat` and `flat_entropy` (scored,) are the policy's log-probabilities and entropies, with gradient.
+        """
         o = self.objective
-        flat, flat_entropy = self.policy.log_probs(batch, self.temperature)
         log_probs, entropy, mask = batch.to_rows(flat), batch.to_rows(flat_entropy), batch.response_mask
         on_policy = not samples[0].old_log_probs
         old = log_probs.detach() if on_policy else self._rows(batch, [s.old_log_probs for s in samples])

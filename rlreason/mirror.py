@@ -9,11 +9,13 @@ from rlreason.errors import ConfigError
 class WandbMirror:
     """Sends every metrics row; training rows are drawn over `train_step`, evaluations over `eval_step`."""
 
-    def __init__(self, folder: Path, project: str, mode: str, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, project: str, mode: Any, config: dict[str, Any]) -> None:
         try:
             import wandb
         except ImportError as error:
-            raise ConfigError("logger=wandb needs the wandb package: pip install wandb, or choose logger=none") from error
+            raise ConfigError(
+                "logger=wandb needs the wandb package: pip install wandb, or choose logger=none"
+            ) from error
         if mode not in ("online", "offline"):
             raise ConfigError(f"logger.mode={mode} is none of online, offline: choose one")
         try:

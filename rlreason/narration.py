@@ -15,8 +15,10 @@ def header(console: Console, run: GRPO, model: str, problems: tuple[int, int], f
     updates = run.updates_per_rollout
     steps = f"{updates} optimizer step{'s' if updates > 1 else ''} of {run.train_batch_size}"
     console.say(f"model      {run.model.name}: {model}; ready after {seconds:.0f} s")
-    console.say(f"data       {run.data.name}: {problems[0]} to train on, {problems[1]} to validate with; prompt={run.prompt.name}")
-    console.say(f"batch      {questions} questions x {run.group_size} responses, {steps}; learning rate {run.learning_rate:g}")
+    console.say(
+        f"data       {run.data.name}: {problems[0]} to train on, {problems[1]} to validate; prompt={run.prompt.name}"
+    )
+    console.say(f"batch      {questions} questions x {run.group_size} responses, {steps}; rate {run.learning_rate:g}")
     console.say(f"records    {shown(folder)}")
 
 
@@ -60,8 +62,10 @@ def closing(
     if summary["notices"]:
         seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
         console.say(f"notices    {seen}")
-    console.say(f"\n{summary['status']} in {summary['seconds']:.0f} s on {summary['threads']} threads; "
-                f"curves: {shown(folder / 'curves.png')}, model: {shown(folder / 'model')}")
+    console.say(
+        f"\n{summary['status']} in {summary['seconds']:.0f} s on {summary['threads']} threads; "
+        f"curves: {shown(folder / 'curves.png')}, model: {shown(folder / 'model')}"
+    )
     if isinstance(run.model, TinyModel):
         console.say(
             "\nTry next:\n"

@@ -46,7 +46,8 @@ class Policy:
         device: torch.device | None = None,
     ) -> None:
         self.device = device or pick_device()
-        self.model = model.to(self.device, torch.float32).eval()  # eval: dropout would make the first ratio differ from 1
+        self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
+        self.model.to(device=self.device)  # type: ignore[arg-type, call-arg]  # the wrapper hides torch's signature
         self.model.set_attn_implementation(PACKED_ATTENTION)
         self.tokenizer = tokenizer
         self.compute_dtype = compute_dtype
@@ -63,7 +64,8 @@ class Policy:
     @property
     def backbone(self) -> nn.Module:
         """The model without its output head: token ids -> hidden states."""
-        return self.model.get_decoder()
+        decoder: nn.Module = self.model.get_decoder()
+        return decoder
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -14,7 +14,9 @@ def load_template(file: str, folder: Path) -> str:
     path = next((p for p in (folder / file, Path(file).expanduser()) if p.is_file()), None)
     if path is None:
         offered = ", ".join(sorted(p.name for p in folder.glob("*.prompt")))
-        raise ConfigError(f"prompt.file={file} is neither in {folder} ({offered}) nor a path: give one of these, or a path")
+        raise ConfigError(
+            f"prompt.file={file} is neither in {folder} ({offered}) nor a path: give one of these, or a path"
+        )
     template = path.read_text(encoding="utf-8")
     try:
         filled = render(template, "\0")

@@ -1,6 +1,7 @@
 """The run folder: what was asked, with what, what was measured, what was said, and what came of it.
 
-    config.yaml provenance.json objective.md metrics.jsonl rollouts/step_00001.jsonl evals/step_00000.jsonl model/ summary.json
+    config.yaml provenance.json objective.md metrics.jsonl curves.png summary.json
+    rollouts/step_00001.jsonl evals/step_00000.jsonl model/
 
 Files that are written whole are written under another name and renamed, so that a file with its right name is
 never half a file. `metrics.jsonl` grows by a line at a time. It must not know tensors or algorithms.

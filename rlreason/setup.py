@@ -69,9 +69,9 @@ def build(run: GRPO, folder: Path, console: Console) -> House:
     template = load_template(run.prompt.file, resource_dir("prompts"))
     train, validation = load_data(run)
     # Workers start before a GPU is touched; data is checked before a model is loaded.
-    grader = Grader(reward=run.prompt.reward, log_path=folder / "grading_incidents.jsonl")
-    if any(p.answer for p in train):
-        check_answers(grader, [*train, *validation], console)
+    grader = Grader(reward=run.prompt.reward, log_path=folder / "grading_incidents.jsonl", **asdict(run.grading))
+    grader.start()
+    check_answers(grader, [*train, *validation], console)
     policy = make_policy(run, train, partial(render, template), console)
     check_lengths(run, policy, [*train, *validation], template)
     engine = HFEngine(policy, run.rollout.max_rows)
@@ -110,14 +110,14 @@ def build(run: GRPO, folder: Path, console: Console) -> House:
 def load_data(run: Run) -> tuple[list[Problem], list[Problem]]:
     data = run.data
     if isinstance(data, Stories):
-        make = partial(
-            make_stories, min_events=data.min_events, max_events=data.max_events, max_value=data.max_value
-        )
+        make = partial(make_stories, min_events=data.min_events, max_events=data.max_events, max_value=data.max_value)
         return make(data.n_train, seed=0), make(data.n_validation, seed=0, validation=True)
     assert isinstance(data, FileData)
     train, validation = load_folder_or_hub(data.path, data.name)
     if not train or not validation:
-        raise ConfigError(f"data.path={data.path} has {len(train)} training and {len(validation)} test rows: both need some")
+        raise ConfigError(
+            f"data.path={data.path} has {len(train)} training and {len(validation)} test rows: both need some"
+        )
     return subset(train, data.train_limit, run.seed), validation
 
 
@@ -189,7 +189,9 @@ def make_reference(run: GRPO, policy: Policy) -> Reference | None:
     """A frozen copy of the policy as it is now, only where a KL term asks for it: it costs the model's memory again."""
     if run.kl_placement == "none":
         return None
-    frozen = Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.compute_dtype, policy.device)
+    frozen = Policy(
+        copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.compute_dtype, policy.device
+    )
     return partial(frozen.score, temperature=run.sampling.temperature, token_budget=run.micro_batch_tokens)
 
 

@@ -44,7 +44,12 @@ def train(run: Run, folder: Path, config: str) -> float:
     def evaluated(step: int) -> tuple[list[Sample], dict[str, float]]:
         start = time.monotonic()
         samples, metrics = evaluate(house.rollouts, house.eval_problems, house.eval_sampling)
-        row = {"eval_step": step, **metrics, "time/eval": time.monotonic() - start, "time/total": time.monotonic() - began}
+        row = {
+            "eval_step": step,
+            **metrics,
+            "time/eval": time.monotonic() - start,
+            "time/total": time.monotonic() - began,
+        }
         records.metrics(row)
         records.responses("evals", step, samples, house.eval_problems)
         house.grader.take_metrics()  # evaluation's grades are not counted with training's
@@ -78,7 +83,12 @@ def train(run: Run, folder: Path, config: str) -> float:
         house.engine.load_weights(house.policy)
         times.lap("sync")
 
-        metrics = rollout_metrics(samples) | {"rollout/kept": sum(s.kept for s in samples) / len(samples)} | averaged(updates) | house.grader.take_metrics()
+        metrics = (
+            rollout_metrics(samples)
+            | {"rollout/kept": sum(s.kept for s in samples) / len(samples)}
+            | averaged(updates)
+            | house.grader.take_metrics()
+        )
         row = {"train_step": step, **metrics, **times.laps, "time/total": time.monotonic() - began}
         records.metrics(row)
         if run.save_rollouts_every and step % run.save_rollouts_every == 0:

@@ -41,9 +41,7 @@ def mistake(*words: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("group", "option"), [(g, p.stem) for g in GROUPS for p in sorted((CONF / g).glob("*.yaml"))]
-)
+@pytest.mark.parametrize(("group", "option"), [(g, p.stem) for g in GROUPS for p in sorted((CONF / g).glob("*.yaml"))])
 def test_every_option_composes_and_keeps_the_rules(composed, gsm8k, group, option):
     overrides = [f"{group}={option}"]
     pretrained = (group == "model" and option != "tiny") or group == "experiment" or option == "gsm8k"
@@ -123,14 +121,23 @@ def test_every_run_of_a_sweep_can_start(name):
         (["+loss.foo=1"], "loss.foo is no setting of this run"),
         (["model=local"], "model.path has no value"),
         (["model=local", "model.path=/nowhere"], "model.path=/nowhere is no folder: give a model folder"),
-        (["model=smollm2_135m", "data.path=/nowhere"], "data.path=/nowhere is no folder: give a folder with train.jsonl"),
+        (
+            ["model=smollm2_135m", "data.path=/nowhere"],
+            "data.path=/nowhere is no folder: give a folder with train.jsonl",
+        ),
         (["model=tiny", "data=gsm8k"], "model=tiny with data=gsm8k"),
-        (["train_batch_size=100"], "rollout_batch_size=256 must be a positive multiple of train_batch_size=100: try train_batch_size=64"),
+        (
+            ["train_batch_size=100"],
+            "rollout_batch_size=256 must be a positive multiple of train_batch_size=100: try train_batch_size=64",
+        ),
         (["group_size=7"], "multiple of group_size=7: try group_size=4"),
         (["group_size=1"], "a group of one always gives advantage 0"),
         (["gradient_accumulation_steps=3"], "gradient_accumulation_steps=3 must divide train_batch_size=256"),
         (["gradient_accumulation_steps=4", "micro_batch_size=8"], "4 x micro_batch_size=8 is not train_batch_size=256"),
-        (["off_policy=e4_quarter", "rollout_batch_size=90", "group_size=9"], "rollout_batch_size=90 cannot be divided into 4"),
+        (
+            ["off_policy=e4_quarter", "rollout_batch_size=90", "group_size=9"],
+            "rollout_batch_size=90 cannot be divided into 4",
+        ),
         (["sampling.temperature=0"], "sampling.temperature=0.0: the policy gradient needs samples"),
         (["sampling.min_tokens=99"], "sampling.min_tokens=99, sampling.max_tokens=48"),
         (["learning_rate=-1"], "learning_rate=-1.0 must be above 0"),

@@ -137,9 +137,7 @@ def test_grpo_micro_batch_step_averages_per_row_and_accumulates(micro_batch, los
     for row in range(3):
         pair = m["rewards"][row].item(), m["advantages"][row].item()
         tokens = [t for t in range(6) if mask[row, t]]
-        losses = [
-            token_loss(loss_type, *pair, policy[row, t].item(), m["old"][row, t].item(), 0.2) for t in tokens
-        ]
+        losses = [token_loss(loss_type, *pair, policy[row, t].item(), m["old"][row, t].item(), 0.2) for t in tokens]
         rows.append(statistics.fmean(losses))
     assert loss.item() == pytest.approx(statistics.fmean(rows) / 4)
     assert not first[~mask].any()

@@ -140,9 +140,7 @@ def old_log_probs():
     """Log-probs of a slightly different model, as wide as the whole batch."""
     batch = course.tokenize_prompt_and_output(PROMPTS, RESPONSES, word_tokenizer())
     with torch.no_grad():
-        return course.get_response_log_probs(tiny_model(seed=1), batch["input_ids"], batch["labels"])[
-            "log_probs"
-        ]
+        return course.get_response_log_probs(tiny_model(seed=1), batch["input_ids"], batch["labels"])["log_probs"]
 
 
 def train_step(name, accumulation, max_grad_norm=None, responses=RESPONSES):
@@ -177,9 +175,7 @@ def reference_step(name):
     log_probs = logits.log_softmax(-1).gather(-1, batch["labels"][..., None])[..., 0]
     groups = torch.tensor(REWARDS).reshape(3, 2)
     mean = groups.mean(-1, keepdim=True)
-    divisor = {"std": groups.std(-1, keepdim=True), "mean": mean, "none": None}[
-        options["advantage_normalizer"]
-    ]
+    divisor = {"std": groups.std(-1, keepdim=True), "mean": mean, "none": None}[options["advantage_normalizer"]]
     advantages = groups - mean if options["baseline"] == "mean" else groups
     advantages = advantages if divisor is None else advantages / (divisor + options["advantage_eps"])
     advantages, mask = advantages.reshape(6, 1), batch["response_mask"]

@@ -95,13 +95,9 @@ def test_tokenize_refuses_lists_of_different_lengths():
 def test_log_probs_and_entropy_of_a_model_equal_a_loop_without_padding():
     model = tiny_model()
     batch = course.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer())
-    scored = course.get_response_log_probs(
-        model, batch["input_ids"], batch["labels"], return_token_entropy=True
-    )
+    scored = course.get_response_log_probs(model, batch["input_ids"], batch["labels"], return_token_entropy=True)
     assert set(scored) == {"log_probs", "token_entropy"}
-    assert set(course.get_response_log_probs(model, batch["input_ids"], batch["labels"], False)) == {
-        "log_probs"
-    }
+    assert set(course.get_response_log_probs(model, batch["input_ids"], batch["labels"], False)) == {"log_probs"}
     for row, (ids, _) in enumerate(expected_rows(PROMPTS, OUTPUTS)):
         logits = model(torch.tensor([ids])).logits[0].double()
         for t in range(len(ids) - 1):
@@ -115,9 +111,7 @@ def test_log_probs_and_entropy_of_a_model_equal_a_loop_without_padding():
 def test_scores_are_float32_for_a_bfloat16_model_and_carry_a_gradient():
     model = tiny_model(dtype=torch.bfloat16)
     batch = course.tokenize_prompt_and_output(PROMPTS, OUTPUTS, word_tokenizer())
-    scored = course.get_response_log_probs(
-        model, batch["input_ids"], batch["labels"], return_token_entropy=True
-    )
+    scored = course.get_response_log_probs(model, batch["input_ids"], batch["labels"], return_token_entropy=True)
     assert scored["log_probs"].dtype == scored["token_entropy"].dtype == torch.float32
     assert scored["log_probs"].requires_grad
     assert course.compute_entropy(torch.zeros(2, 3, 7)).shape == (2, 3)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from rlreason.config.store import resource_dir
 from rlreason.data.files import fingerprint, load_folder_or_hub, subset
 from rlreason.data.stories import Story, draw_story, habit_trace, make_stories
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.prompts import load_template, render
-from rlreason.config.store import resource_dir
 
 GSM8K = Path(os.environ.get("RLREASON_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))
 

@@ -43,7 +43,16 @@ def card(tmp_path_factory):
 def test_a_run_leaves_a_whole_folder(card):
     _, folder = card
     names = {p.name for p in folder.iterdir()}
-    assert {"config.yaml", "provenance.json", "metrics.jsonl", "rollouts", "evals", "model", "summary.json", "curves.png"} <= names
+    assert {
+        "config.yaml",
+        "provenance.json",
+        "metrics.jsonl",
+        "rollouts",
+        "evals",
+        "model",
+        "summary.json",
+        "curves.png",
+    } <= names
     assert sorted(p.name for p in (folder / "rollouts").iterdir()) == ["step_00001.jsonl", "step_00002.jsonl"]
     assert len((folder / "rollouts/step_00001.jsonl").read_text().splitlines()) == 16
     assert "epochs_per_rollout: 2" in (folder / "config.yaml").read_text()
@@ -167,9 +176,19 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, says, tmp_path):
 
 
 def test_questions_are_answered_without_torch(tmp_path):
-    probe = "import sys; sys.argv=['rlreason', *{words}]\nfrom rlreason.main import cli\ntry: cli()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    probe = """
+import sys
+sys.argv = ["rlreason", *{words}]
+from rlreason.main import cli
+try:
+    cli()
+except SystemExit:
+    pass
+assert "torch" not in sys.modules
+"""
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     for words in (["--help"], ["--cfg", "job"], ["los=1"]):
-        done = subprocess.run([sys.executable, "-c", probe.format(words=words)], cwd=tmp_path, capture_output=True, text=True,
-                              env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}, check=False)  # fmt: skip
+        argv = [sys.executable, "-c", probe.format(words=words)]
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert "off_policy" in rlreason("--help", cwd=tmp_path).stdout

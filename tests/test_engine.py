@@ -128,4 +128,14 @@ def test_cutting_and_closing_tokens(policy):
 
 def test_seeds_are_the_same_everywhere_and_differ_by_any_part():
     assert seed_for(0, "train/1", "p") == seed_for(0, "train/1", "p") >= 0
-    assert len({seed_for(0, "train/1", "p"), seed_for(1, "train/1", "p"), seed_for(0, "train/2", "p"), seed_for(0, "train/1", "q")}) == 4
+    assert (
+        len(
+            {
+                seed_for(0, "train/1", "p"),
+                seed_for(1, "train/1", "p"),
+                seed_for(0, "train/2", "p"),
+                seed_for(0, "train/1", "q"),
+            }
+        )
+        == 4
+    )

@@ -25,16 +25,7 @@ def make_samples(policy, count=12, seed=0, old=False):
 
 def gradient_of(learner, samples):
     """The gradient that one update sees, before clipping."""
-    n_tokens = sum(len(s.response.token_ids) for s in samples)
-    from rlreason.packing import pack
-
-    for rows in learner.micro_batches(samples):
-        chosen = [samples[i] for i in rows]
-        batch = pack([(s.response.prompt_ids, s.response.token_ids) for s in chosen])
-        learner._loss(chosen, batch, n_sequences=len(samples), n_tokens=n_tokens)[0].backward()
-    gradient = torch.cat([p.grad.flatten() for p in learner.parameters])
-    learner.optimizer.zero_grad()
-    return gradient
+    return torch.cat([part.flatten() for part in learner.gradient(samples).parameters])
 
 
 OBJECTIVES = [

@@ -45,8 +45,7 @@ def test_equals_a_loop_over_rows_and_tokens(norm):
     for seed in range(50):
         _, values, _, mask = ragged_case(seed)
         rows = [
-            [v for v, m in zip(*pair, strict=True) if m]
-            for pair in zip(values.tolist(), mask.tolist(), strict=True)
+            [v for v, m in zip(*pair, strict=True) if m] for pair in zip(values.tolist(), mask.tolist(), strict=True)
         ]
         expected = {
             "masked_mean": sum(sum(row) / len(row) for row in rows if row) / len(rows),
@@ -164,9 +163,7 @@ def test_two_ranks_with_unequal_tokens_average_like_one():
     mask = case[3]
     first, second = slice(0, 1), slice(1, 6)
     for norm in AGGREGATIONS:
-        parts = [
-            step_divisors(mask[r].sum(-1), torch.ones(len(mask[r])).bool(), norm) for r in (first, second)
-        ]
+        parts = [step_divisors(mask[r].sum(-1), torch.ones(len(mask[r])).bool(), norm) for r in (first, second)]
         n_sequences, n_tokens = (sum(pair) for pair in zip(*parts, strict=True))
         divisors = {"n_sequences": n_sequences, "n_tokens": n_tokens, "constant": CONSTANT}
         ranks = sum(aggregate_loss(per_token[r], mask[r], norm, **divisors) for r in (first, second))

@@ -40,9 +40,9 @@ def test_card_of_every_named_objective(name):
     card = objective_card(NAMED_OBJECTIVES[name])
     for phrase in CARD_SAYS[name]:
         assert phrase in card.text, phrase
-    assert [
-        other for other in NAMED_OBJECTIVES if f"objective={other};" in f"{card.text.replace(chr(10), ';')};"
-    ] == [name]
+    assert [other for other in NAMED_OBJECTIVES if f"objective={other};" in f"{card.text.replace(chr(10), ';')};"] == [
+        name
+    ]
     assert card.markdown.count("$$") % 2 == 0
     assert r"\ell_t" in card.markdown
 

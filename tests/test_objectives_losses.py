@@ -77,9 +77,7 @@ def gradient(name, advantage, policy, old, **numbers):
     log_prob = torch.tensor([[math.log(policy)]], dtype=torch.float64, requires_grad=True)
     old_log_prob = torch.tensor([[math.log(old)]], dtype=torch.float64)
     advantages = torch.tensor([[advantage]], dtype=torch.float64)
-    loss, stats = LOSSES[name](
-        advantages, log_prob, old_log_prob, torch.ones(1, 1, dtype=torch.bool), **numbers
-    )
+    loss, stats = LOSSES[name](advantages, log_prob, old_log_prob, torch.ones(1, 1, dtype=torch.bool), **numbers)
     return torch.autograd.grad(loss.sum(), log_prob)[0].item(), {key: v.item() for key, v in stats.items()}
 
 

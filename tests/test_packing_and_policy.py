@@ -96,7 +96,7 @@ def test_chunked_log_probs_match_full_logits_in_value_and_gradient(chunk):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_budget_bins_hold_every_item_once_and_never_overflow(seed):
-    sizes = torch.randint(1, 60, (40,), generator=torch.Generator().manual_seed(seed)).tolist() + [200]
+    sizes = [*torch.randint(1, 60, (40,), generator=torch.Generator().manual_seed(seed)).tolist(), 200]
     bins = within_budget(sizes, budget=100, max_rows=4)
     assert sorted(i for rows in bins for i in rows) == list(range(41))
     assert all(sum(sizes[i] for i in rows) <= 100 or len(rows) == 1 for rows in bins)
@@ -117,8 +117,14 @@ def test_a_saved_policy_loads_with_transformers_and_scores_alike(policy, tmp_pat
 
 def test_a_model_that_caps_its_logits_is_refused(tokenizer):
     config = Gemma2Config(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5,
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        final_logit_softcapping=0.5,
     )
     with pytest.raises(ConfigError, match="changes its logits"):
         Policy(Gemma2ForCausalLM(config), tokenizer)

@@ -22,7 +22,9 @@ from rlreason.types import Grade, Problem, Response, Sample
 
 def graded(problem_id, reward, ids=(1, 2)):
     outcome = "correct" if reward else "wrong"
-    return Sample(Response(problem_id, [5], list(ids), [-0.5] * len(ids), "", "stop"), Grade(1.0, reward, reward, outcome))
+    return Sample(
+        Response(problem_id, [5], list(ids), [-0.5] * len(ids), "", "stop"), Grade(1.0, reward, reward, outcome)
+    )
 
 
 def algorithm(**rule):
@@ -73,7 +75,12 @@ def test_real_rollouts_are_graded_in_order(policy, engine, problems):
 
 def test_the_engine_gap_stays_small_through_updates(policy, engine, problems):
     """Sample, step, sample again: the engine is never behind the trainer."""
-    rollouts = Rollouts(engine, type("G", (), {"grade_batch": lambda s, r, g: [Grade(0, 0, 0, "wrong")] * len(r)})(), policy.encode_prompt, 0)
+    rollouts = Rollouts(
+        engine,
+        type("G", (), {"grade_batch": lambda s, r, g: [Grade(0, 0, 0, "wrong")] * len(r)})(),
+        policy.encode_prompt,
+        0,
+    )
     learner = Learner(policy, TokenObjective(), 1e-2)
     for step in range(3):
         samples = rollouts.sample(problems[:4], Sampling(0.7, 2, 8), n=2, purpose=step)
@@ -97,8 +104,14 @@ def test_rollout_metrics_count_what_can_go_wrong_quietly():
 def test_guards_speak_once_then_count():
     said: list[str] = []
     guards = Guards(group_size=4, say=said.append)
-    bad = {"rollout/distinct": 0.25, "reward/live_groups": 0.0, "reward/mean": 0.0, "rollout/truncated": 0.9,
-           "rollout/logprob_gap_mean": 0.2, "train/skipped_updates": 1.0}
+    bad = {
+        "rollout/distinct": 0.25,
+        "reward/live_groups": 0.0,
+        "reward/mean": 0.0,
+        "rollout/truncated": 0.9,
+        "rollout/logprob_gap_mean": 0.2,
+        "train/skipped_updates": 1.0,
+    }
     for step in range(1, 13):
         guards.look(step, bad)
     assert set(guards.counts.values()) == {12}
@@ -138,8 +151,13 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
 
 
 def test_curves_are_drawn_from_the_metrics_file(tmp_path):
-    rows = [{"eval_step": 0, "eval/accuracy": 0.2, "eval/accuracy_low": 0.1, "eval/accuracy_high": 0.3, "eval/length": 9}]
-    rows += [{"train_step": s, "reward/mean": s / 9, "rollout/length": 9 + s, "train/entropy": 1.0, "train/grad_norm": 1.0} for s in (1, 2)]
+    rows = [
+        {"eval_step": 0, "eval/accuracy": 0.2, "eval/accuracy_low": 0.1, "eval/accuracy_high": 0.3, "eval/length": 9}
+    ]
+    rows += [
+        {"train_step": s, "reward/mean": s / 9, "rollout/length": 9 + s, "train/entropy": 1.0, "train/grad_norm": 1.0}
+        for s in (1, 2)
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     assert series(rows, "reward/mean") == ([1, 2], [1 / 9, 2 / 9])
     assert draw_curves(tmp_path, "title").stat().st_size > 10_000
@@ -159,7 +177,9 @@ def test_console_rows_and_clock(capsys):
 
 
 def test_a_failed_arm_is_a_line_of_the_table_too():
-    good = Arm("lr=1", {"accuracy_before": 0.1, "accuracy": 0.9, "length_before": 9, "length": 20, "status": "finished"})
+    good = Arm(
+        "lr=1", {"accuracy_before": 0.1, "accuracy": 0.9, "length_before": 9, "length": 20, "status": "finished"}
+    )
     bad = Arm("lr=2", {"status": "failed (exit code 1)"})
     text = arms_table([good, bad])
     assert "0.100 -> 0.900" in text

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
+
 @dataclass
 class Loss:
     """-A log p, or -r log p when `no_baseline`: losses without numbers of their own."""
@@ -169,8 +170,30 @@ class FileData(Data):
 class Prompt:
     name: str = MISSING
     file: str = MISSING  # in prompts/, or a path
-    reward: str = MISSING  # r1_zero | question_only: which format the grader expects
+    reward: str = MISSING  # r1_zero | question_only | module:function, your own (response, gold) -> score
     stop: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Grading:
+    """How answers are compared; part of what makes two accuracies comparable."""
+
+    extract: str = "strict"  # strict: the answer itself | last_number | sentence: one number in a sentence counts
+    timeout_s: float = 2.0  # of wall clock for one comparison
+    percent: bool = True  # 38% equals 38 and 0.38
+    rel_tol: float = 1e-6  # of a decimal against an exact value
+    workers: int = 1  # processes for what the exact rules cannot decide
+    memory_mb: int = 1536  # of each worker
+
+    def problems(self) -> list[str]:
+        bad = []
+        if self.extract not in ("strict", "last_number", "sentence"):
+            bad.append(f"grading.extract={self.extract} is none of strict, last_number, sentence: choose one")
+        positive = ("timeout_s", "workers", "memory_mb")
+        bad += [f"grading.{key}={getattr(self, key)} must be above 0" for key in positive if getattr(self, key) <= 0]
+        if not 0 <= self.rel_tol < 1:
+            bad.append(f"grading.rel_tol={self.rel_tol} must lie in [0, 1): try 1e-6")
+        return bad
 
 
 @dataclass

@@ -8,8 +8,21 @@ from dataclasses import dataclass, field, fields, is_dataclass
 
 from omegaconf import MISSING
 
-from rlreason.config.groups import Baseline, Data, LengthNorm, Logger, Loss, Model, Prompt, Rollout, Sampling, Stories
-from rlreason.config.groups import StdNorm, TinyModel
+from rlreason.config.groups import (
+    Baseline,
+    Data,
+    Grading,
+    LengthNorm,
+    Logger,
+    Loss,
+    Model,
+    Prompt,
+    Rollout,
+    Sampling,
+    StdNorm,
+    Stories,
+    TinyModel,
+)
 from rlreason.objectives.rules import check_objective
 
 
@@ -23,6 +36,7 @@ class Run:
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     prompt: Prompt = field(default_factory=Prompt)
+    grading: Grading = field(default_factory=Grading)
     rollout: Rollout = field(default_factory=Rollout)
     logger: Logger = field(default_factory=Logger)
     sampling: Sampling = field(default_factory=Sampling)
@@ -44,15 +58,20 @@ class Run:
     def problems(self) -> list[str]:
         """Every violated rule, one line each: setting, value, rule, cure."""
         groups = (getattr(self, f.name) for f in fields(self))
-        bad = [line for group in groups if is_dataclass(group) and hasattr(group, "problems") for line in group.problems()]
+        bad = [
+            line for group in groups if is_dataclass(group) and hasattr(group, "problems") for line in group.problems()
+        ]
         bad += self._numbers()
         if isinstance(self.model, TinyModel) and not isinstance(self.data, Stories):
             bad.append(
-                f"model=tiny with data={self.data.name}: the tiny model learns its habits from stories: choose data=stories, "
-                "or a pretrained model (model=local model.path=DIR)"
+                f"model=tiny with data={self.data.name}: the tiny model learns its habits from stories: "
+                "choose data=stories, or a pretrained model (model=local model.path=DIR)"
             )
-        if self.prompt.reward not in ("r1_zero", "question_only"):
-            bad.append(f"prompt.reward={self.prompt.reward} is none of r1_zero, question_only: choose the format to grade")
+        if self.prompt.reward not in ("r1_zero", "question_only") and ":" not in self.prompt.reward:
+            bad.append(
+                f"prompt.reward={self.prompt.reward} is neither r1_zero nor question_only nor "
+                "module:function: choose one"
+            )
         return bad
 
     def _numbers(self) -> list[str]:
@@ -64,13 +83,15 @@ class Run:
         s = self.sampling
         if not 0 <= s.min_tokens <= s.max_tokens or s.max_tokens < 1:
             bad.append(
-                f"sampling.min_tokens={s.min_tokens}, sampling.max_tokens={s.max_tokens}: 0 <= min <= max and max >= 1 must hold"
+                f"sampling.min_tokens={s.min_tokens}, sampling.max_tokens={s.max_tokens}: "
+                "0 <= min <= max and max >= 1 must hold"
             )
         if self.threads is not None and self.threads < 1:
             bad.append(f"threads={self.threads} must be at least 1, or null to choose by the model's size")
         if s.temperature <= 0:
             bad.append(
-                f"sampling.temperature={s.temperature}: the policy gradient needs samples, so it must be above 0: try 1.0"
+                f"sampling.temperature={s.temperature}: the policy gradient needs samples, so it must be "
+                "above 0: try 1.0"
             )
         if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
             bad.append(f"adam_betas={list(self.adam_betas)} must be two numbers in [0, 1): try [0.9,0.95]")
@@ -128,12 +149,14 @@ class GRPO(Run):
             bad.append(f"epochs_per_rollout={self.epochs_per_rollout}: each rollout batch is used at least once: try 1")
         if self.group_size < 2 and self.baseline.kind != "none":
             bad.append(
-                f"group_size={self.group_size} with baseline={self.baseline.kind}: a response is compared with its group, and "
-                "a group of one always gives advantage 0: use group_size=8, or loss=no_baseline"
+                f"group_size={self.group_size} with baseline={self.baseline.kind}: a response is compared with its "
+                "group, and a group of one always gives advantage 0: use group_size=8, or loss=no_baseline"
             )
         cache = self.overlong_cache
         if cache is not None and not 0 < cache <= self.sampling.max_tokens:
-            bad.append(f"overlong_cache={cache} must lie in 1..sampling.max_tokens={self.sampling.max_tokens}: try null")
+            bad.append(
+                f"overlong_cache={cache} must lie in 1..sampling.max_tokens={self.sampling.max_tokens}: try null"
+            )
         bad += self._accumulation()
         return bad or check_objective(self.settings())  # whose rules need sound numbers
 

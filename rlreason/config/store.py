@@ -40,7 +40,9 @@ def register() -> None:
     for path in sorted(resource_dir("multirun_sweeps").glob("*.yaml")):
         store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
-    OmegaConf.register_new_resolver("sweep_name", lambda name: "sweep" if name in (None, "None") else name, replace=True)
+    OmegaConf.register_new_resolver(
+        "sweep_name", lambda name: "sweep" if name in (None, "None") else name, replace=True
+    )
     OmegaConf.register_new_resolver("div", _divided, replace=True)
 
 
@@ -57,7 +59,7 @@ def run_name(overrides: list[str]) -> str:
 def _extras(node: DictConfig, typed_node: Any, prefix: str = "") -> list[str]:
     """Keys that `+key=value` smuggled past the schema."""
     names = {f.name for f in fields(typed_node)}
-    extra = [f"{prefix}{key}" for key in node if key not in names]
+    extra = [f"{prefix}{key!s}" for key in node if key not in names]
     for name in names:
         if is_dataclass(getattr(typed_node, name)):
             extra += _extras(node[name], getattr(typed_node, name), f"{prefix}{name}.")
@@ -66,7 +68,9 @@ def _extras(node: DictConfig, typed_node: Any, prefix: str = "") -> list[str]:
 
 def _divided(whole: int, parts: int) -> int:
     if whole % parts:
-        raise ConfigError(f"rollout_batch_size={whole} cannot be divided into {parts} train batches: try {whole - whole % parts}")
+        raise ConfigError(
+            f"rollout_batch_size={whole} cannot be divided into {parts} train batches: try {whole - whole % parts}"
+        )
     return whole // parts
 
 

@@ -8,6 +8,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -77,12 +78,12 @@ def _runs(overrides: list[str], multirun: bool) -> Iterable[list[str]]:
         parsed = parser.parse_overrides(overrides)
     except HydraException as error:
         raise ConfigError(one_line(error)) from error
-    plain = [o.input_line for o in parsed if not o.is_sweep_override()]
+    plain = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
     params = _composed(plain, rules=False).hydra.sweeper.params or {}
     named = {o.key_or_group for o in parsed}
     from_file = [f"{key}={value}" for key, value in params.items() if key not in named]
     sweeps = [o for o in (*parsed, *parser.parse_overrides(from_file)) if o.is_sweep_override()]
-    fixed = [o.input_line for o in parser.parse_overrides(from_file) if not o.is_sweep_override()]
+    fixed = [str(o.input_line) for o in parser.parse_overrides(from_file) if not o.is_sweep_override()]
     choices = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in sweeps]
     return ([*plain, *fixed, *combination] for combination in itertools.product(*choices))
 
@@ -116,7 +117,9 @@ def one_line(error: Exception) -> str:
         return f"{word[1]} is neither an option nor an override: write key=value (python -m rlreason --help)"
     if isinstance(error, OverrideParseException):
         reason = str(error).splitlines()[0]
-        return f"{error.override} cannot be read ({reason}): a value with = , or spaces needs quotes, as in key='\"a=b\"'"
+        return (
+            f"{error.override} cannot be read ({reason}): a value with = , or spaces needs quotes, as in key='\"a=b\"'"
+        )
     noise = ("full_key:", "object_type=", "To append", "Set the env", "See https")
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(line for line in lines if line and not line.startswith(noise))
@@ -124,20 +127,21 @@ def one_line(error: Exception) -> str:
 
 def _unknown_key(word: str, full_key: str) -> str:
     cfg = compose("config")
-    group, _, last = full_key.rpartition(".")
+    group, _, _ = full_key.rpartition(".")
     if group and isinstance(OmegaConf.select(cfg, group), DictConfig):
-        keys = ", ".join(f"{group}.{key}" for key in OmegaConf.select(cfg, group))
+        keys = ", ".join(f"{group}.{key!s}" for key in OmegaConf.select(cfg, group))
         return f"{full_key} is no setting of the chosen option of {group}, which has {keys}: choose another {group}=..."
     near = difflib.get_close_matches(full_key, _known_keys(cfg), n=1) or difflib.get_close_matches(word, cfg, n=1)
     cure = f"did you mean {near[0]}?" if near else "python -m rlreason --cfg job lists every key"
     return f"{full_key} is no setting of this run: {cure}"
 
 
-def _known_keys(cfg: DictConfig, prefix: str = "") -> list[str]:
-    keys = []
-    for key in cfg:
-        keys.append(f"{prefix}{key}")
-        node = cfg._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none():
-            keys += _known_keys(node, f"{prefix}{key}.")
-    return keys
+def _known_keys(cfg: DictConfig) -> list[str]:
+    """Every key of a config as it is typed on the command line: `seed`, `sampling.max_tokens` ..."""
+
+    def below(node: Any, prefix: str) -> list[str]:
+        if not isinstance(node, dict):
+            return []
+        return [key for name, child in node.items() for key in (f"{prefix}{name}", *below(child, f"{prefix}{name}."))]
+
+    return below(OmegaConf.to_container(cfg), "")

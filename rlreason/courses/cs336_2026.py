@@ -112,9 +112,7 @@ def _share_of_batch(
 ) -> Tensor:
     """What these rows add to the loss of a batch of `n_rows` rows."""
     if loss_normalization == "sequence":
-        return aggregate_loss(
-            per_token_loss, mask, "masked_mean", n_sequences=n_rows, n_tokens=0, constant=None
-        )
+        return aggregate_loss(per_token_loss, mask, "masked_mean", n_sequences=n_rows, n_tokens=0, constant=None)
     if loss_normalization == "constant":
         constant = required(normalization_constant, "normalization_constant", loss_normalization)
         return aggregate_loss(per_token_loss, mask, "constant", n_sequences=1, n_tokens=0, constant=constant)

@@ -18,7 +18,9 @@ def load_folder_or_hub(path: str, name: str) -> tuple[list[Problem], list[Proble
     """(train, test) from a folder with train.jsonl and test.jsonl, or from a hub data set of the same rows."""
     folder = Path(path).expanduser()
     if folder.is_dir():
-        return tuple(list(read_problems(_lines(folder / f"{half}.jsonl"), f"{name}-{half}")) for half in ("train", "test"))  # type: ignore[return-value]
+        return tuple(
+            list(read_problems(_lines(folder / f"{half}.jsonl"), f"{name}-{half}")) for half in ("train", "test")
+        )  # type: ignore[return-value]
     try:
         from datasets import load_dataset
     except ImportError as error:

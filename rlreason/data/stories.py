@@ -82,7 +82,7 @@ def make_stories(
 
 
 def habit_trace(problem: Problem, rng: random.Random, hasty_share: float, slip_share: float) -> str:
-    """A response for the warm start: mostly hasty (one step, then an answer), else worked through, sometimes with a slip.
+    """A response for the warm start: hasty (one step, then an answer) or worked through, sometimes with a slip.
 
     A hasty trace is well-formed and wrong unless the story is one step long. It ends with `</answer>`.
     """

@@ -144,7 +144,7 @@ class HFEngine:
         return self.policy.logits(hidden[torch.arange(len(prompts), device=device), lengths - 1])
 
     def _ending_rule(self, sampling: Sampling) -> Callable[[_Row], FinishReason | None]:
-        """Whether a row has ended after its newest token. Text is decoded only after a token that can end a stop string."""
+        """Whether a row ends with its newest token. Text is decoded only after a token that can end a stop string."""
         end_ids, decode = self.policy.end_ids, self.policy.tokenizer.decode
         if sampling.stop not in self._stop_tokens:
             self._stop_tokens[sampling.stop] = closing_tokens(self.policy, sampling.stop)
@@ -164,8 +164,8 @@ class HFEngine:
         return ended
 
     def _response(self, row: _Row, sampling: Sampling) -> Response:
-        text = self.policy.tokenizer.decode(
-            row.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        text = str(
+            self.policy.tokenizer.decode(row.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
         assert row.finish_reason is not None
         return Response(

@@ -61,4 +61,7 @@ def slab_cache() -> Cache:
 def select_rows(cache: Cache, rows: Tensor) -> None:
     """Keep these rows, in this order; a row may be named several times."""
     for layer in cache.layers:
-        layer.keys, layer.values = (torch.index_select(slab, 0, rows) for slab in (layer.keys, layer.values))
+        assert isinstance(layer, SlabLayer)
+        assert layer.keys is not None
+        assert layer.values is not None
+        layer.keys, layer.values = (slab.index_select(0, rows) for slab in (layer.keys, layer.values))

@@ -17,7 +17,7 @@ GIVEN = Grade(1.0, 1.0, 1.0, "correct", path="given")  # a trace to imitate is n
 
 def imitation_sample(policy: Policy, prompt: str, response: str) -> Sample:
     """A given response as a sample with credit 1; the end token is part of what is learned."""
-    ids = policy.tokenizer.encode(response, add_special_tokens=False) + [policy.tokenizer.eos_token_id]
+    ids = [*policy.tokenizer.encode(response, add_special_tokens=False), policy.tokenizer.eos_token_id]
     return Sample(Response("given", policy.encode_prompt(prompt), ids, [], response, "stop"), GIVEN, advantage=1.0)
 
 
@@ -35,11 +35,9 @@ def warm_up(
     seed: int,
     progress: Callable[[str], None] = lambda text: None,
 ) -> float:
-    """Train on freshly written traces; the rate rises over 5% of the steps and falls to a tenth. Returns the last loss."""
+    """Train on freshly written traces; the rate rises over 5% of the steps, then falls to a tenth; -> last loss."""
     rng = random.Random(f"warm-up/{seed}")
-    learner = Learner(
-        policy, TokenObjective(length_norm="token"), learning_rate, micro_batch_tokens=micro_batch_tokens
-    )
+    learner = Learner(policy, TokenObjective(length_norm="token"), learning_rate, micro_batch_tokens=micro_batch_tokens)
     loss = 0.0
     for step in range(steps):
         samples = [

@@ -17,9 +17,7 @@ def _masked_sum(tensor: Tensor, mask: Tensor, dim: int | None) -> Tensor:
     return kept.sum() if dim is None else kept.sum(dim)
 
 
-def masked_mean(
-    tensor: Tensor, mask: Tensor, dim: int | None = None, empty: Literal["nan", "zero"] = "nan"
-) -> Tensor:
+def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None, empty: Literal["nan", "zero"] = "nan") -> Tensor:
     """Mean where `mask` is true, along `dim` or over all; `empty` says what a slice without any gives.
 
     >>> values, mask = torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[True, True], [True, False]])
@@ -30,9 +28,7 @@ def masked_mean(
     return _masked_sum(tensor, mask, dim) / (count.clamp(min=1) if empty == "zero" else count)
 
 
-def masked_normalize(
-    tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None
-) -> Tensor:
+def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, dim: int | None = None) -> Tensor:
     """Sum where `mask` is true, along `dim` or over all, divided by `normalize_constant`.
 
     The example of CS336's section on length normalisation: two responses of 4 and 7 tokens, advantage 2,
@@ -82,9 +78,7 @@ def constant_norm(
 ) -> Tensor:
     """sum m l / (constant n_sequences): a token weighs the same in every step. Dr. GRPO, arXiv 2503.20783."""
     if constant is None or constant <= 0:
-        raise ValueError(
-            f"constant={constant}: length_norm=constant divides by it; give the longest response length"
-        )
+        raise ValueError(f"constant={constant}: length_norm=constant divides by it; give the longest response length")
     return _share(masked_normalize(per_token_loss, response_mask, constant), n_sequences)
 
 
@@ -127,9 +121,7 @@ def aggregate_loss(
     [4.5, 1.5, 5.0]
     """
     aggregate = AGGREGATIONS[length_norm]
-    return aggregate(
-        per_token_loss, response_mask, n_sequences=n_sequences, n_tokens=n_tokens, constant=constant
-    )
+    return aggregate(per_token_loss, response_mask, n_sequences=n_sequences, n_tokens=n_tokens, constant=constant)
 
 
 def step_divisors(lengths: Tensor, kept: Tensor, length_norm: str) -> tuple[int, int]:

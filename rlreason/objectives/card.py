@@ -54,9 +54,5 @@ def _as_markdown(rows: list[Row], equal: list[str], differs: list[str]) -> str:
         formula = f"$$\n{row.latex}\n$$" if row.latex else row.plain[:1].upper() + row.plain[1:] + "."
         parts += [f"## {row.title}", formula, *([row.note] if row.note else [])]
     parts += ["## Equals", "\n".join(f"- {title}" for title in equal) or "No named or published objective."]
-    parts += (
-        ["## Differences worth knowing", "\n".join(f"- {sentence}" for sentence in differs)]
-        if differs
-        else []
-    )
+    parts += ["## Differences worth knowing", "\n".join(f"- {sentence}" for sentence in differs)] if differs else []
     return "\n\n".join(parts) + "\n"

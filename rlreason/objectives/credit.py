@@ -5,7 +5,6 @@ Knows rewards, lengths and group ids; must not know responses, models or losses.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from rlreason.objectives.advantages import compute_group_advantages

@@ -61,9 +61,7 @@ def _advantage(s: Settings) -> Row:
 def _loss(s: Settings) -> Row:
     loss = s["loss_type"]
     if loss in ("no_baseline", "reinforce_with_baseline"):
-        return Row(
-            "Token loss", "l = -A log pi", r"\ell_t = -A \log \pi_\theta(y_t)", f"{loss}; no ratio, no clip"
-        )
+        return Row("Token loss", "l = -A log pi", r"\ell_t = -A \log \pi_\theta(y_t)", f"{loss}; no ratio, no clip")
     if loss == "grpo_no_clip":
         return Row(
             "Token loss",
@@ -184,11 +182,7 @@ def _zero_variance_skip(s: Settings) -> Row:
 
 def _samples(s: Settings) -> Row:
     epochs = s["epochs_per_rollout"]
-    where = (
-        "one optimizer step per rollout batch"
-        if s["on_policy"]
-        else "several optimizer steps per rollout batch"
-    )
+    where = "one optimizer step per rollout batch" if s["on_policy"] else "several optimizer steps per rollout batch"
     return Row(
         "Samples",
         "on policy" if s["on_policy"] else "off policy",

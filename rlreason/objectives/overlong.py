@@ -24,9 +24,7 @@ def soft_overlong_penalty(lengths: Tensor, max_length: int, cache_length: int) -
     """
     if not 0 < cache_length <= max_length:
         rule = "must be above 0 and at most the longest response"
-        raise ValueError(
-            f"cache_length={cache_length} with max_length={max_length}: {rule}; a fifth of it is usual"
-        )
+        raise ValueError(f"cache_length={cache_length} with max_length={max_length}: {rule}; a fifth of it is usual")
     return ((max_length - cache_length - lengths) / cache_length).clamp(-1.0, 0.0)
 
 

@@ -32,9 +32,7 @@ VARIANTS: tuple[Variant, ...] = (
         {**_PLAIN, **_GRPO, **_PER_SEQUENCE, "kl_placement": "loss", "kl_estimator": "k3"},
     ),
     Variant("GRPO without KL (CS336's GRPO)", {**_PLAIN, **_GRPO, **_PER_SEQUENCE}),
-    Variant(
-        "CS336's GRPO with constant length normalisation", {**_PLAIN, **_GRPO, "length_norm": "constant"}
-    ),
+    Variant("CS336's GRPO with constant length normalisation", {**_PLAIN, **_GRPO, "length_norm": "constant"}),
     Variant(
         "CS336's GRPO-No-Clip",
         {**_PLAIN, **_GRPO, "loss_type": "grpo_no_clip", **_PER_SEQUENCE},
@@ -143,13 +141,11 @@ _DIFFERENCES: tuple[tuple[Callable[[Settings], bool], str], ...] = (
     ),
     (
         lambda s: s["loss_type"] == "no_baseline",
-        "RFT: equal to fine-tuning on correct samples only for rewards of 0 and 1; a negative reward "
-        "pushes away.",
+        "RFT: equal to fine-tuning on correct samples only for rewards of 0 and 1; a negative reward pushes away.",
     ),
     (
         lambda s: not s["on_policy"] and s["loss_type"] in _WITHOUT_RATIO,
-        "The samples may be of an older policy and this loss has no ratio to correct for it: its "
-        "gradient is biased.",
+        "The samples may be of an older policy and this loss has no ratio to correct for it: its gradient is biased.",
     ),
     (
         lambda s: s["on_policy"] and s["loss_type"] not in _WITHOUT_RATIO,
