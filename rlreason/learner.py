@@ -70,11 +70,11 @@ class Learner:
         self.temperature, self.max_grad_norm = temperature, max_grad_norm
         self.micro_batch_tokens, self.micro_batch_size = micro_batch_tokens, micro_batch_size
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay
-        )
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
 
-    def update(self, samples: Sequence[Sample], learning_rate: float | None = None, gap_from: int = 0) -> dict[str, float]:
+    def update(
+        self, samples: Sequence[Sample], learning_rate: float | None = None, gap_from: int = 0
+    ) -> dict[str, float]:
         """One optimizer step on `samples`; returns its metrics, averaged over all its response tokens.
 
         Samples without `old_log_probs` are taken to be on-policy: their old log-probabilities are today's. The
@@ -181,7 +181,7 @@ class Learner:
         return (engine - log_probs).abs()[:, first:][batch.response_mask[:, first:]]
 
     def _step(self, sums: dict[str, float], worst_gap: float, n_tokens: int, n_micro: int) -> dict[str, float]:
-        """Clip, step, forget the gradient. Without any loss, or with a gradient that is not finite, no step is taken."""
+        """Clip, step, forget the gradient. Without any loss, or with a gradient that is not finite, nothing moves."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm).item() if n_micro else 0.0
         finite = math.isfinite(norm)
         if finite and n_micro:

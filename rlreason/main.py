@@ -82,6 +82,9 @@ def cli() -> None:
     except ConfigError as error:
         say_mistake(error)
         sys.exit(2)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stdout = None  # type: ignore[assignment]  # nothing is flushed into the closed pipe at exit
+        sys.exit(141)
     except KeyboardInterrupt:
         print("\nrlreason: stopped; what was recorded stays in the run folder", file=sys.stderr)
         sys.exit(130)

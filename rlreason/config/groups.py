@@ -77,7 +77,7 @@ class Sampling:
 class WarmStart:
     """The short SFT that gives a model made on the spot its two habits."""
 
-    steps: int = 500
+    steps: int = 700
     batch_size: int = 64
     learning_rate: float = 3e-3
     hasty_share: float = 0.72  # of traces that stop after one step and answer wrong

@@ -1,0 +1,63 @@
+"""`python -m rlreason.lab RUN [--step N]`: the command line of the loss laboratory."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from rlreason.config.store import register
+from rlreason.console import Console
+from rlreason.errors import ConfigError
+from rlreason.main import say_mistake
+
+
+class _Parser(argparse.ArgumentParser):
+    """Mistakes as everywhere in this program: one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}: write python -m rlreason.lab RUN [--step N]")
+
+
+def arguments(words: list[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="python -m rlreason.lab",
+        description="Compare every named objective with a finished run's own, on the run's saved responses and final "
+        "policy: loss, gradient, clipping and the weight of each token. Nothing is sampled again.",
+        epilog="Leaves RUN/lab/step_NNNNN.json and step_NNNNN.png.",
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="a finished run's folder, such as runs/grpo/DATE")
+    parser.add_argument("--step", type=int, metavar="N", help="a saved training step (default: the last saved one)")
+    return parser.parse_args(words)
+
+
+def main(words: list[str]) -> None:
+    asked = arguments(words)
+    from rlreason.lab.saved import read_run, read_step
+
+    register()
+    run = read_run(asked.run)
+    step, samples = read_step(asked.run, run, asked.step)
+    # What loads torch models and draws comes after what can be mistaken.
+    from rlreason.lab.measure import laboratory
+    from rlreason.lab.report import draw, table, write_numbers
+
+    console = Console(run.n_steps)
+    result = laboratory(asked.run, run, step, samples, console)
+    console.say(table(result))
+    numbers, picture = write_numbers(asked.run, result), draw(asked.run, result)
+    console.say(f"\npicture: {picture}, numbers: {numbers}")
+
+
+def cli() -> None:
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        say_mistake(error)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\nrlreason: stopped; nothing was written", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    cli()

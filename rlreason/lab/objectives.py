@@ -1,0 +1,98 @@
+"""The objectives that the laboratory compares, each as the run that would have had it, and their credit.
+
+It knows settings and samples; it must not know the model or the optimizer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from rlreason.config.groups import Baseline, CispoLoss, ClipLoss, LengthNorm, Loss, StdNorm
+from rlreason.config.run import GRPO
+from rlreason.objectives.credit import assign_credit
+from rlreason.objectives.kl import kl_per_token
+from rlreason.objectives.rules import NAMED_OBJECTIVES, OPTIONS, check_objective
+from rlreason.setup import credit_rule
+from rlreason.types import Sample
+
+OWN = "this run"
+
+
+def variants(run: GRPO) -> dict[str, GRPO]:
+    """Name -> run: the run's own objective, every named one, and the own one with each other length norm."""
+    others = [kind for kind in OPTIONS["length_norm"] if kind != run.length_norm.kind]
+    moved = {f"length_norm={kind}": replace(run, length_norm=_length_norm(run, kind)) for kind in others}
+    allowed = {name: other for name, other in moved.items() if not check_objective(other.settings())}
+    return {OWN: run} | {name: with_objective(run, name) for name in NAMED_OBJECTIVES} | allowed
+
+
+def with_objective(run: GRPO, name: str) -> GRPO:
+    """The run as `objective=NAME` would have made it: what the objective does not set stays the run's."""
+    axes = NAMED_OBJECTIVES[name]
+    loss_type, cap = axes["loss_type"], axes["ratio_cap"]
+    loss = Loss(loss_type)
+    if cap is not None:
+        loss = CispoLoss(loss_type, ratio_cap=cap)
+    elif axes["cliprange_low"] is not None:
+        low, high, dual = axes["cliprange_low"], axes["cliprange_high"], axes["dual_clip"]
+        loss = ClipLoss(loss_type, cliprange_low=low, cliprange_high=high, dual_clip=dual)
+    return replace(
+        run,
+        loss=loss,
+        length_norm=_length_norm(run, axes["length_norm"]),
+        baseline=Baseline(axes["baseline"]),
+        std_norm=StdNorm(axes["std_norm"]),
+        **{key: axes[key] for key in ("kl_placement", "kl_coef", "entropy_coef", "overlong", "zero_variance")},
+    )
+
+
+def _length_norm(run: GRPO, kind: str) -> LengthNorm:
+    return LengthNorm(kind, run.length_norm.constant)
+
+
+def in_words(run: GRPO) -> str:
+    """The axes in one line, extra terms only where there are some."""
+    extras = [f"kl in {run.kl_placement}"] if run.kl_placement != "none" else []
+    extras += ["entropy"] if run.entropy_coef else []
+    extras += [f"overlong={run.overlong}"] if run.overlong != "none" else []
+    extras += ["skip"] if run.zero_variance == "skip" else []
+    axes = run.loss.loss_type, run.length_norm.kind, f"{run.baseline.kind}/{run.std_norm.kind}"
+    return ", ".join([*axes, *extras])
+
+
+def with_credit(samples: Sequence[Sample], run: GRPO) -> list[Sample]:
+    """Copies of the samples with the credit that the run's rule gives; groups are formed by problem id.
+
+    The reference log-probabilities stay on the copies only where the run has a KL term.
+    """
+    number = {problem_id: k for k, problem_id in enumerate(dict.fromkeys(s.group for s in samples))}
+    rule = credit_rule(run)
+    advantages, kept = assign_credit(
+        torch.tensor([s.grade.reward for s in samples], dtype=torch.float64),
+        torch.tensor([number[s.group] for s in samples]),
+        torch.tensor([len(s.response.token_ids) for s in samples]),
+        torch.tensor([s.response.truncated for s in samples]),
+        rule,
+        _kl_of_sampler(samples, run.kl_estimator) if rule.kl_coef else None,
+    )
+    has_kl = run.kl_placement != "none"
+    return [
+        replace(s, advantage=a, kept=k, reference_log_probs=s.reference_log_probs if has_kl else [])
+        for s, a, k in zip(samples, advantages.tolist(), kept.tolist(), strict=True)
+    ]
+
+
+def _kl_of_sampler(samples: Sequence[Sample], estimator: str) -> Tensor:
+    """KL estimate per token (n, seq) of the policy that sampled to the reference."""
+    sampled, reference, inside = (
+        pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        for rows in (
+            [s.response.log_probs for s in samples],
+            [s.reference_log_probs for s in samples],
+            [[True] * len(s.response.token_ids) for s in samples],
+        )
+    )
+    return kl_per_token(sampled, reference, inside, estimator)
