@@ -74,9 +74,7 @@ def show(title: str, times: dict[str, list[float]]) -> None:
 
 def against_math_verify(pairs: list[Pair]) -> None:
     responses, golds = [tagged(answer) for answer, *_ in pairs], [gold for _, gold, _ in pairs]
-    print(
-        f"\n{f'{len(pairs)} labelled pairs':<40}{'accuracy':>9}{'precision':>10}{'recall':>8}{'ms each':>14}"
-    )
+    print(f"\n{f'{len(pairs)} labelled pairs':<40}{'accuracy':>9}{'precision':>10}{'recall':>8}{'ms each':>14}")
     for name, reward in (
         ("this grader", "r1_zero"),
         ("math-verify", "rlreason.grading.peers:r1_zero_math_verify"),

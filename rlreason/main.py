@@ -5,6 +5,7 @@ The only room that knows Hydra's runner. Heavy libraries are imported when a che
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from rlreason.config.store import register, resource_dir, typed
 from rlreason.config.words import check_words, handout_names, is_question
 from rlreason.errors import ConfigError
 from rlreason.sweeps import Arm, arms_table
+
+JOB_OF_SWEEP = "RLREASON_JOB_OF_SWEEP"  # set for the processes that a sweep starts
 
 #: What each job of a sweep came to, in order; filled by the parent process of a sweep only.
 ARMS: list[Arm] = []
@@ -43,7 +46,7 @@ def job(cfg: DictConfig) -> float:
         ARMS.append(arm)
         return arm.accuracy
     sweep = hydra_job.runtime.choices.get("sweep")
-    if sweep and not any(o.startswith("hydra.mode=") for o in hydra_job.overrides.hydra):
+    if sweep and JOB_OF_SWEEP not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
     from rlreason.trainer import train  # torch loads here
 
@@ -59,8 +62,8 @@ def in_own_process(folder: Path, overrides: list[str], config: str) -> Arm:
         print(f"\n== {folder.name}: finished before, not run again")
         return Arm(folder.name, json.loads(summary.read_text()))
     print(f"\n== {folder.name}", flush=True)
-    argv = [sys.executable, "-m", "rlreason", *overrides, "hydra.mode=RUN", f"hydra.run.dir='{folder}'"]
-    code = subprocess.run(argv, check=False).returncode
+    argv = [sys.executable, "-m", "rlreason", *overrides, f"hydra.run.dir='{folder}'"]
+    code = subprocess.run(argv, env=os.environ | {JOB_OF_SWEEP: "1"}, check=False).returncode
     if code or not summary.exists():
         return Arm(folder.name, {"status": f"failed (exit code {code})"})
     return Arm(folder.name, json.loads(summary.read_text()))

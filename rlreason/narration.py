@@ -1,6 +1,6 @@
 """The words around a run: what is about to happen, and what came of it. It knows records and numbers, not tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,12 @@ def closing(
     folder: Path,
     before: tuple[list[Sample], Mapping[str, Any]],
     after: tuple[list[Sample], Mapping[str, Any]],
-    problems: Mapping[str, Problem],
+    problems: Sequence[Problem],
     summary: Mapping[str, Any],
 ) -> None:
     first, last = telling_pair(before[0], after[0])
-    for line in before_and_after(problems[first.group], first, last):
+    problem = next(p for p in problems if p.id == first.group)
+    for line in before_and_after(problem, first, last):
         console.say(line)
     console.say("\n" + closing_table(before[1], after[1]))
     if summary["notices"]:

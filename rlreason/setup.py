@@ -5,8 +5,9 @@ The only room that reads configuration and builds parts; the parts themselves ge
 
 import copy
 import os
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,14 +28,15 @@ from rlreason.errors import ConfigError
 from rlreason.grading import Grader, check_golds
 from rlreason.learner import Learner, TokenObjective
 from rlreason.mirror import WandbMirror
+from rlreason.models.tiny import build_model, build_tokenizer
+from rlreason.models.warm_start import warm_up
 from rlreason.objectives.credit import CreditRule
 from rlreason.policy import Policy, load_policy, pick_device, pick_dtype
 from rlreason.prompts import load_template, render
 from rlreason.records import Mirror
 from rlreason.types import Problem
 
-#: Losses that compare with the old policy; the others need no old log-probabilities.
-USES_RATIO = frozenset({"grpo_clip", "grpo_no_clip", "gspo", "cispo"})
+Render = Callable[[str], str]  # a question -> its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,13 @@ def build(run: GRPO, folder: Path, console: Console) -> House:
     grader = Grader(reward=run.prompt.reward, log_path=folder / "grading_incidents.jsonl", **asdict(run.grading))
     grader.start()
     check_answers(grader, [*train, *validation], console)
-    policy = make_policy(run, train, partial(render, template), console)
-    check_lengths(run, policy, [*train, *validation], template)
+    prompt = partial(render, template)
+    policy = make_policy(run, train, prompt)
+    check_lengths(run, policy, [*train, *validation], prompt)
+    if isinstance(run.model, TinyModel):
+        teach_habits(run, run.model, policy, train, prompt, console)
     engine = HFEngine(policy, run.rollout.max_rows)
-    encode = lambda question: policy.encode_prompt(render(template, question))  # noqa: E731
-    rollouts = Rollouts(engine, grader, encode, run.seed)
+    rollouts = Rollouts(engine, grader, lambda question: policy.encode_prompt(prompt(question)), run.seed)
     sampling = Sampling(**asdict(run.sampling), stop=tuple(run.prompt.stop))
     algorithm = GroupRelative(
         rollouts,
@@ -130,10 +134,10 @@ def check_answers(grader: Grader, problems: Sequence[Problem], console: Console)
     grader.take_metrics()
 
 
-def check_lengths(run: Run, policy: Policy, problems: Sequence[Problem], template: str) -> None:
+def check_lengths(run: Run, policy: Policy, problems: Sequence[Problem], prompt: Render) -> None:
     """The longest prompt and a full response must fit into the model's context and into one micro-batch."""
     longest = max(problems, key=lambda p: len(p.question))
-    needed = len(policy.encode_prompt(render(template, longest.question))) + run.sampling.max_tokens
+    needed = len(policy.encode_prompt(prompt(longest.question))) + run.sampling.max_tokens
     for key, room in (("micro_batch_tokens", run.micro_batch_tokens), ("the model's context", policy.max_context)):
         if needed > room:
             raise ConfigError(
@@ -142,33 +146,24 @@ def check_lengths(run: Run, policy: Policy, problems: Sequence[Problem], templat
             )
 
 
-def make_policy(run: Run, train: Sequence[Problem], prompt: partial[str], console: Console) -> Policy:
+def make_policy(run: Run, train: Sequence[Problem], prompt: Render) -> Policy:
+    """The model as it is before any training: loaded, or made on the spot with random weights."""
     if isinstance(run.model, PretrainedModel):
         return load_policy(str(Path(run.model.path).expanduser()), run.model.dtype)
     assert isinstance(run.model, TinyModel)
-    # Imported here: a pretrained model needs none of it.
-    import random
-
-    from rlreason.models.tiny import build_model, build_tokenizer
-    from rlreason.models.warm_start import warm_up
-
     tiny, device = run.model, pick_device()
     rng = random.Random("tokenizer")  # the same tokenizer for every seed
-    texts = [prompt(p.question) + habit_trace(p, rng, 0.5, 0.0) for p in train[:2000]]
-    tokenizer = build_tokenizer(texts)
+    tokenizer = build_tokenizer(prompt(p.question) + habit_trace(p, rng, 0.5, 0.0) for p in train[:2000])
     model = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=run.seed)
-    policy = Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device)
+    return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device)
+
+
+def teach_habits(
+    run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Problem], prompt: Render, console: Console
+) -> None:
     console.say("teaching a new tiny model two habits: mostly hasty answers, sometimes step by step ...")
-    warm_up(
-        policy,
-        train,
-        prompt,
-        **asdict(tiny.warm_start),
-        micro_batch_tokens=run.micro_batch_tokens,
-        seed=run.seed,
-        progress=console.progress,
-    )
-    return policy
+    settings, tokens = asdict(tiny.warm_start), run.micro_batch_tokens
+    warm_up(policy, train, prompt, **settings, micro_batch_tokens=tokens, seed=run.seed, progress=console.progress)
 
 
 def credit_rule(run: GRPO) -> CreditRule:

@@ -20,7 +20,7 @@ from rlreason.learner import averaged
 from rlreason.narration import closing, header
 from rlreason.objectives.card import objective_card
 from rlreason.records import Records, refuse_finished
-from rlreason.setup import USES_RATIO, build
+from rlreason.setup import House, build
 from rlreason.types import Sample
 
 
@@ -28,18 +28,25 @@ def train(run: Run, folder: Path, config: str) -> float:
     """Train as `run` says, leave everything in `folder`, return the final validation accuracy."""
     assert isinstance(run, GRPO)
     refuse_finished(folder)
-    began = time.monotonic()
     console = Console(run.n_steps)
     records = Records(folder, config)
     card = objective_card(run.settings())
     records.document("objective.md", card.markdown)
     house = build(run, folder, console)
-    records.mirror = house.mirror
+    try:
+        records.mirror = house.mirror
+        sizes = len(house.train_problems), len(house.eval_problems)
+        header(console, run, house.policy.describe(), sizes, folder, house.seconds_to_build)
+        console.say("\n" + card.text)
+        return loop(run, house, records, console)
+    finally:
+        house.close()
+
+
+def loop(run: GRPO, house: House, records: Records, console: Console) -> float:
+    """Every step of a run, from the first evaluation to the closing table."""
+    began = time.monotonic() - house.seconds_to_build
     guards = Guards(run.group_size, console.say)
-    by_id = {p.id: p for p in (*house.train_problems, *house.eval_problems)}
-    sizes = len(house.train_problems), len(house.eval_problems)
-    header(console, run, house.policy.describe(), sizes, folder, house.seconds_to_build)
-    console.say("\n" + card.text)
 
     def evaluated(step: int) -> tuple[list[Sample], dict[str, float]]:
         start = time.monotonic()
@@ -66,8 +73,9 @@ def train(run: Run, folder: Path, config: str) -> float:
         samples = house.algorithm.collect(step)
         times.lap("rollout")
 
-        # The behaviour policy is fixed once per rollout batch, before any weight moves.
-        if run.updates_per_rollout > 1 and run.loss.loss_type in USES_RATIO:
+        # The behaviour policy is fixed once per rollout batch, before any weight moves. With a single optimizer
+        # step nothing has moved when it is needed, and the learner takes its own numbers.
+        if run.updates_per_rollout > 1:
             pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
             scores = house.policy.score(pairs, run.sampling.temperature, run.micro_batch_tokens)
             for sample, score in zip(samples, scores, strict=True):
@@ -109,7 +117,7 @@ def train(run: Run, folder: Path, config: str) -> float:
             break
 
     if run.save_model:
-        house.policy.save(folder / "model")
+        house.policy.save(records.folder / "model")
     summary = {
         "status": status,
         "accuracy_before": before["eval/accuracy"],
@@ -123,10 +131,11 @@ def train(run: Run, folder: Path, config: str) -> float:
         "seconds": round(time.monotonic() - began, 1),
         "threads": torch.get_num_threads(),
     }
-    draw_curves(folder, title=f"{run.model.name}, {run.data.name}: loss={run.loss.loss_type}, seed {run.seed}")
+    draw_curves(records.folder, title=f"{run.model.name}, {run.data.name}: loss={run.loss.loss_type}, seed {run.seed}")
     records.summary(summary)
-    house.close()
-    closing(console, run, folder, (before_samples, before), (after_samples, after), by_id, summary)
+    closing(
+        console, run, records.folder, (before_samples, before), (after_samples, after), house.eval_problems, summary
+    )
     return float(after["eval/accuracy"])
 
 

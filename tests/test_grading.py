@@ -199,9 +199,7 @@ def test_gsm8k_golds_grade_themselves_right_and_each_other_wrong():
         assert check_golds(fresh, golds) == []
         others = golds[1:] + golds[:1]
         grades = fresh.grade_batch([tagged(other) for other in others], golds)
-        equal = [
-            float(a.replace(",", "")) == float(b.replace(",", "")) for a, b in zip(golds, others, strict=True)
-        ]
+        equal = [float(a.replace(",", "")) == float(b.replace(",", "")) for a, b in zip(golds, others, strict=True)]
         assert [grade.reward == 1.0 for grade in grades] == equal
 
 

@@ -69,9 +69,7 @@ def generated() -> list[str]:
         "🙂",
         "x",
     ]
-    texts = [
-        text * (count // len(text)) + tail for text in repeated for count, tail in ((390, ""), (3900, "1"))
-    ]
+    texts = [text * (count // len(text)) + tail for text in repeated for count, tail in ((390, ""), (3900, "1"))]
     nested = [
         ("(", "1", ")"),
         ("\\sqrt{x+", "1", "}"),
@@ -200,9 +198,7 @@ def test_code_in_an_answer_is_not_run(tmp_path):
         f"(lambda: open({str(target)!r},'w'))()",
     ]
     with Grader(extract="sentence") as grader:
-        grades = grader.grade_batch(
-            [tagged(payload) for payload in payloads] * 2, ["38"] * 7 + [r"\int_0^1 x\,dx"] * 7
-        )
+        grades = grader.grade_batch([tagged(payload) for payload in payloads] * 2, ["38"] * 7 + [r"\int_0^1 x\,dx"] * 7)
     assert not any(grade.reward for grade in grades)
     assert not target.exists()
 

@@ -28,9 +28,7 @@ def tagged(answer: str) -> str:
 
 def rewards(grader: Grader, suffix: str = "") -> list[float]:
     """Grades that need a worker; a suffix of spaces keeps them out of the cache."""
-    grades = grader.grade_batch(
-        [tagged(answer + suffix) for answer, *_ in SYMBOLIC], [gold for _, gold, _ in SYMBOLIC]
-    )
+    grades = grader.grade_batch([tagged(answer + suffix) for answer, *_ in SYMBOLIC], [gold for _, gold, _ in SYMBOLIC])
     return [grade.reward for grade in grades]
 
 
@@ -63,8 +61,7 @@ def test_eight_threads_share_one_grader():
     found: dict[int, list[float]] = {}
     with Grader(workers=2) as grader:
         threads = [
-            threading.Thread(target=lambda key=key: found.update({key: rewards(grader, " " * key)}))
-            for key in range(8)
+            threading.Thread(target=lambda key=key: found.update({key: rewards(grader, " " * key)})) for key in range(8)
         ]
         for thread in threads:
             thread.start()

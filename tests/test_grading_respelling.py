@@ -170,14 +170,10 @@ def test_no_text_is_an_error_and_every_text_is_itself(answer, gold):
     assert right(gold, gold) == bool(gold.strip())
 
 
-ALPHABET = st.sampled_from(
-    [*"0123456789xyei+-*/^_(){}[],.:;|!%$=<>' \\", "\\frac", "\\sqrt", "\\pm", "\\le", "\\pi"]
-)
+ALPHABET = st.sampled_from([*"0123456789xyei+-*/^_(){}[],.:;|!%$=<>' \\", "\\frac", "\\sqrt", "\\pm", "\\le", "\\pi"])
 
 
 @settings(max_examples=400, deadline=None)
-@given(
-    st.lists(ALPHABET, max_size=30).map("".join), st.sampled_from(["38", r"\sqrt2", "x+1", "(1,2)", "[0,1)"])
-)
+@given(st.lists(ALPHABET, max_size=30).map("".join), st.sampled_from(["38", r"\sqrt2", "x+1", "(1,2)", "[0,1)"]))
 def test_no_arrangement_of_signs_is_an_error(answer, gold):
     right(answer, gold)

@@ -145,3 +145,18 @@ def test_the_gap_ignores_tokens_sampled_under_the_ban_on_ending(policy):
     learner = Learner(policy, TokenObjective(), 0.0)
     assert learner.update(samples, gap_from=0)["rollout/logprob_gap_max"] == pytest.approx(1.0, abs=1e-3)
     assert learner.update(samples, gap_from=1)["rollout/logprob_gap_max"] < 1e-4
+
+
+def test_the_gradient_is_the_updates_and_leaves_everything_as_it_was(policy):
+    samples = make_samples(policy, old=True)
+    learner = Learner(policy, TokenObjective("grpo_no_clip"), 1e-2)
+    before = [p.detach().clone() for p in learner.parameters]
+    found = learner.gradient(samples)
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
+    assert all(p.grad is None for p in learner.parameters)
+    assert not learner.optimizer.state
+    for s, g in zip(samples, found.tokens, strict=True):  # ratio 1: -A / (length x samples)
+        torch.testing.assert_close(g, torch.full_like(g, -s.advantage / (len(g) * len(samples))), atol=1e-6, rtol=1e-4)
+    step = learner.update(samples)
+    assert torch.cat([p.flatten() for p in found.parameters]).norm() == pytest.approx(step["train/grad_norm"], rel=1e-5)
+    assert found.loss == pytest.approx(step["train/loss"], rel=1e-6)

@@ -8,6 +8,7 @@ from rlreason.grading.lexer import Token, Unreadable
 from rlreason.grading.vocabulary import ACCENTS, APPLIED, CONSTANTS, FUNCTIONS, GREEK
 
 _FENCES = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
+_BETWEEN = {"over": "div", "choose": "binom"}  # {3 \\over 4}
 _SAME = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
 
 
@@ -91,24 +92,15 @@ def _bracket(reader: Reader) -> Node:
     if closing is None:
         raise Unreadable(opening)
     reader.at += 1
-    if opening == "{" and (chosen := _choose(reader)):
-        return chosen
     bars, reader.bars = reader.bars, int(opening == "|")
     node = reader.sum()
+    between = _BETWEEN.get(reader.peek().text) if opening == "{" else None
+    if between:
+        reader.at += 1
+        node = Node(between, (node, reader.sum()))
     reader.expect(closing)
     reader.bars = bars
-    return Node("abs", (node,)) if opening == "|" else Node("group", (node,))
-
-
-def _choose(reader: Reader) -> Node | None:
-    r"""`{n \choose k}`, after its brace."""
-    if reader.peek(1)[:2] != ("command", "choose"):
-        return None
-    top = reader.atom()
-    reader.at += 1
-    node = Node("binom", (top, reader.atom()))
-    reader.expect("}")
-    return node
+    return Node("abs" if opening == "|" else "group", (node,))
 
 
 def _named(reader: Reader, token: Token) -> Node:
@@ -131,9 +123,7 @@ def _named(reader: Reader, token: Token) -> Node:
         inner = reader.group()
         if inner.op not in ("symbol", "constant"):
             raise Unreadable(name)
-        return Node(
-            "symbol", name=f"{name} {inner.name}" + (_subscript(reader) if reader.peek().text == "_" else "")
-        )
+        return Node("symbol", name=f"{name} {inner.name}" + (_subscript(reader) if reader.peek().text == "_" else ""))
     if token.kind == "command" and name in _FENCES:
         node = reader.sum()
         if reader.peek()[:2] != ("command", _FENCES[name][0]):
@@ -200,10 +190,6 @@ def _whole_base(reader: Reader, token: Token) -> Node:
 
 def _open_argument(reader: Reader) -> Node:
     node = reader.signed_factor()
-    while (
-        reader.begins_factor()
-        and reader.peek().text not in FUNCTIONS
-        and reader.peek().text not in ("(", "[")
-    ):
+    while reader.begins_factor() and reader.peek().text not in FUNCTIONS and reader.peek().text not in ("(", "["):
         node = Node("mul", (node, reader.factor()))
     return node

@@ -31,9 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rlreason.grading.audit", description=__doc__)
     parser.add_argument("run", type=Path, help="folder of one run, with config.yaml and rollouts/")
     parser.add_argument("--other", metavar="MODULE:FUNCTION", help="another reward function to compare with")
-    parser.add_argument(
-        "--write", action="store_true", help="save the new grades; the old ones move to previous_grade"
-    )
+    parser.add_argument("--write", action="store_true", help="save the new grades; the old ones move to previous_grade")
     chosen = parser.parse_args(arguments)
     try:
         audit(chosen.run, chosen.other, chosen.write)
@@ -86,9 +84,7 @@ def read_config(run: Path) -> tuple[str, dict[str, Any]]:
 def read_rollouts(run: Path) -> list[tuple[Path, list[Row]]]:
     paths = sorted((run / "rollouts").glob("step_*.jsonl"))
     if not paths:
-        raise UsageError(
-            f"{run} has no rollouts/step_*.jsonl; only a run that saved its rollouts can be audited"
-        )
+        raise UsageError(f"{run} has no rollouts/step_*.jsonl; only a run that saved its rollouts can be audited")
     files = []
     for path in paths:
         rows = []
@@ -100,9 +96,7 @@ def read_rollouts(run: Path) -> list[tuple[Path, list[Row]]]:
                 row["response"], row["gold"] = str(row["response"]), row["gold"]
                 row["answer_reward"] = float(row.get("answer_reward", row["reward"]))
             except (ValueError, KeyError, TypeError) as error:
-                raise UsageError(
-                    f"line {number} of {path} is no rollout ({error}); remove it and try again"
-                ) from None
+                raise UsageError(f"line {number} of {path} is no rollout ({error}); remove it and try again") from None
             rows.append(row)
         files.append((path, rows))
     return files

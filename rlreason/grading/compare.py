@@ -1,6 +1,7 @@
 """Whether two values are the same answer. It must not know text, tokens or processes."""
 
 from collections.abc import Sequence
+from itertools import permutations
 
 from rlreason.grading import units
 from rlreason.grading.equality import ratio, same
@@ -24,6 +25,7 @@ from rlreason.grading.values import (
 from rlreason.grading.verdict import Settings
 
 CHOICES = frozenset("ABCDE")
+MAX_CHAIN = 3  # links of an inequality, tried in every order
 
 
 def equal(answer: Value, gold: Value, settings: Settings) -> bool:
@@ -31,9 +33,7 @@ def equal(answer: Value, gold: Value, settings: Settings) -> bool:
     answer, gold = _expanded(answer), _expanded(gold)
     if isinstance(answer, Equation) or isinstance(gold, Equation):
         return _equations(answer, gold, settings)
-    if isinstance(answer, Reals | Inequality | Inequation) or isinstance(
-        gold, Reals | Inequality | Inequation
-    ):
+    if isinstance(answer, Reals | Inequality | Inequation) or isinstance(gold, Reals | Inequality | Inequation):
         return _sets_of_reals(answer, gold)
     match answer, gold:
         case Quantity(), Quantity():
@@ -60,11 +60,12 @@ def equal(answer: Value, gold: Value, settings: Settings) -> bool:
 
 
 def _quantities(answer: Quantity, gold: Quantity, settings: Settings) -> bool:
-    if (
-        not units.agree(answer.unit, gold.unit)
-        or (answer.percent and gold.unit)
-        or (gold.percent and answer.unit)
-    ):
+    if not units.agree(answer.unit, gold.unit):
+        factor = units.conversion(answer.unit, gold.unit)
+        if factor is None:
+            return False
+        answer = answer._replace(node=Node("mul", (Node("group", (answer.node,)), number(factor))))
+    if (answer.percent and gold.unit) or (gold.percent and answer.unit):
         return False
     if _choice(answer.node) and _choice(gold.node):
         return _choice(answer.node) == _choice(gold.node)
@@ -100,7 +101,11 @@ def _collections(answer: Collection, gold: Collection, settings: Settings) -> bo
         return False
     named = [any(isinstance(item, Equation) for item in side.items) for side in (answer, gold)]
     if named[0] != named[1]:  # x = 1, y = 2 may be written 1, 2 but not 2, 1
-        return not (answer.label or gold.label) and _in_order(answer.items, gold.items, settings, True)
+        return (
+            "set" not in kinds
+            and not (answer.label or gold.label)
+            and _in_order(answer.items, gold.items, settings, True)
+        )
     if not units.agree(answer.label, gold.label):
         return False
     if kinds <= {"set", "list"}:
@@ -179,35 +184,36 @@ def _sets_of_reals(answer: Value, gold: Value) -> bool:
         )
     match answer, gold:
         case Inequality(gaps=gaps), Inequality(gaps=others) if len(gaps) == len(others):
-            pairs = (
-                zip(sorted(gaps, key=str), sorted(others, key=str), strict=True)
-                if len(gaps) == 1
-                else zip(gaps, others, strict=True)
+            return any(
+                all(a[1] == b[1] and ratio(a[0], b[0]) > 0 for a, b in zip(gaps, links, strict=True))
+                for links in (permutations(others) if len(others) <= MAX_CHAIN else [others])
             )
-            return all(a[1] == b[1] and ratio(a[0], b[0]) > 0 for a, b in pairs)
         case Inequation(gap=gap), Inequation(gap=other):
             return bool(ratio(gap, other))
     return False
 
 
 def _expanded(value: Value) -> Value:
-    r"""`2 \pm 3` as the list of its two values, alone or inside a list or set."""
-    if isinstance(value, Quantity) and _has_sign(value.node):
-        return Collection("list", tuple(_both(value)))
+    r"""`2 \pm 3` and `(1, \pm 2)` as the set of their two values, alone or inside a list or set."""
+    both = _both(value)
+    if len(both) > 1:
+        return Collection("set", tuple(both))
     if isinstance(value, Collection) and value.kind in ("set", "list"):
-        items = [
-            part for item in value.items for part in (_both(item) if isinstance(item, Quantity) else [item])
-        ]
-        return value._replace(items=tuple(items))
+        return value._replace(items=tuple(part for item in value.items for part in _both(item)))
     if isinstance(value, Equation) and isinstance(value.value, Quantity):
         return value._replace(value=_expanded(value.value))
     return value
 
 
-def _both(value: Quantity) -> list[Value]:
-    if not _has_sign(value.node):
-        return [value]
-    return [value._replace(node=_with_sign(value.node, upper)) for upper in (True, False)]
+def _both(value: Value) -> list[Value]:
+    """The two values where one has both signs, in a tuple at one place; else the value itself."""
+    if isinstance(value, Quantity) and _has_sign(value.node):
+        return [value._replace(node=_with_sign(value.node, upper)) for upper in (True, False)]
+    if isinstance(value, Collection) and value.kind not in ("set", "list"):
+        places = [_both(item) for item in value.items]
+        if sum(len(place) > 1 for place in places) == 1:
+            return [value._replace(items=tuple(place[pick % len(place)] for place in places)) for pick in (0, 1)]
+    return [value]
 
 
 def _has_sign(node: Node) -> bool:

@@ -22,9 +22,7 @@ def same(first: Node, second: Node, rel_tol: float) -> bool:
     """Equal in value; or one is a decimal and the other has no finite decimal form and rounds to it."""
     names = sorted(symbols(first) | symbols(second))
     if not names:
-        return (
-            same_constant(first, second) or rounded(first, second, rel_tol) or rounded(second, first, rel_tol)
-        )
+        return same_constant(first, second) or rounded(first, second, rel_tol) or rounded(second, first, rel_tol)
     found = _agreements(first, second, names, real=True)
     if found is None:
         found = _agreements(first, second, names, real=False)
@@ -183,6 +181,4 @@ def rounded(decimal: Node, other: Node, rel_tol: float) -> bool:
     near = {int(calculator.mp.floor(scaled)), int(calculator.mp.nint(scaled))}
     right_sign = (value < 0) == bool(target < 0)
     error = abs(calculator.rational(value) - target)
-    return (
-        right_sign and abs(value) * 10**places in near and bool(error <= rel_tol * abs(target) * (1 + 1e-9))
-    )
+    return right_sign and abs(value) * 10**places in near and bool(error <= rel_tol * abs(target) * (1 + 1e-9))

@@ -13,6 +13,7 @@ from rlreason.grading.verdict import Refused
 from rlreason.grading.vocabulary import CLOSING, FUNCTIONS
 
 MAX_DEPTH = 25
+_SIGNS = {"+": "", "-": "neg", "\\pm": "pm", "\\mp": "mp"}
 
 
 class Node(NamedTuple):
@@ -61,17 +62,15 @@ class Reader:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise Refused("nested deeper than 25")
-        first = self.sign("+", "-", "\\pm", "\\mp")
-        node = self.product()
-        if first and first != "+":
-            node = Node({"-": "neg", "\\pm": "pm", "\\mp": "mp"}[first], (node,))
-        while sign := self.sign("+", "-", "\\pm", "\\mp"):
-            term = self.product()
-            if sign != "+":
-                term = Node({"-": "neg", "\\pm": "pm", "\\mp": "mp"}[sign], (term,))
-            node = Node("add", (node, term))
+        node = self.term(self.sign(*_SIGNS))
+        while sign := self.sign(*_SIGNS):
+            node = Node("add", (node, self.term(sign)))
         self.depth -= 1
         return node
+
+    def term(self, sign: str | None) -> Node:
+        node, op = self.product(), _SIGNS.get(sign or "+")
+        return Node(op, (node,)) if op else node
 
     def product(self) -> Node:
         """Factors joined by signs or side by side, from left to right: `1/2x` is `(1/2)x`."""
@@ -81,9 +80,7 @@ class Reader:
                 node = Node("mul", (node, self.signed_factor()))
             elif self.sign("/"):
                 node = Node("div", (node, self.signed_factor()))
-            elif self.begins_factor() or (
-                self.peek().kind == "number" and self.tokens[self.at - 1].text == "!"
-            ):
+            elif self.begins_factor() or (self.peek().kind == "number" and self.tokens[self.at - 1].text == "!"):
                 node = Node("mul", (node, self.factor()))
             else:
                 return node

@@ -66,9 +66,7 @@ class Grader:
         `count=False` keeps the batch out of metrics and warnings, as checks of the data need.
         """
         if len(responses) != len(golds):
-            raise ValueError(
-                f"grade_batch got {len(responses)} responses and {len(golds)} golds; give one gold each"
-            )
+            raise ValueError(f"grade_batch got {len(responses)} responses and {len(golds)} golds; give one gold each")
         jobs = [self._job(response, gold) for response, gold in zip(responses, golds, strict=True)]
         fresh: dict[tuple[Any, ...], Grade] = {}
         with self._lock:
@@ -81,9 +79,7 @@ class Grader:
         with self._lock:
             self._remember(known, fresh)
             for window in (self._window, self._warnings) if count else ():
-                window.add(
-                    grades, hits=sum(isinstance(job, tuple) for job in jobs) - len(todo), ms=milliseconds
-                )
+                window.add(grades, hits=sum(isinstance(job, tuple) for job in jobs) - len(todo), ms=milliseconds)
         return grades
 
     def take_metrics(self) -> dict[str, float]:
@@ -105,9 +101,7 @@ class Grader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -130,9 +124,7 @@ class Grader:
             return Grade(1.0, 0.0, 0.0, "wrong", "no_answer")
         return (answer, *texts)
 
-    def _compared(
-        self, todo: list[tuple[Any, ...]], milliseconds: list[float]
-    ) -> dict[tuple[Any, ...], Grade]:
+    def _compared(self, todo: list[tuple[Any, ...]], milliseconds: list[float]) -> dict[tuple[Any, ...], Grade]:
         verdicts: dict[tuple[Any, ...], Verdict] = {}
         undecided: list[tuple[tuple[Any, ...], str, str]] = []
         for job in todo:
@@ -144,9 +136,7 @@ class Grader:
             milliseconds.append(1000 * (time.perf_counter() - begin))
         begin = time.perf_counter()
         replies = self._pool.run([[answer, gold] for _, answer, gold in undecided])
-        milliseconds += (
-            [1000 * (time.perf_counter() - begin) / len(undecided)] * len(undecided) if undecided else []
-        )
+        milliseconds += [1000 * (time.perf_counter() - begin) / len(undecided)] * len(undecided) if undecided else []
         for (job, answer, gold), reply in zip(undecided, replies, strict=True):
             verdict = _symbolic_verdict(reply)
             verdicts[job] = answers.better(verdicts[job], verdict)
@@ -154,9 +144,7 @@ class Grader:
                 self._log.add(answer, gold, reply)
         return {job: _grade(verdict) for job, verdict in verdicts.items()}
 
-    def _plugged(
-        self, todo: list[tuple[Any, ...]], milliseconds: list[float]
-    ) -> dict[tuple[Any, ...], Grade]:
+    def _plugged(self, todo: list[tuple[Any, ...]], milliseconds: list[float]) -> dict[tuple[Any, ...], Grade]:
         begin = time.perf_counter()
         replies = self._pool.run([[response, json.loads(gold)] for response, gold in todo])
         milliseconds += [1000 * (time.perf_counter() - begin) / len(todo)] * len(todo)
@@ -193,23 +181,17 @@ def _symbolic_verdict(reply: Reply) -> Verdict:
 def _check(reward: str, extract: str, timeout_s: float, rel_tol: float, workers: int, memory_mb: int) -> None:
     module, _, function = reward.partition(":")
     if reward not in FORMATS and not (module and function):
-        raise ValueError(
-            f"reward={reward!r} is none of {sorted(FORMATS)}; name one, or a plug-in as module:function"
-        )
+        raise ValueError(f"reward={reward!r} is none of {sorted(FORMATS)}; name one, or a plug-in as module:function")
     if extract not in get_args(formats.Extract):
         raise ValueError(f"grading.extract={extract!r}; choose one of {list(get_args(formats.Extract))}")
     if not 0 < timeout_s <= 60:
-        raise ValueError(
-            f"grading.timeout_s={timeout_s} must lie in (0, 60] seconds; 2 is enough for honest answers"
-        )
+        raise ValueError(f"grading.timeout_s={timeout_s} must lie in (0, 60] seconds; 2 is enough for honest answers")
     if not 0 <= rel_tol < 0.1:
         raise ValueError(f"grading.rel_tol={rel_tol} must lie in [0, 0.1); 1e-6 asks for six right digits")
     if workers < 1:
         raise ValueError(f"grading.workers={workers} must be at least 1")
     if memory_mb < 256:
-        raise ValueError(
-            f"grading.memory_mb={memory_mb} must be at least 256; the symbolic library needs about 100"
-        )
+        raise ValueError(f"grading.memory_mb={memory_mb} must be at least 256; the symbolic library needs about 100")
 
 
 def _renew_after_fork() -> None:

@@ -27,9 +27,7 @@ _WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{4,}")
 _RANGE = re.compile(r"\\(?:sum|prod)[^\\]*\^\s*\{?\s*(\d+)")
 _EXPONENT = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*-?\s*(\d+)")
 #: A power in an exponent: of a number or a bracket, or with a third power above it, or without braces.
-_TOWER = re.compile(
-    r"(?:\^|\*\*)\s*(?:\{[^{}]*(?:[\d)}]\s*(?:\^|\*\*)|\^\s*\{?[^{}]*\^)|[^{}\s]{0,6}(?:\^|\*\*))"
-)
+_TOWER = re.compile(r"(?:\^|\*\*)\s*(?:\{[^{}]*(?:[\d)}]\s*(?:\^|\*\*)|\^\s*\{?[^{}]*\^)|[^{}\s]{0,6}(?:\^|\*\*))")
 
 
 def readable(text: str) -> bool:
@@ -39,6 +37,8 @@ def readable(text: str) -> bool:
         return False  # an integral without limits is a family of functions, not a value
     if "=" in re.sub(r"_\s*\{[^{}]*\}", "", text):
         return False  # the library would keep the last side of an equation and drop the rest
+    if "'" in text:
+        return False  # nor does it keep the sign of a derivative
     return bool(commands) and all(command in KNOWN for command in commands) and not _WORD.search(text)
 
 
@@ -48,9 +48,7 @@ def check(text: str) -> None:
         raise Refused("longer than 400 characters")
     if re.search(rf"\d{{{MAX_DIGITS + 1},}}", text):
         raise Refused("a number of more than 30 digits")
-    if any(int(power) > MAX_EXPONENT for power in _EXPONENT.findall(text)) and not re.search(
-        r"\\int|\\lim", text
-    ):
+    if any(int(power) > MAX_EXPONENT for power in _EXPONENT.findall(text)) and not re.search(r"\\int|\\lim", text):
         raise Refused("an exponent over 100")
     if any(int(end) > MAX_RANGE for end in _RANGE.findall(text)):
         raise Refused("a sum or product over more than 1000 terms")

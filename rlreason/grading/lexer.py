@@ -32,15 +32,17 @@ class Unreadable(Exception):  # noqa: N818 - an answer that is no mathematics is
 _GROUPS = r"\d{1,3}(?:,\d{3})+(?![\d,]\d|\d)|\d{1,3}(?:\{,\}\d{3})+(?!\d)|\d{1,3}(?:[ ]\d{3})+(?![ ]?\d)"
 _NUMBER = rf"""(?P<number>
     (?P<whole>{_GROUPS}|\d+)?
-    (?:\.(?P<decimals>\d*)(?:\\(?:overline|bar)\s*\{{?(?P<repeat>\d+)\}}?|\((?P<bracket>\d+)\)(?!\d))?)?
+    (?:\.(?P<decimals>\d*)(?:
+        \\(?:overline|bar|dot)\s*\{{?(?P<repeat>\d+)\}}?|\((?P<bracket>\d+)\)(?!\d)|\s?(?P<dots>\\ldots)
+    )?)?
     (?:[eE](?P<power>[+-]?\d+)(?![\w.]))?
 )"""
 _TOKEN = re.compile(
     rf"""(?P<space>\s+)
-    |(?=\.?\d){_NUMBER}
+    |(?=\.?\d|\.\\(?:overline|bar|dot)){_NUMBER}
     |\\begin\s*\{{(?P<begin>[a-zA-Z]+\*?)\}}(?:\{{[lcr|]*\}})?
     |\\end\s*\{{(?P<end>[a-zA-Z]+\*?)\}}
-    |\\(?:text(?:bf|it|rm|normal)?|mathrm|mbox|textsc|operatorname)\s*\{{(?P<text>[^{{}}]*)\}}
+    |\\(?:text(?:[bsi][fct]|rm|tt|normal)?|mathrm|[mhf]box|operatorname)\s*\{{(?P<text>[^{{}}]*)\}}
     |\\(?P<command>[a-zA-Z]+|.)
     |(?P<word>[a-zA-Z]+)
     |(?P<sign>\*\*|<=|>=|!=|[^\s])
@@ -110,6 +112,11 @@ def _number(match: re.Match[str], spaced: bool) -> Token:
     whole = re.sub(r"\D", "", match.group("whole") or "0")
     decimals = match.group("decimals") or ""
     repeat = match.group("repeat") or match.group("bracket")
+    if match.group("dots"):  # 0.1666...: what is written twice goes on, a single digit three times
+        going_on = re.search(r"(?:(\d)\1\1+|(\d{2,}?)\2+)\Z", decimals)
+        if going_on is None:
+            raise Unreadable("digits that go on")
+        decimals, repeat = decimals[: going_on.start()], going_on.group(1) or going_on.group(2)
     power = int(match.group("power") or 0)
     if abs(power) > MAX_POWER:
         raise Refused("a power of ten beyond 5000")

@@ -68,7 +68,5 @@ class Window:
 def _event(grade: Grade) -> str:
     """The counter of a grade; `plain` for verdicts on the model rather than on the grader."""
     if grade.outcome == "error":
-        return {"killed": "kills", "bad_gold": "bad_golds", "bad_response": "bad_responses"}.get(
-            grade.path, "errors"
-        )
+        return {"killed": "kills", "bad_gold": "bad_golds", "bad_response": "bad_responses"}.get(grade.path, "errors")
     return {"timeout": "timeouts", "refused": "refusals"}.get(grade.outcome, "plain")

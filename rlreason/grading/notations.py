@@ -5,20 +5,19 @@ Each is recognised as a whole text or not at all; nothing here reads an expressi
 
 import re
 
-from rlreason.grading.expression import Node
+from rlreason.grading.expression import Node, number
 from rlreason.grading.values import Based, Clock, Quantity, Words
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/(?:\d{2}|\d{4})")
-_CLOCK = re.compile(
-    r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:\\text\{\s*)?(?:([ap])\.?\s?m\b\.?)?\s*\}?", re.I
-)
+_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:\\text\{\s*)?(?:([ap])\.?\s?m\b\.?)?\s*\}?", re.I)
 _DIGITS = r"([0-9][0-9A-Fa-f]*|[A-F][0-9A-F]+)"  # a_{12} is a term of a sequence
 _BASE = re.compile(rf"\(?{_DIGITS}\)?_\{{?(?:\\text\{{)?\(?([a-z]+|\d{{1,2}})\)?\}}*")
 _BASE_WORDS = re.compile(rf"{_DIGITS} ?(?:\\text\{{ ?)?\(?(?:in )?base[ -]([a-z]+|\d{{1,2}})\)?\}}?")
-_NUMBER_WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-)
-_CHOICE = re.compile(r"\(?([A-E])[).:]*")
+_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_BELOW_20 = [*_NUMBER_WORDS.split(), "seventeen", "eighteen", "nineteen"]
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_BELOW_100 = _BELOW_20 + [f"{ten}-{one}".removesuffix("-zero") for ten in _TENS for one in _BELOW_20[:10]]
+_CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice) )?[(\[]?([A-E])[)\].:]*")
 
 
 def date(text: str) -> Words | None:
@@ -27,9 +26,15 @@ def date(text: str) -> Words | None:
 
 
 def choice(text: str) -> Quantity | None:
-    """`C`, `(C)`, `C.` or `C)`."""
+    """`C`, `(C)`, `C.`, `C)` or `Option C`."""
     match = _CHOICE.fullmatch(text)
     return Quantity(Node("symbol", name=match.group(1))) if match else None
+
+
+def in_words(text: str) -> Quantity | None:
+    """`zero` to `ninety-nine`."""
+    word = text.casefold().replace(" ", "-")
+    return Quantity(number(_BELOW_100.index(word))) if word in _BELOW_100 else None
 
 
 def clock(text: str) -> Clock | None:
@@ -53,8 +58,7 @@ def based(text: str) -> Based | None:
     if match is None:
         return None
     digits, base = match.groups()
-    names = _NUMBER_WORDS.split()
-    number = int(base) if base.isdigit() else (names.index(base) if base in names else 0)
-    if not 2 <= number <= 36 or any(int(digit, 36) >= number for digit in digits):
+    size = int(base) if base.isdigit() else (_BELOW_100.index(base) if base in _BELOW_100 else 0)
+    if not 2 <= size <= 36 or any(int(digit, 36) >= size for digit in digits):
         return None
-    return Based(digits.upper().lstrip("0") or "0", number)
+    return Based(digits.upper().lstrip("0") or "0", size)

@@ -98,12 +98,7 @@ class Calculator:
 
     def root(self, base: Any, degree: Any) -> Any:
         """The real root of a negative number where the degree is odd, else the principal one."""
-        if (
-            self.mp.im(base) == 0
-            and base < 0
-            and degree == int(self.mp.re(degree))
-            and int(self.mp.re(degree)) % 2
-        ):
+        if self.mp.im(base) == 0 and base < 0 and degree == int(self.mp.re(degree)) and int(self.mp.re(degree)) % 2:
             return -self.power(-base, 1 / degree)
         return self.power(base, 1 / degree)
 
@@ -131,9 +126,7 @@ class Calculator:
         known |= {"artanh": mp.atanh, "arccot": mp.acot, "arcsec": mp.asec, "arccsc": mp.acsc}
         known |= {"arcsinh": mp.asinh, "arccosh": mp.acosh, "arctanh": mp.atanh}
         function = known.get(name) or getattr(mp, real or name)
-        if abs(argument) > 2**64 or (
-            name in ("exp", "sinh", "cosh") and abs(argument) > MAX_LOG2 * math.log(2)
-        ):
+        if abs(argument) > 2**64 or (name in ("exp", "sinh", "cosh") and abs(argument) > MAX_LOG2 * math.log(2)):
             raise Refused("an argument of a function beyond the limits")
         value = function(argument)
         self.largest = max(self.largest, mp.one)  # these lose digits near their zeros, as sums do

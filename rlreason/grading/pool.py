@@ -149,9 +149,7 @@ class Pool:
     def _fill(self) -> None:
         if self._owner != os.getpid():
             self.after_fork()
-        for worker in [
-            worker for worker in self._workers if worker.ready and worker.process.poll() is not None
-        ]:
+        for worker in [worker for worker in self._workers if worker.ready and worker.process.poll() is not None]:
             worker.stop()  # it died idle: no request is to blame
             self._workers.remove(worker)
         while len(self._workers) < self.size and not self.broken:
@@ -162,9 +160,7 @@ class Pool:
         waiting = list(range(len(requests)))[::-1]
         while len(results) < len(requests):
             if self.broken:
-                return [
-                    results.get(index, Reply("error", error=self.broken)) for index in range(len(requests))
-                ]
+                return [results.get(index, Reply("error", error=self.broken)) for index in range(len(requests))]
             for worker in self._workers:
                 if worker.ready and worker.task is None and waiting:
                     task = waiting.pop()

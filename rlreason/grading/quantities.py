@@ -25,10 +25,6 @@ def is_constant(text: str) -> bool:
     return text in CONSTANTS or text in FUNCTIONS or text in GREEK or text == "sqrt"
 
 
-def is_greek(text: str) -> bool:
-    return text in GREEK
-
-
 def bare(found: Sequence[Token]) -> Node:
     """An expression and nothing else."""
     return Reader(found).whole()
@@ -108,12 +104,21 @@ def _degrees(found: Sequence[Token], index: int) -> bool:
 
 def _only_units(tail: Sequence[Token]) -> bool:
     for index, token in enumerate(tail):
-        name = token.text.strip()
-        if token.kind in ("text", "letter") or token.kind == "word":
+        name, before = token.text.strip(), tail[index - 1].text if index else ""
+        hyphen = token.text == "-" and tail[index + 1 : index + 2] and tail[index + 1].kind in ("word", "text")
+        if token.kind in ("text", "word") or hyphen or (token.kind == "letter" and _letter_unit(tail, index)):
             continue
-        if token.kind == "sign" and name in ("%", "°", "^", "/", "*", "{", "}", "(", ")", "-", "."):
+        if token.kind == "sign" and name in ("%", "°", "^", "/", "*", "{", "}", "(", ")", "."):
             continue
-        if token.kind == "number" and index and tail[index - 1].text in ("^", "{", "-"):
+        if (token.kind == "number" and before in ("^", "{", "-")) or (token.text == "-" and before in ("^", "{")):
             continue
         return False
     return True
+
+
+def _letter_unit(tail: Sequence[Token], index: int) -> bool:
+    """Beside words, alone or in a quotient: `5 miles a day` and `9.8 m s^{-2}` have units, `2 m g` is a product."""
+    if tail[0].kind != "letter" or any(token.kind in ("text", "word") for token in tail):
+        return True
+    alone = sum(token.kind == "letter" for token in tail) == 1
+    return tail[index].text in LETTER_UNITS and (alone or any(token.text in ("/", "-") for token in tail))

@@ -41,7 +41,7 @@ def union(pieces: Sequence[Piece], name: str = "") -> Reals:
     for low, high in kept:
         if joined and _touch(joined[-1][1], low):
             last = joined[-1]
-            joined[-1] = (last[0], _higher(last[1], high))
+            joined[-1] = (last[0], _farther(last[1], high, 1, either=True))
         else:
             joined.append((low, high))
     return Reals(tuple(joined), name)
@@ -52,15 +52,20 @@ def _by_low_end(first: Piece, second: Piece) -> int:
 
 
 def intersection(first: Reals, second: Reals) -> Reals:
-    pieces = [(_later(a[0], b[0]), _lower(a[1], b[1])) for a in first.pieces for b in second.pieces]
+    pieces = [
+        (_farther(a[0], b[0], 1, either=False), _farther(a[1], b[1], -1, either=False))
+        for a in first.pieces
+        for b in second.pieces
+    ]
     return union(pieces, first.name or second.name)
 
 
-def without(points: Sequence[Node], name: str = "", within: Reals = EVERYTHING) -> Reals:
-    rest = within._replace(name=name or within.name)
-    for point in points:
-        below = Reals(((End(MINUS, False), End(point, False)), (End(point, False), End(PLUS, False))))
-        rest = intersection(rest, below)
+def complement(value: Reals) -> Reals:
+    rest = EVERYTHING._replace(name=value.name)
+    for low, high in value.pieces:
+        below = (End(MINUS, False), End(low.node, not low.closed))
+        above = (End(high.node, not high.closed), End(PLUS, False))
+        rest = intersection(rest, union([below, above]))
     return rest
 
 
@@ -84,7 +89,7 @@ def as_reals(value: Value) -> Reals | None:
                 return _solution(value)
             case Inequation(gap=gap):
                 root = _root(gap)
-                return None if root is None else without([root[1]], root[0])
+                return root and complement(Reals(((End(root[1], True), End(root[1], True)),), root[0]))
     except Undefined:
         return None
     return None
@@ -115,8 +120,7 @@ def _outside(value: Inequality) -> Reals | None:
         return None
     inner = Node("group", gap.args[1].args[0].args)
     sides = [
-        _solution(Inequality(((Node("add", (gap.args[0], part)), closed),)))
-        for part in (inner, Node("neg", (inner,)))
+        _solution(Inequality(((Node("add", (gap.args[0], part)), closed),))) for part in (inner, Node("neg", (inner,)))
     ]
     if sides[0] is None or sides[1] is None or symbols(gap.args[0]):
         return None
@@ -153,9 +157,7 @@ def _root(gap: Node) -> tuple[str, Node, bool] | None:
     if len(known) < len(places):
         return None
     slope = known[1] - known[0]
-    if not slope or any(
-        value != known[0] + slope * place for place, value in zip(places, known, strict=True)
-    ):
+    if not slope or any(value != known[0] + slope * place for place, value in zip(places, known, strict=True)):
         return None
     return name, number(-known[0] / slope), slope > 0
 
@@ -171,28 +173,9 @@ def _touch(high: End, low: End) -> bool:
     return compared > 0 or (compared == 0 and (high.closed or low.closed))
 
 
-def _higher(first: End, second: End) -> End:
-    compared = order(first.node, second.node)
-    return (
-        End(first.node, first.closed or second.closed)
-        if compared == 0
-        else (first if compared > 0 else second)
-    )
-
-
-def _lower(first: End, second: End) -> End:
-    compared = order(first.node, second.node)
-    return (
-        End(first.node, first.closed and second.closed)
-        if compared == 0
-        else (first if compared < 0 else second)
-    )
-
-
-def _later(first: End, second: End) -> End:
-    compared = order(first.node, second.node)
-    return (
-        End(first.node, first.closed and second.closed)
-        if compared == 0
-        else (first if compared > 0 else second)
-    )
+def _farther(first: End, second: End, up: int, either: bool) -> End:
+    """The higher end (`up` is 1) or the lower one (-1); where they meet, closed if either is or if both are."""
+    compared = order(first.node, second.node) * up
+    if compared:
+        return first if compared > 0 else second
+    return first._replace(closed=first.closed or second.closed if either else first.closed and second.closed)

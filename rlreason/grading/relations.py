@@ -11,7 +11,7 @@ from rlreason.grading.equality import near, same
 from rlreason.grading.evaluate import symbols
 from rlreason.grading.expression import Node
 from rlreason.grading.lexer import Token, Unreadable
-from rlreason.grading.quantities import is_constant, is_greek
+from rlreason.grading.quantities import is_constant
 from rlreason.grading.values import Collection, Equation, Inequality, Inequation, Quantity, Reals, Value
 from rlreason.grading.vocabulary import DENIALS, GREEK
 
@@ -54,13 +54,11 @@ def equation(pieces: Sequence[Sequence[Token]], inner: Inner) -> Value:
         label, rest = name_of(pieces[1]), pieces[:1]
     if label:
         values = [inner(piece) for piece in rest]
-        if not all(agree(value, values[-1]) for value in values[:-1]):
-            raise Unreadable("a chain of values that are not equal")
+        check_chain(values)
         return Equation(label, values[-1], _gap(pieces[0], rest[-1]) if len(pieces) == 2 else None)
     values = [inner(piece) for piece in pieces]
     if all(isinstance(value, Quantity) and not symbols(value.node) for value in values):
-        if not all(agree(value, values[-1]) for value in values[:-1]):
-            raise Unreadable("a false equation")
+        check_chain(values)
         return values[-1]
     if len(pieces) != 2:
         raise Unreadable("=")
@@ -75,16 +73,17 @@ def approximation(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner
     if "\\approx" in signs[at + 1 :] or len(signs) > at + 1:
         raise Unreadable("more than one approximation")
     exact, rough = inner(pieces[at]), inner(pieces[at + 1])
-    if not (
-        isinstance(exact, Quantity) and isinstance(rough, Quantity) and near(exact.node, rough.node, 0.01)
-    ):
+    if not (isinstance(exact, Quantity) and isinstance(rough, Quantity) and near(exact.node, rough.node, 0.01)):
         raise Unreadable("an approximation that is not near")
     return read(pieces[: at + 1], signs[:at], inner) if at else exact
 
 
-def agree(first: Value, second: Value) -> bool:
-    """Whether two links of a chain have the same value; only numbers can form one."""
-    return isinstance(first, Quantity) and isinstance(second, Quantity) and same(first.node, second.node, 0.0)
+def check_chain(values: Sequence[Value]) -> None:
+    """The links of a chain must have the same value; only numbers and formulas can form one."""
+    last = values[-1]
+    for value in values[:-1]:
+        if not (isinstance(value, Quantity) and isinstance(last, Quantity) and same(value.node, last.node, 0.0)):
+            raise Unreadable("a chain of values that are not equal")
 
 
 def _gap(left: Sequence[Token], right: Sequence[Token]) -> Node | None:
@@ -104,14 +103,9 @@ def name_of(piece: Sequence[Token]) -> str:
     kinds = {token.kind for token in piece}
     if len(piece) == 1 and text in ("e", "i"):
         return ""
-    if _NAME.fullmatch(text) and (len(piece) > 1 or kinds <= {"letter"} or is_greek(text)):
+    if _NAME.fullmatch(text) and (len(piece) > 1 or kinds <= {"letter"} or text in GREEK):
         return text
-    if (
-        piece
-        and kinds <= {"word", "text", "letter"}
-        and len(piece[-1].text.strip()) > 1
-        and not is_constant(text)
-    ):
+    if piece and kinds <= {"word", "text", "letter"} and len(piece[-1].text.strip()) > 1 and not is_constant(text):
         words = [token.text.strip().casefold() for token in piece]
         return "" if DENIALS.intersection(" ".join(words).split()) else " ".join(words)
     return ""
@@ -130,9 +124,7 @@ def membership(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: I
 
 def builder(content: Sequence[Token], inner: Inner) -> Value | None:
     r"""`x \mid x > 2` inside set braces; None when the braces hold something else."""
-    marks = [
-        index for index, token in enumerate(content) if token.kind == "sign" and token.text in ("|", ":")
-    ]
+    marks = [index for index, token in enumerate(content) if token.kind == "sign" and token.text in ("|", ":")]
     if len(marks) != 1 or not 0 < marks[0] < len(content) - 1:
         return None
     if not name_of(content[:1]) or (marks[0] > 1 and content[1].text != "\\in"):
@@ -144,8 +136,11 @@ def builder(content: Sequence[Token], inner: Inner) -> Value | None:
 
 
 def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
-    """Inequalities joined by `or` (a union) or by `and` (an intersection), as one set of reals."""
-    words = kinds - {","}
+    """Inequalities joined by `or` (a union) or by `and` (an intersection), as one set of reals.
+
+    A comma is an `and` where something is excluded: `x > 2, x \\ne 3`.
+    """
+    words = kinds - {","} or ({"and"} if any(isinstance(item, Inequation) for item in items) else set())
     if len(words) != 1 or not all(isinstance(item, Inequality | Inequation | Reals) for item in items):
         return None
     sets = [reals.as_reals(item) for item in items]

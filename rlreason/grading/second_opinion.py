@@ -42,7 +42,8 @@ def _verdict(equal: bool) -> Verdict:
 def _parsed(text: str) -> Any:
     config = LatexExtractionConfig(boxed_match_priority=-1)
     found = parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
-    return next((part for part in found if isinstance(part, sympy.Basic | sympy.MatrixBase)), None)
+    value = next((part for part in found if isinstance(part, sympy.Basic | sympy.MatrixBase)), None)
+    return value.as_explicit() if isinstance(value, sympy.MatrixExpr) else value  # 2 * matrix, multiplied out
 
 
 def agree(left: Any, right: Any) -> bool:

@@ -11,6 +11,7 @@ from rlreason.grading.lexer import Token, Unreadable, tokens
 from rlreason.grading.surface import plain, whole_text
 from rlreason.grading.values import Collection, Grid, Quantity, Ratio, Reals, Value, Words
 from rlreason.grading.verdict import Refused
+from rlreason.grading.vocabulary import SHORT_WORDS, SYNONYMS
 
 MAX_ITEMS = 60
 OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
@@ -30,9 +31,9 @@ def read(text: str) -> Value:
     inner = whole_text(text)
     if inner:
         text = inner
-    special = notations.date(text) or notations.choice(text) or notations.clock(text) or notations.based(text)
-    if special:
-        return special
+    for notation in (notations.date, notations.choice, notations.clock, notations.based, notations.in_words):
+        if special := notation(text):
+            return special
     return read_tokens(tokens(text), 0)
 
 
@@ -55,18 +56,27 @@ Inner = Callable[[Sequence[Token]], Value]
 
 def _words(found: Sequence[Token]) -> Words | Reals | None:
     """Nothing but language: all words and single letters, with at least one word that names no quantity."""
-    if any(token.kind not in ("word", "letter", "text") for token in found):
+    if any(token.kind not in ("word", "letter", "text") or joiner(token) == "and" for token in found):
+        return None
+    if _product(found):
         return None
     text = plain(" ".join(token.text for token in found)).casefold()
-    if len(found) == 1 and (
-        found[0].kind == "letter" or quantities.is_constant(text) or re.search(r"\d", text)
-    ):
+    if len(found) == 1 and (found[0].kind == "letter" or quantities.is_constant(text) or re.search(r"\d", text)):
         return None
-    if len(found) == 1 and found[0].kind == "word" and re.fullmatch("[b-df-hj-np-tv-z]{2,3}", found[0].text):
-        return None  # lower-case consonants are a product of variables
     if text in _ALL_REALS:
         return reals.EVERYTHING
-    return Words(text) if re.search("[a-z]", text) else None
+    text = re.sub(r"\A(?:an?|the) (?=[a-z]{3})", "", text)
+    return Words(SYNONYMS.get(text, text)) if re.search("[a-z]", text) else None
+
+
+def _product(found: Sequence[Token]) -> bool:
+    """Lower-case letters side by side, or a word of consonants or of two letters that is no English word."""
+    if len(found) > 1:
+        return all(token.kind == "letter" and token.text.islower() for token in found)
+    text = found[0].text
+    return found[0].kind == "word" and bool(
+        re.fullmatch("[b-df-hj-np-tv-z]{2,3}", text) or (re.fullmatch("[a-z]{2}", text) and text not in SHORT_WORDS)
+    )
 
 
 def split(found: Sequence[Token], at: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
@@ -131,9 +141,7 @@ def _related(found: Sequence[Token], inner: Inner) -> Value | None:
 
 def _set_algebra(found: Sequence[Token], inner: Inner) -> Value | None:
     """Unions, intersections and differences of sets of reals, from left to right."""
-    pieces, marks = split(
-        found, lambda token: token.kind == "sign" and token.text in ("\\cup", "\\cap", "\\setminus")
-    )
+    pieces, marks = split(found, lambda token: token.kind == "sign" and token.text in ("\\cup", "\\cap", "\\setminus"))
     if not marks:
         return _named_set(found)
     value = inner(pieces[0])
@@ -143,12 +151,8 @@ def _set_algebra(found: Sequence[Token], inner: Inner) -> Value | None:
             raise Unreadable(mark.text)
         if mark.text == "\\cup":
             value = reals.union([*left.pieces, *right.pieces])
-        elif mark.text == "\\cap":
-            value = reals.intersection(left, right)
-        elif all(low == high for low, high in right.pieces):
-            value = reals.without([low.node for low, _ in right.pieces], within=left)
         else:
-            raise Unreadable(mark.text)
+            value = reals.intersection(left, right if mark.text == "\\cap" else reals.complement(right))
     return value
 
 
@@ -165,11 +169,7 @@ def _enclosed(found: Sequence[Token], inner: Inner) -> Value | None:
     if first[:2] == ("command", "langle") and last[:2] == ("command", "rangle"):
         first, last = first._replace(kind="sign", text="<"), last._replace(kind="sign", text=">")
     brackets = first.text + last.text
-    if (
-        first.kind != "sign"
-        or brackets not in ("()", "(]", "[)", "[]", "{}", "\\{\\}", "<>")
-        or not _one_pair(found)
-    ):
+    if first.kind != "sign" or brackets not in ("()", "(]", "[)", "[]", "{}", "\\{\\}", "<>") or not _one_pair(found):
         return None
     content = found[1:-1]
     if "{" in brackets:

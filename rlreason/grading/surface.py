@@ -12,9 +12,7 @@ _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "012345
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5"}
 _VULGAR |= {"⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8"}
-_GREEK = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho _ sigma tau "
-)
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho _ sigma tau "
 _GREEK += "upsilon phi chi psi omega"
 _SIGNS = {
     "−–—﹣－‐‑‒": "-", "＋": "+", "×✕✖": "\\times ", "·⋅∙•": "\\cdot ", "÷": "/", "⁄∕／": "/", "√": "\\sqrt ",
@@ -27,34 +25,25 @@ _SIGNS = {
     "\u00a0\u2009\u202f\u2007\u2002\u2003\u3000\t\r\n": " ", 
     "\u200b\u200c\u200d\u2060\ufeff\u00ad\u2061\u2062": "",
     "…": "\\ldots ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "∖": "\\setminus ",
-    "⟨": "\\langle ", "⟩": "\\rangle ", "∗": "*", "ⅈ𝑖": "i", "ℯ": "e",
+    "⟨": "\\langle ", "⟩": "\\rangle ", "∗": "*", "ⅈ": "i", "ℯ": "e",
+    "Δ": "\\Delta ", "Ω": "\\Omega ", "Σ": "\\Sigma ", "Γ": "\\Gamma ", "ϕ": "\\phi ",
 }  # fmt: skip
 _TABLE: dict[int, str] = {ord(char): out for chars, out in _SIGNS.items() for char in chars}
 _TABLE |= {ord(char): f" {out} " for char, out in _VULGAR.items()}
-_TABLE |= {
-    0x3B1 + index: f"\\{name} " for index, name in enumerate(_GREEK.split()) if name not in ("_", "omicron")
-}
-_TABLE |= {
-    ord("Δ"): "\\Delta ",
-    ord("Ω"): "\\Omega ",
-    ord("Σ"): "\\Sigma ",
-    ord("Γ"): "\\Gamma ",
-    ord("ϕ"): "\\phi ",
-}
+_TABLE |= {0x3B1 + index: f"\\{name} " for index, name in enumerate(_GREEK.split()) if name not in ("_", "omicron")}
 
 _RAISED = re.compile(f"[{re.escape(''.join(_SUPERSCRIPTS))}]+")
 _LOWERED = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
-_SIZES = re.compile(
-    r"\\(?:left|right|[bB]ig{1,2}[lr]?|displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])\.?"
-)
-_SPACES = re.compile(
-    r"(?<!\\)\\(?:[,;: ]|quad(?![a-zA-Z])|qquad(?![a-zA-Z])|thinspace(?![a-zA-Z])|hspace\{[^{}]*\})|~"
-)
-_FONT = r"(?:text(?:[bsi][fct]|rm|normal)?|math(?:rm|[bsi][ft])|[mh]box|underline|operatorname\*?|boldsymbol)"
+_SIZES = re.compile(r"\\(?:left|right|[bB]ig{1,2}[lr]?|displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])\.?")
+_SPACES = re.compile(r"(?<!\\)\\(?:[,;: ]|quad(?![a-zA-Z])|qquad(?![a-zA-Z])|thinspace(?![a-zA-Z])|hspace\{[^{}]*\})|~")
+_FONT = r"(?:text(?:[bsi][fct]|rm|tt|normal)?|math(?:rm|[bsi][ft])|[mhf]box|underline|operatorname\*?|boldsymbol)"
 _WHOLE_FONT = re.compile(rf"\\{_FONT}\s*\{{([^{{}}]*)\}}")
 _SPELLINGS = {"\\%": "%", "\\#": "#", "\\lbrace": "\\{", "\\rbrace": "\\}"}
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _TIMES = re.compile(r"(?<=\d) ?[xX] ?10\^")
+_DOTS = re.compile(r"\\(?:[cl]|hel)?dots[cbmi]?(?![a-zA-Z])|(?<!\.)\.\.\.(?!\.)")
+_ROW_GAP = re.compile(r"(\\\\)\s*\[[^\[\]]*(?:e[mx]|pt|[cm]m|in)\]")
+_UPRIGHT = re.compile(r"\\(gcd|max|min|deg|det|dim|ker|Pr)(?![a-zA-Z])")
 _MINUS_SET = re.compile(r"(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)")
 _ANNOUNCED = re.compile(r"\A(?:the )?(?:final )?answer(?: is)?\s*:\s*", re.I)
 _WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("`", "`"), ("$$", "$$"), ('"', '"'))
@@ -67,15 +56,15 @@ def clean(text: str) -> str:
     ('- 1/2', '\\frac{1}{2}', 'x^{2} \\ge 1 000')
     """
     if not text.isascii():
-        text = _RAISED.sub(
-            lambda run: "^{" + "".join(_SUPERSCRIPTS[char] for char in run.group()) + "}", text
-        )
+        text = _RAISED.sub(lambda run: "^{" + "".join(_SUPERSCRIPTS[char] for char in run.group()) + "}", text)
         text = _LOWERED.sub(lambda run: "_{" + "".join(_SUBSCRIPTS[char] for char in run.group()) + "}", text)
-        text = "".join(map(_ascii_digit, text.translate(_TABLE)))
+        text = "".join(map(_ascii, text)).translate(_TABLE)
     text = _unwrap(_ANNOUNCED.sub("", _unwrap(text.strip())))
+    text = _DOTS.sub(r"\\ldots ", text)
     text = _TIMES.sub(r"\\times 10^", text.replace("~", " "))
     if "\\" in text:
-        text = text.replace(",\\!", "{,}").replace("\\!", "")
+        text = text.replace(",\\!", "{,}").replace("\\!", "").replace("{:}", ":")
+        text = _ROW_GAP.sub(r"\1", text)
         text = _DELIMITERS.sub(" ", _SIZES.sub("", text))
         text = _SPACES.sub(" ", text)
         text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
@@ -93,7 +82,8 @@ def plain(text: str) -> str:
     >>> plain(r"\text{(A)}."), plain("x = 3 8")
     ('(A)', 'x=3 8')
     """
-    text = _WHOLE_FONT.sub(r" \1 ", text).replace("\\$", "$").strip().rstrip(".").strip()
+    text = _UPRIGHT.sub(r" \1 ", _WHOLE_FONT.sub(r" \1 ", text)).replace("\\$", "$").strip().rstrip(".").strip()
+    text = re.sub(r"\{(\w)\}", r" \1 ", text)  # x_{1} is x_1, but x^{2}5 is not x^{25}
     text = re.sub(r"(?<=\d)([.,]) (?=\d{3}(?!\d)|(?<=\. )\d)", r"\1  ", re.sub(r"\s+", " ", text))
     return re.sub(r"(?<![a-zA-Z0-9 ]) (?! )|(?<! ) (?![a-zA-Z0-9 ])", "", text)
 
@@ -104,8 +94,13 @@ def whole_text(text: str) -> str | None:
     return match.group(1).strip() if match else None
 
 
-def _ascii_digit(char: str) -> str:
-    digit = None if char < "\x80" else unicodedata.decimal(char, None)
+def _ascii(char: str) -> str:
+    """Digits of every script, and letters of the mathematical alphabets, as their plain forms."""
+    if char < "\x80":
+        return char
+    if "\U0001d400" <= char <= "\U0001d7ff":
+        return unicodedata.normalize("NFKC", char)
+    digit = unicodedata.decimal(char, None)
     return char if digit is None else str(digit)
 
 

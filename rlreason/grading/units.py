@@ -5,8 +5,9 @@ expressions or how values are compared.
 """
 
 import re
+from fractions import Fraction
 
-from rlreason.grading.vocabulary import CURRENCIES, MEANING, PERCENT, SCALES, UNIT_NAMES
+from rlreason.grading.vocabulary import CURRENCIES, MEANING, PERCENT, SCALES, SIZES, UNIT_NAMES
 
 MAX_WORDS = 5  # longer is a sentence
 
@@ -20,13 +21,7 @@ def is_word(text: str) -> bool:
     lower = text.casefold()
     if lower in MEANING:
         return False
-    if (
-        lower in ("sq", "cu")
-        or lower in UNIT_NAMES
-        or lower in SCALES
-        or lower in PERCENT
-        or lower in CURRENCIES
-    ):
+    if lower in ("sq", "cu") or lower in UNIT_NAMES or lower in SCALES or lower in PERCENT or lower in CURRENCIES:
         return len(text) > 1
     return len(text) > 3 or (len(text) == 3 and any(char in "aeiou" for char in text[1:]) and text.islower())
 
@@ -41,6 +36,8 @@ def canonical(text: str) -> str | None:
     text = re.sub(r"\s*\^?\s*\{?\s*°\s*\}?\s*", "°", text)
     text = re.sub(r"\s*\^\s*\{?\s*(-?\d)\s*\}?", r"^\1", text)
     text = re.sub(r"\s*(?:/|\bper\b|\ban?\b(?= (?:hour|day|week|month|year|minute|second)\b))\s*", "/", text)
+    text = re.sub(r"\s*\b([a-z]+)\^-(\d)", lambda unit: "/" + unit[1] + (f"^{unit[2]}" if unit[2] > "1" else ""), text)
+    text = re.sub(r"\b(?:degrees? |deg )?(celsius|fahrenheit)\b", lambda scale: "°" + scale[1][0], text)
     parts = re.split(r"([ /*()])", text)
     if len(parts) > 2 * MAX_WORDS or any(part.split("^")[0] in MEANING for part in parts):
         return None
@@ -60,5 +57,18 @@ def _name(part: str) -> str:
 
 
 def agree(first: str, second: str) -> bool:
-    """A unit may be left out; two that are given must be the same."""
-    return not first or not second or first == second
+    """A unit may be left out; two that are given must be the same, `square units` being any area."""
+    if not first or not second or first == second:
+        return True
+    (stem, _, power), (other, _, power_of_other) = first.partition("^"), second.partition("^")
+    return power == power_of_other and "unit" in (stem, other)
+
+
+def conversion(first: str, second: str) -> Fraction | None:
+    """How many of the second unit make one of the first, or None where that is not known.
+
+    >>> conversion("h", "min"), conversion("cm", "kg")
+    (Fraction(60, 1), None)
+    """
+    (size, kind), (other, kind_of_other) = SIZES.get(first, (0, "")), SIZES.get(second, (0, "?"))
+    return Fraction(size) / Fraction(other) if kind == kind_of_other else None

@@ -88,6 +88,4 @@ class Words(NamedTuple):
     text: str
 
 
-Value = (
-    Quantity | Collection | Equation | Inequality | Inequation | Reals | Grid | Based | Ratio | Clock | Words
-)
+Value = Quantity | Collection | Equation | Inequality | Inequation | Reals | Grid | Based | Ratio | Clock | Words

@@ -13,7 +13,7 @@ FUNCTIONS = words(
     """sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan asin acos atan arccot arcsec arccsc
     arsinh arcosh artanh ln log lg exp"""
 )
-CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "inf": "oo", "oo": "oo"}
+CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "Infinity": "oo", "inf": "oo", "oo": "oo"}
 GREEK = words(
     """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma
     tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar"""
@@ -25,7 +25,7 @@ ACCENTS = words(
 #: Letters that name a function when a bracket follows.
 APPLIED = words("f g F G P")
 #: Commands that end a factor instead of beginning one.
-CLOSING = words("rfloor rceil rangle choose mod bmod pmod to")
+CLOSING = words("rfloor rceil rangle choose over mod bmod pmod to")
 
 #: Words that change what a number means, or say that it is not the answer: never part of a unit.
 MEANING = words(
@@ -42,6 +42,12 @@ MEANING = words(
 )
 #: Words before an equals sign that take back what follows.
 DENIALS = words("not no never isn't wrong incorrect false unequal")
+
+#: English words of two letters; any other two lower-case letters are a product of variables.
+SHORT_WORDS = words(
+    "ad ah am an as at be by do go he hi if ii in is it iv me my no of oh ok on or ox pi pm so to up us vi we xi"
+)
+SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
 
 SCALES = {
     "hundred": 10**2,
@@ -129,4 +135,18 @@ goose geese
 penny pennies pence
 """
 UNIT_NAMES = {spelling: line.split()[0] for line in UNITS.splitlines() if line for spelling in line.split()}
+#: Sizes of units that measure the same, as fractions of one of them.
+SIZES = {
+    unit: (size, kind)
+    for kind, sizes in {
+        "time": {"s": 1, "min": 60, "h": 3600, "day": 86400, "week": 604800},
+        "metric length": {"mm": 1, "cm": 10, "m": 1000, "km": 1000000},
+        "length": {"in": 1, "ft": 12, "yd": 36, "mi": 63360},
+        "mass": {"mg": 1, "g": 1000, "kg": 1000000},
+        "weight": {"oz": 1, "lb": 16},
+        "volume": {"ml": 1, "l": 1000},
+        "money": {"cent": 1, "usd": 100},
+    }.items()
+    for unit, size in sizes.items()
+}
 LETTER_UNITS = words("m g s h l L N J W V A K C F")

@@ -102,6 +102,7 @@ def compare(run: GRPO, policy: Policy, step: int, samples: list[Sample], console
         one, gradient = measure(name, other, policy, samples, own)
         measured.append(one)
         own = own or gradient
+        del gradient  # a whole model's size, before the next one is computed
     lengths = torch.tensor([len(s.response.token_ids) for s in samples])
     going = [(lengths > t).double().mean().item() for t in range(int(lengths.max()))]
     return Laboratory(step, len(samples), int(lengths.sum()), going, measured)

@@ -26,8 +26,8 @@ LOOK_FOR = (
     "What to look for: cosine says whether an objective pushes the policy in the direction of this run's own (1: the "
     "same direction, where a larger |gradient| is no more than a larger step), and short:long says how many times more "
     "one token of the shortest quarter of responses weighs than one of the longest quarter: 1 where the length norm "
-    "treats every token alike (constant, token) and nothing is clipped, above 1 where it divides by each response's own "
-    "length (masked_mean)."
+    "treats every token alike (constant, token) and nothing is clipped, above 1 where it divides by each response's "
+    "own length (masked_mean)."
 )
 NO_GRADIENT = (
     "! this run's own gradient is 0 at this step, because no sample has an advantage: cosines are not defined here; "
@@ -37,7 +37,8 @@ NO_GRADIENT = (
 
 def table(result: Laboratory) -> str:
     """One line per objective for a terminal, and what to look for."""
-    head = f"step {result.step}: {result.samples} responses, {result.tokens} tokens, scored by the final policy, so ratios are not 1 and clips act"
+    head = f"step {result.step}: {result.samples} responses, {result.tokens} tokens, scored by the final policy"
+    head += " (so ratios are not 1, and clips act)"
     lines = ["\n" + head, "", ROW.format(*COLUMNS)]
     lines += [_line(m) for m in result.objectives]
     lines += ["", textwrap.fill(LOOK_FOR, 118)]
@@ -93,7 +94,9 @@ def draw(folder: Path, result: Laboratory) -> Path:
     fig, (left, right) = plt.subplots(1, 2, figsize=(12, 5), constrained_layout=True)
     _draw_positions(left, result)
     _draw_cosines(right, result)
-    fig.suptitle(f"{folder.name}, step {result.step}; this run: {result.objectives[0].axes}", fontsize=11, x=0.01, ha="left")
+    fig.suptitle(
+        f"{folder.name}, step {result.step}; this run: {result.objectives[0].axes}", fontsize=11, x=0.01, ha="left"
+    )
     path = lab_file(folder, result.step, "png")
     fig.savefig(path, dpi=130)
     plt.close(fig)
@@ -112,7 +115,8 @@ def _draw_positions(ax: Any, result: Laboratory) -> None:
             ax.plot([t for t, _ in known], [w / mean for _, w in known], style, linewidth=2, label=label)
     positions = range(len(result.still_going))
     ax.fill_between(positions, result.still_going, color="grey", alpha=0.15, label="share of responses this long")
-    ax.set_title("weight of one token, by its position (1: the average position)", fontsize=10, loc="left")
+    dips = "; it falls where tokens are clipped" if result.objectives[0].clipped else ""
+    ax.set_title(f"weight of one token, by its position (1: the average{dips})", fontsize=10, loc="left")
     ax.set_xlabel("token position in the response", fontsize=9)
     ax.set_ylim(0, ax.get_ylim()[1] * 1.25)  # room for the legend above the curves
     ax.grid(alpha=0.25)
@@ -129,5 +133,6 @@ def _draw_cosines(ax: Any, result: Laboratory) -> None:
     ax.invert_yaxis()
     ax.axvline(0, color="black", linewidth=0.8)
     ax.set_xlim(min(0.0, *values) * 1.1 - 0.02, 1.3)
+    ax.set_xticks([tick for tick in (-1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75, 1) if tick >= min(0.0, *values)])
     ax.set_title("cosine of each objective's gradient with this run's own", fontsize=10, loc="left")
     ax.grid(alpha=0.25, axis="x")
