@@ -6,8 +6,10 @@ job is composed and checked first. It knows Hydra's public compose call and over
 
 import difflib
 import itertools
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -62,11 +64,21 @@ def is_question(words: Iterable[str]) -> bool:
 
 def check_words(words: list[str]) -> None:
     """Compose and check every run that these words ask for; `ConfigError` in one line where one cannot start."""
-    multirun = any(word in ("-m", "--multirun") for word in words)
-    overrides = [word for word in words if not word.startswith("-")]
+    flags = {word for word in words if word.startswith("-")}
+    if flags - {"-m", "--multirun"}:
+        return  # flags such as --config-dir bring options of their own: Hydra itself must read them
+    overrides = [word for word in words if word not in flags]
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        for combination in itertools.islice(_runs(overrides, multirun), MOST_RUNS_CHECKED):
+        for combination in itertools.islice(_runs(overrides, bool(flags)), MOST_RUNS_CHECKED):
             _composed(combination)
+        if not flags:
+            _check_writable(Path(_composed(overrides, rules=False).hydra.run.dir))
+
+
+def _check_writable(folder: Path) -> None:
+    place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise ConfigError(f"hydra.run.dir={folder}: {place} is no folder that can be written to: choose another")
 
 
 def _runs(overrides: list[str], multirun: bool) -> Iterable[list[str]]:
@@ -119,6 +131,13 @@ def one_line(error: Exception) -> str:
         reason = str(error).splitlines()[0]
         return (
             f"{error.override} cannot be read ({reason}): a value with = , or spaces needs quotes, as in key='\"a=b\"'"
+        )
+    if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{several[1]} names several values: add -m to run each of them, or use [a,b] for a list"
+    if override := re.search(r"Error merging override (.+)", text):
+        reason = str(cause).splitlines()[0].rstrip(".")
+        return (
+            f"{override[1]} does not fit there ({reason}): python -m rlreason --cfg job shows the form of every setting"
         )
     noise = ("full_key:", "object_type=", "To append", "Set the env", "See https")
     lines = [line.strip() for line in str(error).splitlines()]
