@@ -32,6 +32,10 @@ VARIANTS: tuple[Variant, ...] = (
         {**_PLAIN, **_GRPO, **_PER_SEQUENCE, "kl_placement": "loss", "kl_estimator": "k3"},
     ),
     Variant("GRPO without KL (CS336's GRPO)", {**_PLAIN, **_GRPO, **_PER_SEQUENCE}),
+    Variant(
+        "CS336's default, loss_type=reinforce_with_baseline: on policy, the gradient of GRPO without KL",
+        {**_PLAIN, **_GRPO, "loss_type": "reinforce_with_baseline", **_PER_SEQUENCE},
+    ),
     Variant("CS336's GRPO with constant length normalisation", {**_PLAIN, **_GRPO, "length_norm": "constant"}),
     Variant(
         "CS336's GRPO-No-Clip",
