@@ -20,7 +20,7 @@ from rlreason.console import Console
 from rlreason.lab.objectives import in_words, variants, with_credit
 from rlreason.policy import Policy, load_policy
 from rlreason.prompts import load_template, render
-from rlreason.setup import load_data, make_learner, make_policy
+from rlreason.setup import load_data, make_learner, make_policy, teach_habits
 from rlreason.types import Sample
 
 LENGTH_BINS = 4
@@ -87,7 +87,9 @@ def add_reference(run: GRPO, samples: list[Sample], console: Console) -> None:
     torch.manual_seed(run.seed)
     train = load_data(run)[0] if isinstance(run.model, TinyModel) else []
     prompt = partial(render, load_template(run.prompt.file, resource_dir("prompts")))
-    reference = make_policy(run, train, prompt, console)
+    reference = make_policy(run, train, prompt)
+    if isinstance(run.model, TinyModel):
+        teach_habits(run, run.model, reference, train, prompt, console)
     pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
     scores = reference.score(pairs, run.sampling.temperature, run.micro_batch_tokens)
     for sample, score in zip(samples, scores, strict=True):

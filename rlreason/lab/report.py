@@ -21,7 +21,7 @@ COLUMNS = (
     "short:long",
     "loss, length norm, advantage",
 )
-ROW = "{:<23} {:>9} {:>10} {:>7} {:>8} {:>9} {:>10}  {}"
+ROW = "{:<25} {:>9} {:>10} {:>7} {:>8} {:>9} {:>10}  {}"
 LOOK_FOR = (
     "What to look for: cosine says whether an objective pushes the policy in the direction of this run's own (1: the "
     "same direction, where a larger |gradient| is no more than a larger step), and short:long says how many times more "

@@ -1,0 +1,272 @@
+"""The loss laboratory: its numbers are the learner's, its weights are what the length norms promise."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_pairs
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from rlreason.config.store import resource_dir, typed
+from rlreason.console import Console
+from rlreason.errors import ConfigError
+from rlreason.lab.__main__ import main
+from rlreason.lab.measure import add_reference, compare, length_weights, measure, position_weights
+from rlreason.lab.objectives import OWN, variants, with_credit, with_objective
+from rlreason.lab.saved import read_run, read_step
+from rlreason.objectives.rules import NAMED_OBJECTIVES
+from rlreason.records import Records
+from rlreason.setup import make_learner
+from rlreason.types import Grade, Problem, Response, Sample
+
+QUIET = Console(1, out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
+        cfg = compose("config", ["sampling.max_tokens=20", "micro_batch_tokens=100", *overrides])
+    OmegaConf.resolve(cfg)
+    return cfg
+
+
+def rewarded(policy, count=24, noise=0.3):
+    """Ragged responses in groups of four, whose old log-probabilities are not today's; the last group earns nothing."""
+    rng = random.Random(0)
+    pairs = random_pairs(len(policy.tokenizer), count)
+    samples = []
+    for i, ((p, r), score) in enumerate(zip(pairs, policy.score(pairs, 1.0, 512), strict=True)):
+        old = [round(lp + rng.gauss(0, noise), 5) for lp in score]
+        reward = 0.0 if i >= count - 4 else float(i % 4 == 0 or rng.random() < 0.3)
+        grade = Grade(1.0, reward, reward, "correct" if reward else "wrong")
+        finish = "length" if len(r) == 20 else "stop"
+        samples.append(Sample(Response(f"p{i // 4}", p, r, old, "text", finish), grade, old_log_probs=old))
+    return samples
+
+
+def one(policy, samples, *overrides):
+    run = typed(composed(*overrides))
+    return measure("one", run, policy, samples, [])
+
+
+@pytest.fixture
+def folder(policy, tmp_path):
+    """A finished run's folder with steps 1 and 3 saved, written by the parts that write it in a run."""
+    path = tmp_path / "run"
+    records = Records(path, OmegaConf.to_yaml(composed("objective=grpo")))
+    problems = [Problem(f"p{i}", "q", "a") for i in range(6)]
+    run = typed(composed("objective=grpo"))
+    for step, noise in ((1, 0.5), (3, 0.3)):
+        records.responses("rollouts", step, with_credit(rewarded(policy, noise=noise), run), problems)
+    policy.save(path / "model")
+    records.summary({"status": "finished"})
+    return path
+
+
+def test_the_own_objective_is_the_learners_own(policy):
+    run, samples = typed(composed("loss=grpo_clip", "entropy_coef=0.01")), rewarded(policy)
+    result = compare(run, policy, 1, samples, QUIET)
+    own = result.objectives[0]
+    assert own.name == OWN
+    assert own.cosine == pytest.approx(1.0, abs=1e-9)
+    step = make_learner(run, policy).update(with_credit(samples, run))
+    assert own.loss == pytest.approx(step["train/loss"], rel=1e-5)
+    assert own.grad_norm == pytest.approx(step["train/grad_norm"], rel=1e-5)
+    assert own.clipped == pytest.approx(step["train/clip_fraction"], rel=1e-6)
+    assert own.zero_advantage >= 4 / 24  # the group that earned nothing
+    assert 0.1 < own.clipped < 0.9
+
+
+def test_every_named_objective_is_there_and_is_what_the_command_line_makes_of_it(policy):
+    run = typed(composed("seed=3", "length_norm=masked_mean"))
+    assert [*variants(run)] == [OWN, *NAMED_OBJECTIVES, "length_norm=constant", "length_norm=token"]
+    for name in NAMED_OBJECTIVES:
+        asked, made = typed(composed("seed=3", f"objective={name}")), with_objective(run, name)
+        assert made.settings() == asked.settings(), name
+    samples = rewarded(policy, 12)
+    result = compare(run, policy, 1, samples, QUIET)
+    own = make_learner(run, policy).gradient(with_credit(samples, run)).parameters
+    for m, other in zip(result.objectives, variants(run).values(), strict=True):
+        gradient = make_learner(other, policy).gradient(with_credit(samples, other)).parameters
+        a, b = (torch.cat([p.flatten() for p in parts]) for parts in (own, gradient))
+        assert m.cosine == pytest.approx(torch.cosine_similarity(a, b, dim=0).item(), abs=1e-4), m.name
+        assert m.grad_norm == pytest.approx(b.norm().item(), rel=1e-4)
+    # A length norm that gspo does not have is left out.
+    assert "length_norm=token" not in variants(typed(composed("objective=gspo")))
+
+
+def test_dr_grpo_equals_a_hand_computation(policy):
+    samples = rewarded(policy)
+    measured, gradient = one(policy, samples, "objective=dr_grpo")
+    loss = torch.zeros(())
+    clipped = 0
+    for s in samples:
+        group = [t.grade.reward for t in samples if t.group == s.group]
+        advantage = s.grade.reward - sum(group) / len(group)
+        ids = torch.tensor([s.response.prompt_ids + s.response.token_ids])
+        logits = policy.model(input_ids=ids).logits[0, len(s.response.prompt_ids) - 1 : -1]
+        log_probs = logits.log_softmax(-1)[range(len(s.response.token_ids)), s.response.token_ids]
+        for log_prob, old in zip(log_probs, s.old_log_probs, strict=True):
+            ratio = (log_prob - old).exp()
+            bounded = ratio.clamp(0.8, 1.2)
+            loss = loss - torch.minimum(ratio * advantage, bounded * advantage) / (20 * len(samples))
+            clipped += bool(bounded * advantage < ratio * advantage)
+    expected = torch.autograd.grad(loss, [p for p in policy.model.parameters() if p.requires_grad])
+    assert measured.loss == pytest.approx(loss.item(), rel=1e-4)
+    assert measured.clipped == clipped / sum(len(s.response.token_ids) for s in samples)
+    for ours, theirs in zip(gradient, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-3)
+
+
+def test_a_constant_weighs_every_position_alike_and_masked_mean_favours_short_responses(policy):
+    samples = rewarded(policy)
+    constant, _ = one(policy, samples, "length_norm=constant")
+    # -A log p / (20 tokens x 24 samples): per unit of advantage the same at every position and length
+    assert constant.position_weight == pytest.approx([1 / 480] * 20, rel=1e-5)
+    assert [b.weight for b in constant.by_length] == pytest.approx([1 / 480] * 4, rel=1e-5)
+    assert constant.short_to_long == pytest.approx(1.0, rel=1e-5)
+    token, _ = one(policy, samples, "length_norm=token")
+    assert token.short_to_long == pytest.approx(1.0, rel=1e-5)
+    mean, _ = one(policy, samples, "length_norm=masked_mean")
+    weights = [b.weight for b in mean.by_length]
+    assert weights == sorted(weights, reverse=True)
+    assert weights[0] * mean.by_length[0].longest >= 1 / 24 - 1e-6 >= weights[0] * mean.by_length[0].shortest - 2e-6
+    assert mean.short_to_long > 2
+    assert mean.position_weight[0] > 2 * mean.position_weight[-1]
+    for m in (constant, token, mean):
+        assert sum(m.position_share) == pytest.approx(1.0)
+        assert sum(b.weight_share for b in m.by_length) == pytest.approx(1.0)
+
+
+def test_weights_where_there_is_nothing_to_divide():
+    silent = [torch.zeros(3), torch.zeros(1)]
+    assert position_weights(silent, torch.zeros(2)) == ([None] * 3, [0.0] * 3)
+    assert length_weights(silent, torch.zeros(2)) == []
+    (only,) = length_weights([torch.tensor([0.5, 1.0])], torch.tensor([2.0]))
+    assert (only.shortest, only.longest, only.weight, only.weight_share) == (2, 2, 1.5 / 4, 1.0)
+
+
+def test_kl_and_dead_groups_are_the_algorithms(policy):
+    """Without the reference a named objective has no KL; skipped groups are counted as carrying no loss."""
+    samples = rewarded(policy)
+    scores = [[lp - 0.2 * (k % 3) for lp in s.response.log_probs] for k, s in enumerate(samples)]
+    with_reference = [replace(s, reference_log_probs=lp) for s, lp in zip(samples, scores, strict=True)]
+    plain, _ = one(policy, samples, "objective=grpo")
+    far = [replace(s, reference_log_probs=[lp + 200 for lp in s.response.log_probs]) for s in samples]
+    same, _ = one(policy, far, "objective=grpo")
+    assert same == plain  # a reference that nobody asked for is not even looked at: its KL would overflow
+    in_loss, _ = one(policy, with_reference, "objective=grpo", "kl_placement=loss", "kl_coef=0.1")
+    assert in_loss.loss > plain.loss
+    assert in_loss.zero_advantage == plain.zero_advantage
+    in_reward, _ = one(policy, with_reference, "objective=grpo", "kl_placement=reward", "kl_coef=0.1")
+    assert in_reward.zero_advantage < plain.zero_advantage
+    skip, _ = one(policy, samples, "objective=grpo", "zero_variance=skip")
+    assert (plain.without_loss, skip.without_loss) == (0.0, plain.zero_advantage)
+    assert skip.clipped == plain.clipped  # a share of all tokens, whatever carries loss
+
+
+def test_credit_is_the_one_that_the_run_recorded(folder):
+    run = read_run(folder)
+    step, samples = read_step(folder, run)
+    assert step == 3
+    rows = [json.loads(line) for line in (folder / "rollouts/step_00003.jsonl").read_text().splitlines()]
+    assert [s.advantage for s in with_credit(samples, run)] == pytest.approx([r["advantage"] for r in rows], abs=1e-6)
+    assert all(s.old_log_probs == r["log_probs"] for s, r in zip(samples, rows, strict=True))
+
+
+def test_the_command_leaves_a_table_a_picture_and_numbers(folder, capsys):
+    main([str(folder), "--step", "1"])
+    out = capsys.readouterr().out
+    assert "step 1: 24 responses" in out
+    assert "What to look for" in out
+    lines = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert {OWN, *NAMED_OBJECTIVES} <= lines.keys()
+    assert lines["grpo"].split()[3] == "1.000"  # the run's own objective under its name
+    assert (folder / "lab/step_00001.png").read_bytes().startswith(b"\x89PNG")
+    numbers = json.loads((folder / "lab/step_00001.json").read_text())
+    own, grpo = numbers["objectives"][:2]
+    assert (own["name"], grpo["name"]) == (OWN, "grpo")
+    assert grpo["loss"] == own["loss"]
+    assert {"cosine", "grad_norm", "clipped", "zero_advantage", "position_weight", "short_to_long"} <= own.keys()
+    assert len(own["position_weight"]) == len(numbers["still_going"]) == 20
+
+
+def test_a_step_without_any_credit_is_said_and_not_divided_by(folder, capsys):
+    path = folder / "rollouts/step_00003.jsonl"
+    rows = [json.loads(line) | {"reward": 0.0} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main([str(folder)])
+    assert "gradient is 0 at this step" in capsys.readouterr().out
+    own = json.loads((folder / "lab/step_00003.json").read_text())["objectives"][0]
+    assert (own["cosine"], own["grad_norm"], own["zero_advantage"], own["short_to_long"]) == (None, 0.0, 1.0, None)
+
+
+@pytest.mark.slow
+def test_the_reference_is_made_again_as_the_run_had_it(tmp_path):
+    """KL in the reward: the recorded advantages follow from the remade reference; entropy moves the policy."""
+    words = [
+        "objective=dr_grpo", "kl_placement=reward", "kl_coef=1", "entropy_coef=0.1", "learning_rate=3e-3", "n_steps=2",
+        "model.width=32", "model.warm_start.steps=4", "rollout_batch_size=16", "group_size=4", "eval_problems=2",
+        "eval_every=0", "sampling.max_tokens=16", "data.n_train=256", "data.n_validation=32", "hydra.run.dir=x",
+    ]  # fmt: skip
+    done = shell("rlreason", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "x")
+    _, samples = read_step(tmp_path / "x", run)
+    add_reference(run, samples, QUIET)
+    rows = [json.loads(line) for line in (tmp_path / "x/rollouts/step_00002.jsonl").read_text().splitlines()]
+    assert max(abs(r["advantage"]) for r in rows) > 0.01
+    assert [s.advantage for s in with_credit(samples, run)] == pytest.approx([r["advantage"] for r in rows], abs=2e-4)
+
+
+def remove(path: Path) -> None:
+    for inner in path.glob("*"):
+        inner.unlink()
+    path.rmdir() if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "says"),
+    [
+        (None, ["--step", "2"], "--step 2 was not saved: choose one of 1, 3"),
+        (None, ["--step", "x"], "invalid int value: 'x'"),
+        ("summary.json", [], "has not finished"),
+        ("config.yaml", [], "holds no config.yaml"),
+        ("model", [], "repeat it with save_model=true"),
+        ("rollouts", [], "saved no rollouts"),
+    ],
+)
+def test_a_mistake_names_its_cure(folder, missing, words, says):
+    if missing:
+        remove(folder / missing)
+    with pytest.raises(ConfigError, match=r"^[^\n]*$") as caught:
+        main([str(folder), *words])
+    assert says in str(caught.value)
+
+
+def test_a_config_of_another_version_is_a_mistake_too(folder):
+    path = folder / "config.yaml"
+    path.write_text(path.read_text() + "forgotten_setting: 1\n")
+    with pytest.raises(ConfigError, match="forgotten_setting"):
+        read_run(folder)
+
+
+def shell(module, *words, cwd):
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-m", module, *words]
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_a_mistake_is_one_line_and_exit_code_2_in_the_shell(tmp_path):
+    for words in (["nowhere"], []):
+        done = shell("rlreason.lab", *words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert done.stderr.startswith("rlreason: ")
+        assert "Traceback" not in done.stderr

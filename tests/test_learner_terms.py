@@ -1,0 +1,297 @@
+"""The objective's extra terms through the real learner and the real credit: KL, entropy, skipping, masks, weights."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from conftest import PROMPT, random_pairs
+from torch.nn import functional as F
+
+from rlreason.algorithms.grpo import GroupRelative
+from rlreason.algorithms.rollouts import Rollouts
+from rlreason.engines.base import Sampling
+from rlreason.learner import Learner, TokenObjective
+from rlreason.logprobs import chunked_log_probs
+from rlreason.models.tiny import build_model
+from rlreason.objectives.credit import CreditRule
+from rlreason.policy import Policy
+from rlreason.types import Grade, Response, Sample
+
+COUNT, GROUP = 16, 4
+CLIP = {"cliprange_low": 0.2, "cliprange_high": 0.2}
+
+
+class LengthGrader:
+    """A reward that needs no answer: 1 for a text of even length."""
+
+    def grade_batch(self, responses, golds):
+        return [Grade(1.0, float(len(r) % 2 == 0), float(len(r) % 2 == 0), "correct") for r in responses]
+
+
+@pytest.fixture
+def reference(tokenizer) -> Policy:
+    """Another policy over the same tokens."""
+    return Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=2), tokenizer)
+
+
+def scores_of(policy):
+    return lambda pairs: policy.score(pairs, 1.0, 512)
+
+
+def make_samples(policy, rewards=None, reference=None, noise=0.0):
+    """Ragged responses in groups of four; the engine's log-probabilities are today's, plus noise."""
+    rng = random.Random(5)
+    pairs = random_pairs(len(policy.tokenizer), COUNT, seed=3)
+    rewards = rewards or [float(rng.random() < 0.5) for _ in pairs]
+    samples = []
+    for i, ((p, r), score) in enumerate(zip(pairs, policy.score(pairs, 1.0, 512), strict=True)):
+        engine = [lp + rng.gauss(0, noise) for lp in score]
+        grade = Grade(1.0, rewards[i], rewards[i], "correct" if rewards[i] else "wrong")
+        finish = "length" if len(r) > 15 else "stop"
+        samples.append(Sample(Response(f"p{i // GROUP}", p, r, engine, "", finish), grade, old_log_probs=score))
+    if reference is not None:
+        for s, score in zip(samples, scores_of(reference)(pairs), strict=True):
+            s.reference_log_probs = score
+    return samples
+
+
+def credited(samples, **rule):
+    algorithm = GroupRelative(None, [], Sampling(), COUNT // GROUP, GROUP, CreditRule(**rule))  # type: ignore[arg-type]
+    return algorithm.credit(samples)
+
+
+def gradient(policy, samples, objective, **settings):
+    parts = Learner(policy, objective, 1e-3, **settings).gradient(samples).parameters
+    return torch.cat([p.flatten() for p in parts])
+
+
+def weights(policy):
+    return torch.cat([p.detach().flatten().clone() for p in policy.model.parameters()])
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+# --- KL ---
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_kl_in_the_loss_pulls_towards_the_reference(policy, reference, estimator):
+    samples = make_samples(policy, reference=reference)  # all advantages are 0: the KL term alone moves the weights
+    learner = Learner(policy, TokenObjective(kl_estimator=estimator, kl_coef=0.5), 1e-4)
+    steps = [learner.update(samples) for _ in range(8)]
+    kl = [step["train/kl_reference"] for step in steps]
+    assert all(after < before for before, after in itertools.pairwise(kl))
+    assert steps[-1]["train/loss"] < 0.9 * steps[0]["train/loss"]
+
+
+def test_kl_in_the_loss_adds_its_own_gradient(policy, reference):
+    samples = credited(make_samples(policy, reference=reference))
+    without = gradient(policy, samples, TokenObjective())
+    low, high = (gradient(policy, samples, TokenObjective(kl_coef=c)) for c in (0.1, 0.2))
+    assert (low - without).norm() > 0.1 * without.norm()
+    close(high - without, 2 * (low - without))  # linear in the coefficient
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_kl_is_without_value_and_gradient_at_the_reference(policy, estimator):
+    samples = make_samples(policy, reference=policy)
+    found = Learner(policy, TokenObjective(kl_estimator=estimator, kl_coef=1.0), 1e-3).gradient(samples)
+    assert found.loss == pytest.approx(0.0, abs=1e-6)
+    assert all(p.abs().max() < 1e-4 for p in found.parameters)
+    plain = credited(make_samples(policy))
+    with_kl = credited(make_samples(policy, reference=policy))
+    for objective in (TokenObjective(), TokenObjective("grpo_clip", CLIP)):
+        with_term = TokenObjective(objective.loss_type, objective.numbers, kl_coef=0.5, kl_estimator=estimator)
+        torch.testing.assert_close(
+            gradient(policy, with_kl, with_term), gradient(policy, plain, objective), atol=1e-4, rtol=1e-3
+        )
+
+
+def test_kl_in_the_reward_moves_advantages_towards_the_reference(policy, reference, engine, problems):
+    encode = lambda question: policy.encode_prompt(PROMPT.format(question=question))  # noqa: E731
+    rollouts, sampling = Rollouts(engine, LengthGrader(), encode, seed=0), Sampling(1.0, 0, 12)
+    collected = {}
+    for coef in (0.0, 0.1):
+        rule = CreditRule(std_norm="none", kl_coef=coef)
+        ask = scores_of(reference) if coef else None
+        algorithm = GroupRelative(rollouts, problems, sampling, 4, 4, rule, kl_estimator="k1", reference=ask)
+        collected[coef] = algorithm.collect(step=1)
+    for plain, shaped in zip(collected[0.0], collected[0.1], strict=True):
+        assert plain.response.token_ids == shaped.response.token_ids
+        group = [s for s in collected[0.1] if s.group == shaped.group]
+        kl = {
+            id(s): sum(a - b for a, b in zip(s.response.log_probs, s.reference_log_probs, strict=True)) for s in group
+        }
+        moved = -0.1 * (kl[id(shaped)] - sum(kl.values()) / len(kl))  # farther from the reference: less credit
+        assert shaped.advantage - plain.advantage == pytest.approx(moved, abs=1e-4)
+    assert any(abs(a.advantage - b.advantage) > 0.1 for a, b in zip(*collected.values(), strict=True))
+
+
+# --- entropy ---
+
+
+def test_the_entropy_bonus_raises_entropy(policy):
+    samples = make_samples(policy)  # no advantages
+    learner = Learner(policy, TokenObjective(entropy_coef=0.5), 1e-3)
+    entropy = [learner.update(samples)["train/entropy"] for _ in range(6)]
+    assert all(after > before for before, after in itertools.pairwise(entropy))
+    still = Learner(policy, TokenObjective(), 1e-3)
+    before = weights(policy)
+    still.update(samples)
+    assert torch.equal(weights(policy), before)  # without the bonus nothing pulls
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_gradients_through_chunks_are_those_of_full_logits_in_float64(temperature):
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 16, generator=g, dtype=torch.float64) for n in (37, 50))
+    labels = torch.randint(50, (37,), generator=g)
+    a, b = torch.randn(2, 37, generator=g, dtype=torch.float64)  # what flows back into log-probs and entropies
+    exact = [t.clone().requires_grad_() for t in (hidden, weight)]
+    full = (F.linear(*exact) / temperature).log_softmax(-1)
+    entropy = -(full.exp() * full).sum(-1)
+    ours = [t.float().requires_grad_() for t in (hidden, weight)]
+    log_probs, chunked_entropy = chunked_log_probs(*ours, labels, temperature, chunk=8)
+    torch.testing.assert_close(chunked_entropy.double(), entropy, atol=5e-5, rtol=1e-5)
+    for log_prob_share, entropy_share in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
+        expected = torch.autograd.grad(
+            (log_prob_share * a * full[range(37), labels] + entropy_share * b * entropy).sum(), exact, retain_graph=True
+        )
+        found = torch.autograd.grad(
+            (log_prob_share * a.float() * log_probs + entropy_share * b.float() * chunked_entropy).sum(),
+            ours,
+            retain_graph=True,
+        )
+        for f, e in zip(found, expected, strict=True):
+            torch.testing.assert_close(f.double(), e, atol=2e-5, rtol=1e-4)
+
+
+# --- which samples carry loss ---
+
+DEAD = [1.0, 0.0, 1.0, 0.0] + [1.0] * 4 + [0.0, 0.0, 1.0, 0.0] + [0.0] * 4  # the second and fourth group are equal
+
+
+@pytest.mark.parametrize("norm", ["constant", "masked_mean", "token"])
+def test_skipping_dead_groups_changes_the_divisor_and_nothing_else(policy, norm):
+    objective = TokenObjective("grpo_clip", CLIP, length_norm=norm, constant=20.0)
+    keep = credited(make_samples(policy, DEAD), zero_variance="keep")
+    skip = credited(make_samples(policy, DEAD), zero_variance="skip")
+    assert [s.kept for s in skip] == [bool(i // GROUP in (0, 2)) for i in range(COUNT)]
+    sizes = [len(s.response.token_ids) for s in skip]
+    live_tokens = sum(n for n, s in zip(sizes, skip, strict=True) if s.kept)
+    factor = {"constant": 1.0, "masked_mean": COUNT / (COUNT / 2), "token": sum(sizes) / live_tokens}[norm]
+    kept_gradient = gradient(policy, keep, objective)
+    assert kept_gradient.norm() > 0
+    close(gradient(policy, skip, objective), factor * kept_gradient)
+
+
+@pytest.mark.parametrize("norm", ["constant", "masked_mean", "token"])
+def test_masked_overlong_responses_carry_no_loss(policy, norm):
+    objective = TokenObjective(length_norm=norm, constant=20.0)
+    samples = credited(make_samples(policy, DEAD), overlong="mask")
+    whole = credited(make_samples(policy, DEAD))
+    cut = [s.response.truncated for s in samples]
+    assert 0 < sum(cut) < COUNT
+    assert [s.kept for s in samples] == [not c for c in cut]
+    assert [s.advantage for s in samples] == [s.advantage for s in whole]  # they still count in their group
+    learner = Learner(policy, objective, 1e-3)
+    found, everything = learner.gradient(samples), learner.gradient(whole)
+    for s, g, full in zip(samples, found.tokens, everything.tokens, strict=True):
+        assert g.any() == (s.kept and s.advantage != 0)
+        assert full.any() == (s.advantage != 0)
+    for s in whole:
+        s.advantage = 0.0 if s.response.truncated else s.advantage
+    silent = gradient(policy, whole, objective)  # their loss is 0, but they are still divided by
+    n, tokens = COUNT - sum(cut), sum(len(s.response.token_ids) for s in samples)
+    live = sum(len(s.response.token_ids) for s in samples if s.kept)
+    factor = {"constant": 1.0, "masked_mean": COUNT / n, "token": tokens / live}[norm]
+    close(torch.cat([p.flatten() for p in found.parameters]), factor * silent)
+
+
+@pytest.mark.parametrize("norm", ["constant", "masked_mean", "token"])
+def test_a_step_where_nothing_is_kept_is_no_step(policy, norm):
+    objective = TokenObjective("grpo_clip", CLIP, length_norm=norm, constant=20.0, entropy_coef=0.1)
+    learner = Learner(policy, objective, 1e-2, weight_decay=0.1)
+    moving = credited(make_samples(policy, DEAD))
+    learner.update(moving)  # Adam now remembers a gradient, and would move on its own
+    before = weights(policy)
+    metrics = learner.update(credited(make_samples(policy, [1.0] * COUNT), zero_variance="skip"))
+    assert torch.equal(weights(policy), before)
+    assert metrics["train/empty_updates"] == 1
+    assert (metrics["train/skipped_updates"], metrics["train/loss"], metrics["train/grad_norm"]) == (0, 0.0, 0.0)
+    assert learner.update(moving)["train/empty_updates"] == 0
+    assert not torch.equal(weights(policy), before)
+
+
+# --- weights for the gap between engine and trainer ---
+
+
+def shifted(samples, by):
+    """As if the engine had given every token a probability e^by times the trainer's."""
+    for s in samples:
+        s.response.log_probs[:] = [lp + by for lp in s.old_log_probs]
+    return samples
+
+
+@pytest.mark.parametrize("mismatch", ["truncate", "mask"])
+def test_engines_that_agree_have_weight_one(policy, mismatch):
+    samples = credited(make_samples(policy))
+    plain = gradient(policy, samples, TokenObjective("grpo_clip", CLIP))
+    weighted = TokenObjective("grpo_clip", CLIP, mismatch=mismatch, mismatch_cap=2.0)
+    close(gradient(policy, samples, weighted), plain)
+    metrics = Learner(policy, weighted, 1e-3).update(samples)
+    assert metrics["train/mismatch_ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["train/mismatch_capped"] == 0
+
+
+def test_weights_above_the_cap_are_cut_or_dropped(policy):
+    samples = shifted(credited(make_samples(policy)), -math.log(4))  # w = 4 everywhere
+    plain = gradient(policy, samples, TokenObjective("grpo_clip", CLIP))
+    for mismatch, cap, factor in (
+        ("truncate", 2.0, 2.0),
+        ("truncate", 5.0, 4.0),
+        ("mask", 2.0, 0.0),
+        ("mask", 5.0, 4.0),
+    ):
+        objective = TokenObjective("grpo_clip", CLIP, mismatch=mismatch, mismatch_cap=cap)
+        close(gradient(policy, samples, objective), factor * plain)
+    metrics = Learner(policy, TokenObjective("grpo_clip", CLIP, mismatch="truncate", mismatch_cap=2.0), 0.0).update(
+        samples
+    )
+    assert metrics["train/mismatch_ratio"] == pytest.approx(4.0, rel=1e-4)
+    assert metrics["train/mismatch_capped"] == 1
+
+
+# --- all of it at once ---
+
+
+@pytest.mark.parametrize("norm", ["constant", "masked_mean", "token"])
+@pytest.mark.parametrize("loss", ["grpo_clip", "gspo", "cispo"])
+def test_any_split_gives_the_same_gradient_with_every_term_on(policy, reference, loss, norm):
+    narrow = {"cliprange_low": 0.02, "cliprange_high": 0.02}  # one ratio per response stays near 1
+    numbers = {"ratio_cap": 1.1} if loss == "cispo" else narrow if loss == "gspo" else CLIP
+    objective = TokenObjective(
+        loss, numbers, norm, 20.0, kl_coef=0.1, entropy_coef=0.02, mismatch="truncate", mismatch_cap=1.1
+    )
+    samples = make_samples(policy, DEAD, reference, noise=0.2)
+    rng = random.Random(0)
+    for s in samples:
+        s.old_log_probs = [lp + rng.gauss(0, 0.2) for lp in s.old_log_probs]
+    credited(samples, zero_variance="skip", overlong="mask")
+    assert 0 < sum(s.kept for s in samples) < COUNT
+    whole = Learner(policy, objective, 1e-3, micro_batch_tokens=10_000).gradient(samples)
+    assert whole.clipped > 0
+    for settings in ({"micro_batch_tokens": 40}, {"micro_batch_size": 1}, {"micro_batch_size": 3}):
+        learner = Learner(policy, objective, 1e-3, **settings)
+        assert len(learner.micro_batches([s for s in samples if s.kept])) > 1
+        split = learner.gradient(samples)
+        assert split.loss == pytest.approx(whole.loss, rel=1e-4, abs=1e-6)
+        assert split.clipped == whole.clipped
+        for a, b in zip(split.parameters, whole.parameters, strict=True):
+            close(a, b)
+        for a, b in zip(split.tokens, whole.tokens, strict=True):
+            close(a, b)
