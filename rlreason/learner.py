@@ -144,7 +144,7 @@ class Learner:
         """
         o = self.objective
         log_probs, entropy, mask = batch.to_rows(flat), batch.to_rows(flat_entropy), batch.response_mask
-        on_policy = not samples[0].old_log_probs
+        on_policy = not any(s.old_log_probs for s in samples)
         old = log_probs.detach() if on_policy else self._rows(batch, [s.old_log_probs for s in samples])
         advantages = torch.tensor([[s.advantage] for s in samples], device=flat.device)  # (batch, 1)
         per_token, stats = LOSSES[o.loss_type](advantages, log_probs, old, mask, **o.numbers)
@@ -152,7 +152,7 @@ class Learner:
             engine = self._rows(batch, [s.response.log_probs for s in samples])
             weights, weight_stats = mismatch_weights(old, engine, mask, o.mismatch, o.mismatch_cap)
             per_token, stats = per_token * weights, stats | weight_stats
-        if samples[0].reference_log_probs:
+        if any(s.reference_log_probs for s in samples):
             reference = self._rows(batch, [s.reference_log_probs for s in samples])
             kl = kl_per_token(log_probs, reference, mask, o.kl_estimator, None if on_policy else old)
             per_token, stats = per_token + o.kl_coef * kl, stats | {"kl_reference": kl.detach()}

@@ -9,7 +9,7 @@ import torch
 from conftest import PROMPT, random_pairs
 from torch.nn import functional as F
 
-from rlreason.algorithms.grpo import GroupRelative
+from rlreason.algorithms.grpo import GroupRelative, credit
 from rlreason.algorithms.rollouts import Rollouts
 from rlreason.engines.base import Sampling
 from rlreason.learner import Learner, TokenObjective
@@ -58,8 +58,7 @@ def make_samples(policy, rewards=None, reference=None, noise=0.0):
 
 
 def credited(samples, **rule):
-    algorithm = GroupRelative(None, [], Sampling(), COUNT // GROUP, GROUP, CreditRule(**rule))  # type: ignore[arg-type]
-    return algorithm.credit(samples)
+    return credit(samples, CreditRule(**rule))
 
 
 def gradient(policy, samples, objective, **settings):

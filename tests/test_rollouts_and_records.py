@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from rlreason.algorithms.grpo import GroupRelative
+from rlreason.algorithms.grpo import credit
 from rlreason.algorithms.rollouts import Rollouts, problems_for_step, rollout_metrics
 from rlreason.console import Console, clock
 from rlreason.curves import draw_curves, series
@@ -27,24 +27,20 @@ def graded(problem_id, reward, ids=(1, 2)):
     )
 
 
-def algorithm(**rule):
-    return GroupRelative(None, [], Sampling(), questions=2, group_size=4, rule=CreditRule(**rule))  # type: ignore[arg-type]
-
-
 def test_advantages_follow_the_problem_id_through_a_shuffle_and_a_filter():
     samples = [graded(f"p{i // 4}", float(i % 4 == 0)) for i in range(16)]
-    expected = {id(s): s.advantage for s in algorithm().credit(samples)}
+    expected = {id(s): s.advantage for s in credit(samples, CreditRule())}
     assert expected[id(samples[0])] == pytest.approx(1.5, abs=1e-4)  # (1 - 1/4) / 0.5, unbiased std of 1000
     random.Random(1).shuffle(samples)
-    for s in algorithm().credit(samples):
+    for s in credit(samples, CreditRule()):
         assert s.advantage == pytest.approx(expected[id(s)], abs=1e-12)
     kept = [s for s in samples if s.group != "p2"]
-    for s in algorithm().credit(kept):
+    for s in credit(kept, CreditRule()):
         assert s.advantage == pytest.approx(expected[id(s)], abs=1e-12)
 
 
 def test_raw_rewards_are_the_credit_without_a_baseline():
-    samples = algorithm(baseline="none", std_norm="none").credit([graded("p", r) for r in (1.0, 0.0, 1.0)])
+    samples = credit([graded("p", r) for r in (1.0, 0.0, 1.0)], CreditRule(baseline="none", std_norm="none"))
     assert [s.advantage for s in samples] == [1.0, 0.0, 1.0]
 
 
@@ -94,7 +90,7 @@ def test_the_engine_gap_stays_small_through_updates(policy, engine, problems):
 
 def test_rollout_metrics_count_what_can_go_wrong_quietly():
     samples = [graded("a", 1.0, (1,)), graded("a", 0.0, (1,)), graded("b", 0.0, (1,)), graded("b", 0.0, (2, 3))]
-    m = rollout_metrics(algorithm().credit(samples))
+    m = rollout_metrics(credit(samples, CreditRule()))
     assert m["reward/mean"] == 0.25
     assert m["reward/live_groups"] == 0.5
     assert m["rollout/distinct"] == pytest.approx((0.5 + 1.0) / 2)

@@ -40,31 +40,33 @@ class GroupRelative:
             scores = self.reference([(s.response.prompt_ids, s.response.token_ids) for s in samples])
             for sample, score in zip(samples, scores, strict=True):
                 sample.reference_log_probs = score
-        return self.credit(samples)
+        return credit(samples, self.rule, self.kl_estimator)
 
-    def credit(self, samples: list[Sample]) -> list[Sample]:
-        """Advantages by problem id: the order of the samples and what was left out do not matter."""
-        number = {problem_id: k for k, problem_id in enumerate(dict.fromkeys(s.group for s in samples))}
-        advantages, kept = assign_credit(
-            torch.tensor([s.grade.reward for s in samples], dtype=torch.float64),
-            torch.tensor([number[s.group] for s in samples]),
-            torch.tensor([len(s.response.token_ids) for s in samples]),
-            torch.tensor([s.response.truncated for s in samples]),
-            self.rule,
-            self._kl(samples) if self.rule.kl_coef else None,
-        )
-        for sample, advantage, keep in zip(samples, advantages.tolist(), kept.tolist(), strict=True):
-            sample.advantage, sample.kept = advantage, keep
-        return samples
 
-    def _kl(self, samples: list[Sample]) -> Tensor:
-        """KL estimate per token (n, seq) of the policy that sampled, whose log-probabilities the engine reported."""
-        sampled, reference, ones = (
-            pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-            for rows in (
-                [s.response.log_probs for s in samples],
-                [s.reference_log_probs for s in samples],
-                [[True] * len(s.response.token_ids) for s in samples],
-            )
+def credit(samples: list[Sample], rule: CreditRule, kl_estimator: str = "k3") -> list[Sample]:
+    """The samples with their advantages, by problem id: their order and what was left out do not matter."""
+    number = {problem_id: k for k, problem_id in enumerate(dict.fromkeys(s.group for s in samples))}
+    advantages, kept = assign_credit(
+        torch.tensor([s.grade.reward for s in samples], dtype=torch.float64),
+        torch.tensor([number[s.group] for s in samples]),
+        torch.tensor([len(s.response.token_ids) for s in samples]),
+        torch.tensor([s.response.truncated for s in samples]),
+        rule,
+        _kl_of_sampler(samples, kl_estimator) if rule.kl_coef else None,
+    )
+    for sample, advantage, keep in zip(samples, advantages.tolist(), kept.tolist(), strict=True):
+        sample.advantage, sample.kept = advantage, keep
+    return samples
+
+
+def _kl_of_sampler(samples: list[Sample], estimator: str) -> Tensor:
+    """KL estimate per token (n, seq) of the policy that sampled, whose log-probabilities the engine reported."""
+    sampled, reference, ones = (
+        pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        for rows in (
+            [s.response.log_probs for s in samples],
+            [s.reference_log_probs for s in samples],
+            [[True] * len(s.response.token_ids) for s in samples],
         )
-        return kl_per_token(sampled, reference, ones, self.kl_estimator)
+    )
+    return kl_per_token(sampled, reference, ones, estimator)

@@ -6,14 +6,9 @@ It knows settings and samples; it must not know the model or the optimizer.
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-
+from rlreason.algorithms.grpo import credit
 from rlreason.config.groups import Baseline, CispoLoss, ClipLoss, LengthNorm, Loss, StdNorm
 from rlreason.config.run import GRPO
-from rlreason.objectives.credit import assign_credit
-from rlreason.objectives.kl import kl_per_token
 from rlreason.objectives.rules import NAMED_OBJECTIVES, OPTIONS, check_objective
 from rlreason.setup import credit_rule
 from rlreason.types import Sample
@@ -68,31 +63,6 @@ def with_credit(samples: Sequence[Sample], run: GRPO) -> list[Sample]:
 
     The reference log-probabilities stay on the copies only where the run has a KL term.
     """
-    number = {problem_id: k for k, problem_id in enumerate(dict.fromkeys(s.group for s in samples))}
-    rule = credit_rule(run)
-    advantages, kept = assign_credit(
-        torch.tensor([s.grade.reward for s in samples], dtype=torch.float64),
-        torch.tensor([number[s.group] for s in samples]),
-        torch.tensor([len(s.response.token_ids) for s in samples]),
-        torch.tensor([s.response.truncated for s in samples]),
-        rule,
-        _kl_of_sampler(samples, run.kl_estimator) if rule.kl_coef else None,
-    )
     has_kl = run.kl_placement != "none"
-    return [
-        replace(s, advantage=a, kept=k, reference_log_probs=s.reference_log_probs if has_kl else [])
-        for s, a, k in zip(samples, advantages.tolist(), kept.tolist(), strict=True)
-    ]
-
-
-def _kl_of_sampler(samples: Sequence[Sample], estimator: str) -> Tensor:
-    """KL estimate per token (n, seq) of the policy that sampled to the reference."""
-    sampled, reference, inside = (
-        pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-        for rows in (
-            [s.response.log_probs for s in samples],
-            [s.reference_log_probs for s in samples],
-            [[True] * len(s.response.token_ids) for s in samples],
-        )
-    )
-    return kl_per_token(sampled, reference, inside, estimator)
+    copies = [replace(s, reference_log_probs=s.reference_log_probs if has_kl else []) for s in samples]
+    return credit(copies, credit_rule(run), run.kl_estimator)
