@@ -6,7 +6,6 @@ doubles its room when it is full and can drop rows. It must not know sampling or
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 

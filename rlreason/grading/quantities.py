@@ -3,6 +3,7 @@ r"""One expression with what may stand around it: currency signs, units, percent
 It must not know lists, relations or equality.
 """
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -18,11 +19,22 @@ from rlreason.grading.vocabulary import (
     LETTER_UNITS,
     PERCENT,
     SCALES,
+    SHORT_WORDS,
 )
 
 
 def is_constant(text: str) -> bool:
     return text in CONSTANTS or text in FUNCTIONS or text in GREEK or text == "sqrt"
+
+
+def is_product(found: Sequence[Token]) -> bool:
+    """Lower-case letters side by side, or a word of consonants or of two letters that is no English word."""
+    if len(found) > 1:
+        return all(token.kind == "letter" and token.text.islower() for token in found)
+    text = found[0].text
+    return found[0].kind == "word" and bool(
+        re.fullmatch("[b-df-hj-np-tv-z]{2,3}", text) or (re.fullmatch("[a-z]{2}", text) and text not in SHORT_WORDS)
+    )
 
 
 def bare(found: Sequence[Token]) -> Node:

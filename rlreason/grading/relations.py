@@ -11,7 +11,7 @@ from rlreason.grading.equality import near, same
 from rlreason.grading.evaluate import symbols
 from rlreason.grading.expression import Node
 from rlreason.grading.lexer import Token, Unreadable
-from rlreason.grading.quantities import is_constant
+from rlreason.grading.quantities import is_constant, is_product
 from rlreason.grading.values import Collection, Equation, Inequality, Inequation, Quantity, Reals, Value
 from rlreason.grading.vocabulary import DENIALS, GREEK
 
@@ -105,7 +105,8 @@ def name_of(piece: Sequence[Token]) -> str:
         return ""
     if _NAME.fullmatch(text) and (len(piece) > 1 or kinds <= {"letter"} or text in GREEK):
         return text
-    if piece and kinds <= {"word", "text", "letter"} and len(piece[-1].text.strip()) > 1 and not is_constant(text):
+    is_language = kinds <= {"word", "text", "letter"} and not is_constant(text) and not (piece and is_product(piece))
+    if piece and is_language and len(piece[-1].text.strip()) > 1:
         words = [token.text.strip().casefold() for token in piece]
         return "" if DENIALS.intersection(" ".join(words).split()) else " ".join(words)
     return ""

@@ -11,7 +11,7 @@ from rlreason.grading.lexer import Token, Unreadable, tokens
 from rlreason.grading.surface import plain, whole_text
 from rlreason.grading.values import Collection, Grid, Quantity, Ratio, Reals, Value, Words
 from rlreason.grading.verdict import Refused
-from rlreason.grading.vocabulary import SHORT_WORDS, SYNONYMS
+from rlreason.grading.vocabulary import SYNONYMS
 
 MAX_ITEMS = 60
 OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
@@ -58,7 +58,7 @@ def _words(found: Sequence[Token]) -> Words | Reals | None:
     """Nothing but language: all words and single letters, with at least one word that names no quantity."""
     if any(token.kind not in ("word", "letter", "text") or joiner(token) == "and" for token in found):
         return None
-    if _product(found):
+    if quantities.is_product(found):
         return None
     text = plain(" ".join(token.text for token in found)).casefold()
     if len(found) == 1 and (found[0].kind == "letter" or quantities.is_constant(text) or re.search(r"\d", text)):
@@ -67,16 +67,6 @@ def _words(found: Sequence[Token]) -> Words | Reals | None:
         return reals.EVERYTHING
     text = re.sub(r"\A(?:an?|the) (?=[a-z]{3})", "", text)
     return Words(SYNONYMS.get(text, text)) if re.search("[a-z]", text) else None
-
-
-def _product(found: Sequence[Token]) -> bool:
-    """Lower-case letters side by side, or a word of consonants or of two letters that is no English word."""
-    if len(found) > 1:
-        return all(token.kind == "letter" and token.text.islower() for token in found)
-    text = found[0].text
-    return found[0].kind == "word" and bool(
-        re.fullmatch("[b-df-hj-np-tv-z]{2,3}", text) or (re.fullmatch("[a-z]{2}", text) and text not in SHORT_WORDS)
-    )
 
 
 def split(found: Sequence[Token], at: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
