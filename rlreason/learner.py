@@ -101,29 +101,41 @@ class Learner:
         lengths = torch.tensor([len(s.response.token_ids) for s in samples])
         kept = torch.tensor([s.kept for s in samples])
         n_sequences, n_tokens = step_divisors(lengths, kept, self.objective.length_norm)
-        live = [i for i, s in enumerate(samples) if s.kept]
         sums: dict[str, float] = defaultdict(float)
-        worst_gap = 0.0
-        micro_batches = self.micro_batches([samples[i] for i in live])
-        for rows in micro_batches:
-            chosen = [samples[live[i]] for i in rows]
-            batch = pack([(s.response.prompt_ids, s.response.token_ids) for s in chosen], self.policy.device)
-            flat, flat_entropy = self.policy.log_probs(batch, self.temperature)
-            flat.retain_grad()
-            loss, per_token = self._loss(chosen, batch, flat, flat_entropy, n_sequences, n_tokens)
-            loss.backward()
-            if token_gradients is not None and flat.grad is not None:
-                for i, part in zip(rows, flat.grad.cpu().split(batch.lengths.tolist()), strict=True):
-                    token_gradients[live[i]] = part
-            sums["loss"] += loss.item()
-            for name, values in per_token.items():
-                sums[name] += values[batch.response_mask].sum().item()
-            if chosen[0].response.log_probs:
-                gap = self._gap(chosen, batch, per_token["log_prob"], gap_from)
-                sums["gap"] += gap.sum().item()
-                sums["gap_tokens"] += gap.numel()
-                worst_gap = max(worst_gap, gap.max().item() if gap.numel() else 0.0)
-        return sums, worst_gap, n_tokens, len(micro_batches)
+        worst_gap, n_micro = 0.0, 0
+        for with_gradient, members in zip((True, False), self._by_need(samples), strict=True):
+            for rows in self.micro_batches([samples[i] for i in members]):
+                chosen, n_micro = [samples[members[i]] for i in rows], n_micro + 1
+                batch = pack([(s.response.prompt_ids, s.response.token_ids) for s in chosen], self.policy.device)
+                with torch.set_grad_enabled(with_gradient):
+                    flat, flat_entropy = self.policy.log_probs(batch, self.temperature)
+                    loss, per_token = self._loss(chosen, batch, flat, flat_entropy, n_sequences, n_tokens)
+                if with_gradient:
+                    flat.retain_grad()
+                    loss.backward()
+                if token_gradients is not None and flat.grad is not None:
+                    for i, part in zip(rows, flat.grad.cpu().split(batch.lengths.tolist()), strict=True):
+                        token_gradients[members[i]] = part
+                sums["loss"] += loss.item()
+                for name, values in per_token.items():
+                    sums[name] += values[batch.response_mask].sum().item()
+                if chosen[0].response.log_probs:
+                    gap = self._gap(chosen, batch, per_token["log_prob"], gap_from)
+                    sums["gap"] += gap.sum().item()
+                    sums["gap_tokens"] += gap.numel()
+                    worst_gap = max(worst_gap, gap.max().item() if gap.numel() else 0.0)
+        return sums, worst_gap, n_tokens, n_micro
+
+    def _by_need(self, samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
+        """Kept samples that need a gradient, and those that are only measured.
+
+        With credit 0 the policy term is exactly 0, so without a KL or entropy term the backward pass, two thirds
+        of the work, would add zeros. The divisors count such samples all the same.
+        """
+        extra_terms = self.objective.kl_coef or self.objective.entropy_coef
+        live = [i for i, s in enumerate(samples) if s.kept]
+        needed = [i for i in live if extra_terms or samples[i].advantage]
+        return needed, [i for i in live if not (extra_terms or samples[i].advantage)]
 
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
         sizes = [len(s.response.prompt_ids) + len(s.response.token_ids) for s in samples]
@@ -182,8 +194,11 @@ class Learner:
 
     def _step(self, sums: dict[str, float], worst_gap: float, n_tokens: int, n_micro: int) -> dict[str, float]:
         """Clip, step, forget the gradient. Without any loss, or with a gradient that is not finite, nothing moves."""
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm).item() if n_micro else 0.0
-        finite = math.isfinite(norm)
+        for p in self.parameters:
+            if p.grad is None:  # a gradient of zero is still a step: Adam's momentum moves the weights
+                p.grad = torch.zeros_like(p)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm).item()
+        finite = math.isfinite(norm) and math.isfinite(sums["loss"])
         if finite and n_micro:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -160,3 +160,33 @@ def test_the_gradient_is_the_updates_and_leaves_everything_as_it_was(policy):
     step = learner.update(samples)
     assert torch.cat([p.flatten() for p in found.parameters]).norm() == pytest.approx(step["train/grad_norm"], rel=1e-5)
     assert found.loss == pytest.approx(step["train/loss"], rel=1e-6)
+
+
+def test_samples_without_credit_are_measured_but_cost_no_backward_pass(policy, tokenizer):
+    """The same gradient and metrics as when everything is differentiated, which a vanishing entropy term forces."""
+    samples = make_samples(policy, old=True)
+    for s in samples[::2]:
+        s.advantage = 0.0
+    clip = {"cliprange_low": 0.2, "cliprange_high": 0.2}
+    short = Learner(policy, TokenObjective("grpo_clip", clip), 1e-3, micro_batch_tokens=64)
+    whole = Learner(policy, TokenObjective("grpo_clip", clip, entropy_coef=1e-30), 1e-3, micro_batch_tokens=64)
+    torch.testing.assert_close(gradient_of(short, samples), gradient_of(whole, samples), atol=1e-7, rtol=1e-4)
+    first, second = short.update(samples), whole.update(make_samples(policy, old=True))
+    assert first.keys() == second.keys()
+    needed, measured = short._by_need(samples)
+    assert sorted(needed + measured) == list(range(len(samples)))
+    assert measured == list(range(0, len(samples), 2))
+
+
+def test_a_step_without_any_credit_still_follows_adams_momentum(policy):
+    samples = make_samples(policy)
+    learner = Learner(policy, TokenObjective(), 1e-2)
+    learner.update(samples)
+    for s in samples:
+        s.advantage = 0.0
+    before = torch.cat([p.detach().flatten().clone() for p in learner.parameters])
+    metrics = learner.update(samples)
+    after = torch.cat([p.detach().flatten() for p in learner.parameters])
+    assert metrics["train/grad_norm"] == 0
+    assert metrics["train/entropy"] > 0
+    assert not torch.equal(before, after)
