@@ -1,3 +1,3 @@
-"""Honest experiments on teaching language models to reason: SFT, expert iteration and GRPO with verified rewards."""
+"""Honest experiments on teaching language models to reason: GRPO and its relatives with verified rewards."""
 
 __version__ = "0.1.0"

@@ -34,7 +34,7 @@ def packed_attention(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if cu_seq_lens_q is None:
-        if query.shape[2] == 1 and query.device.type == "cpu" and attention_mask is not None:
+        if query.shape[2] == 1 and attention_mask is not None:
             return _single_query(query, key, value, attention_mask, scaling), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     longest = max_length_q or int(cu_seq_lens_q.diff().max())
@@ -43,7 +43,8 @@ def packed_attention(
             f"sequences of {longest} tokens exceed the model's sliding window of {sliding_window}, which packed "
             "training does not implement: lower sampling.max_tokens, or choose a model with full attention"
         )
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    if half and query.is_cuda and torch.cuda.get_device_capability(query.device) >= (8, 0):  # flash needs Ampere
         return _varlen(query, key, value, cu_seq_lens_q, longest, scaling), None
     # split, not slices: the gradient of a slice is as large as the whole row, once per sequence
     sizes = cu_seq_lens_q.diff().tolist()
@@ -69,17 +70,17 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale
 
 
 def _single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    """One new token per row against the cache: two small products beat the CPU's general kernel."""
+    """One new token per row against the cache. The general kernel would copy shared keys once per query head."""
     rows, heads, _, width = q.shape
     kv_heads = k.shape[1]
-    grouped = q.view(rows, kv_heads, heads // kv_heads, width)  # shared keys are read once, not copied per head
+    grouped = q.reshape(rows, kv_heads, heads // kv_heads, width)
     scores = (grouped @ k.transpose(-1, -2)).float() * (scale if scale is not None else width**-0.5)
     if mask.dtype == torch.bool:
         scores.masked_fill_(~mask, float("-inf"))
     else:
         scores += mask
     out = scores.softmax(-1).to(v.dtype) @ v
-    return out.view(rows, 1, heads, width)
+    return out.reshape(rows, 1, heads, width)
 
 
 def _mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:

@@ -19,9 +19,8 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def series(rows: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
     """Steps and values of one metric; evaluations count in finished steps."""
-    points = [
-        (row["train_step"] if "train_step" in row else row["eval_step"], row[name]) for row in rows if name in row
-    ]
+    named = [row for row in rows if row.get(name) is not None]
+    points = [(row["train_step"] if "train_step" in row else row["eval_step"], row[name]) for row in named]
     return [step for step, _ in points], [value for _, value in points]
 
 

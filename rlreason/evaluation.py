@@ -3,7 +3,7 @@
 It knows rollouts and grades; it must not know the optimizer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
 from rlreason.engines.base import Sampling
@@ -17,10 +17,11 @@ def evaluate(
     """One graded response per problem. A (problem, sample) keeps its seed, so two models meet the same luck."""
     samples = rollouts.sample(problems, sampling, n=1, purpose="eval")
     base = rollout_metrics(samples, prefix="eval")
-    correct = sum(s.grade.outcome == "correct" for s in samples)
+    correct = sum(s.grade.outcome == "correct" for s in samples)  # partial credit of a reward of one's own counts whole
     low, high = wilson_interval(correct, len(samples))
     return samples, {
-        "eval/accuracy": base["reward/answer"],
+        "eval/accuracy": correct / max(len(samples), 1),
+        "eval/reward": base["reward/mean"],
         "eval/accuracy_low": low,
         "eval/accuracy_high": high,
         "eval/format": base["reward/format"],
@@ -28,3 +29,8 @@ def evaluate(
         "eval/truncated": base["eval/truncated"],
         "eval/problems": len(samples),
     }
+
+
+def grading_failures(grading: Mapping[str, float]) -> float:
+    """Grades that say something about the grader instead of the model: they count as not correct, but not unseen."""
+    return sum(grading.get(f"grading/{name}", 0.0) for name in ("timeouts", "kills", "errors", "bad_golds"))

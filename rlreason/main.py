@@ -62,11 +62,25 @@ def in_own_process(folder: Path, overrides: list[str], config: str) -> Arm:
         print(f"\n== {folder.name}: finished before, not run again")
         return Arm(folder.name, json.loads(summary.read_text()))
     print(f"\n== {folder.name}", flush=True)
-    argv = [sys.executable, "-m", "rlreason", *overrides, f"hydra.run.dir='{folder}'"]
+    argv = [sys.executable, "-m", "rlreason", *folder_flags(sys.argv[1:]), *overrides, f"hydra.run.dir='{folder}'"]
     code = subprocess.run(argv, env=os.environ | {JOB_OF_SWEEP: "1"}, check=False).returncode
     if code or not summary.exists():
         return Arm(folder.name, {"status": f"failed (exit code {code})"})
     return Arm(folder.name, json.loads(summary.read_text()))
+
+
+def folder_flags(words: list[str]) -> list[str]:
+    """The flags that bring in a user's own options, for the processes of a sweep.
+
+    >>> folder_flags(["-m", "--config-dir", "mine", "seed=0,1"])
+    ['--config-dir', 'mine']
+    """
+    flags = ("--config-dir", "-cd")
+    return [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if word in flags or before in flags or word.startswith("--config-dir=")
+    ]
 
 
 def say_mistake(error: ConfigError) -> None:

@@ -11,14 +11,14 @@ from rlreason.types import Problem, Sample
 
 
 def header(console: Console, run: GRPO, model: str, problems: tuple[int, int], folder: Path, seconds: float) -> None:
-    questions = run.rollout_batch_size // run.group_size
     updates = run.updates_per_rollout
     steps = f"{updates} optimizer step{'s' if updates > 1 else ''} of {run.train_batch_size}"
     console.say(f"model      {run.model.name}: {model}; ready after {seconds:.0f} s")
     console.say(
         f"data       {run.data.name}: {problems[0]} to train on, {problems[1]} to validate; prompt={run.prompt.name}"
     )
-    console.say(f"batch      {questions} questions x {run.group_size} responses, {steps}; rate {run.learning_rate:g}")
+    rate = f"learning rate {run.learning_rate:g}"
+    console.say(f"batch      {run.questions} questions x {run.group_size} responses, {steps}, {rate}")
     console.say(f"records    {shown(folder)}")
 
 
@@ -65,7 +65,7 @@ def closing(
         console.say(f"notices    {seen}")
     console.say(
         f"\n{summary['status']} in {summary['seconds']:.0f} s on {summary['threads']} threads; "
-        f"curves: {shown(folder / 'curves.png')}, model: {shown(folder / 'model')}"
+        f"curves: {shown(folder / 'curves.png')}" + (f", model: {shown(folder / 'model')}" if run.save_model else "")
     )
     if isinstance(run.model, TinyModel):
         console.say(

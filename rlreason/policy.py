@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -30,7 +31,7 @@ def pick_device() -> torch.device:
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype of matrix products. Weights stay float32: small updates vanish in bfloat16 weights."""
     if name == "auto":
-        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if half else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
@@ -48,12 +49,9 @@ class Policy:
         self.device = device or pick_device()
         self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
         self.model.to(device=self.device)  # type: ignore[arg-type, call-arg]  # the wrapper hides torch's signature
-        self.model.set_attn_implementation(PACKED_ATTENTION)
         self.tokenizer = tokenizer
         self.compute_dtype = compute_dtype
-        if self.device.type == "cuda" and compute_dtype == torch.bfloat16:
-            torch.set_float32_matmul_precision("high")  # only the output head stays float32, and may use TF32
-        self.check_head()
+        self.check_model()
 
     @property
     def head(self) -> Tensor:
@@ -76,7 +74,13 @@ class Policy:
 
     @property
     def max_context(self) -> int:
-        return int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+        """Tokens that every position can attend to: the trained length, or the sliding window where one acts."""
+        config = self.model.config
+        context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+        window = getattr(config, "sliding_window", None)
+        layers = getattr(config, "layer_types", None)
+        acts = "sliding_attention" in layers if layers else getattr(config, "use_sliding_window", True)
+        return min(context, int(window)) if window and acts else context
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         if self.compute_dtype == torch.float32:
@@ -84,8 +88,9 @@ class Policy:
         return torch.autocast(self.device.type, dtype=self.compute_dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(rows, width) -> (rows, vocab) float32. The head is never rounded to half precision."""
-        return F.linear(hidden.to(self.head.dtype), self.head).float()
+        """(rows, width) -> (rows, vocab) float32. The head's product is never rounded to half precision."""
+        with torch.autocast(self.device.type, enabled=False):
+            return F.linear(hidden.to(self.head.dtype), self.head).float()
 
     def log_probs(
         self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True
@@ -118,19 +123,28 @@ class Policy:
         return scores
 
     @torch.no_grad()
-    def check_head(self) -> None:
-        """Refuse a model whose logits are more than hidden states times output weights (soft caps, scales, biases).
+    def check_model(self) -> None:
+        """Switch to packed attention, and refuse a model that this changes: its log-probabilities would be wrong.
 
-        Log-probabilities are computed from those two alone; any further step would make them silently wrong.
+        Compared with the model's own plain forward pass. What differs in a refused one: logits that are capped,
+        scaled or shifted after the output head, attention with caps or sinks.
         """
-        ids = torch.arange(1, 6, device=self.device)[None] % self.head.shape[0]
-        ours = self.logits(self.backbone(input_ids=ids, use_cache=False).last_hidden_state[0])
-        theirs = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        if not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
+        size = self.head.shape[0]
+        pairs = [([3 % size, 5 % size, 7 % size], [11 % size, 13 % size, 2 % size]), ([4 % size], [9 % size] * 3)]
+        self.model.set_attn_implementation("eager")
+        plain = [torch.tensor([[*p, *r]], device=self.device) for p, r in pairs]
+        logits = [self.model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1) for ids in plain]
+        theirs = [lp[len(p) + t - 1, y] for lp, (p, r) in zip(logits, pairs, strict=True) for t, y in enumerate(r)]
+        self.model.set_attn_implementation(PACKED_ATTENTION)
+        dtype, self.compute_dtype = self.compute_dtype, torch.float32
+        ours, _ = self.log_probs(pack(pairs, self.device))
+        self.compute_dtype = dtype
+        worst = (ours - torch.stack(theirs)).abs().max().item()
+        if not worst < 1e-3:  # float32 rounding stays below a tenth of this
             raise ConfigError(
-                f"model {type(self.model).__name__} changes its logits after the output head (largest difference "
-                f"{(ours - theirs).abs().max():.3g}), so log-probabilities would be wrong: choose a model whose "
-                "logits are hidden states times output weights, such as Qwen2, Qwen3, Llama, OLMo 2 or SmolLM2"
+                f"model {type(self.model).__name__} gives other log-probabilities here than in its own forward pass "
+                f"(by up to {worst:.3g} nats), because of caps, scales or attention sinks: choose a model without "
+                "them, such as Qwen2, Qwen3, Llama, OLMo 2 or SmolLM2"
             )
 
     def describe(self) -> str:
@@ -158,7 +172,7 @@ def load_policy(path: str, dtype: str = "auto") -> Policy:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"model.path={path} cannot be loaded ({reason}): give a folder with config.json, safetensors weights and "

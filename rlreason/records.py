@@ -8,9 +8,10 @@ never half a file. `metrics.jsonl` grows by a line at a time. It must not know t
 """
 
 import json
+import math
 import os
 import platform
-import shutil
+import shlex
 import subprocess
 import sys
 import time
@@ -23,6 +24,10 @@ from rlreason import __version__
 from rlreason.errors import ConfigError
 from rlreason.types import Problem, Sample
 
+CONTENTS = (
+    "config.yaml", "provenance.json", "objective.md", "metrics.jsonl", "curves.png", "grading_incidents.jsonl",
+    "rollouts", "evals", "model", "model.partial", "wandb",
+)  # fmt: skip
 PACKAGES = ("torch", "transformers", "math-verify", "hydra-core", "vllm", "flash-attn")
 
 
@@ -35,13 +40,12 @@ class Mirror(Protocol):
 
 
 class Records:
-    """Writes one run folder. A finished run is never overwritten; what a broken-off one left is cleared away."""
+    """Writes one run folder. A finished run is never overwritten; what a broken-off one left is set aside."""
 
     def __init__(self, folder: Path, config: str, mirror: Mirror | None = None) -> None:
         self.folder, self.mirror = folder, mirror
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in ("rollouts", "evals", "model", "model.partial"):
-            shutil.rmtree(folder / leftover, ignore_errors=True)
+        self.set_aside = set_aside(folder)
         write_whole(folder / "config.yaml", config)
         write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
         self.metrics_path = folder / "metrics.jsonl"
@@ -50,14 +54,14 @@ class Records:
     def metrics(self, row: dict[str, float]) -> None:
         """One flat row; it names its step as `train_step` or `eval_step`."""
         with self.metrics_path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(finite(row), allow_nan=False) + "\n")
         if self.mirror:
             self.mirror.log(row)
 
     def responses(self, kind: str, step: int, samples: Sequence[Sample], problems: Iterable[Problem]) -> None:
         """Every response of a step with its grade: `rollouts/` from training, `evals/` from evaluation."""
         by_id = {p.id: p for p in problems}
-        lines = (json.dumps(response_row(step, s, by_id[s.group])) + "\n" for s in samples)
+        lines = (json.dumps(finite(response_row(step, s, by_id[s.group])), allow_nan=False) + "\n" for s in samples)
         path = self.folder / kind / f"step_{step:05d}.jsonl"
         path.parent.mkdir(exist_ok=True)
         write_whole(path, "".join(lines))
@@ -68,15 +72,44 @@ class Records:
 
     def summary(self, summary: dict[str, Any]) -> None:
         """Written last: a folder with `summary.json` is a finished run."""
-        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_whole(self.folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
         if self.mirror:
             self.mirror.finish(summary)
 
 
-def refuse_finished(folder: Path) -> None:
-    """Before anything is computed: a folder that holds a finished run keeps it."""
+def refuse_occupied(folder: Path) -> None:
+    """Before anything is computed: a folder with a finished run, or with somebody else's files, keeps them."""
     if (folder / "summary.json").exists():
         raise ConfigError(f"hydra.run.dir={folder} holds a finished run: choose another folder, or move that one away")
+    found = [name for name in CONTENTS if (folder / name).exists()]
+    if found and not (folder / "provenance.json").exists():
+        raise ConfigError(f"hydra.run.dir={folder} holds {found[0]}, which no run left there: choose another folder")
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Move what a broken-off run left into `broken_off_1/` (2, 3 ...): its records are kept, and not mixed in."""
+    found = [name for name in CONTENTS if (folder / name).exists()]
+    if not found:
+        return None
+    number = 1 + len(list(folder.glob("broken_off_*")))
+    aside = folder / f"broken_off_{number}"
+    aside.mkdir()
+    for name in found:
+        os.replace(folder / name, aside / name)
+    return aside
+
+
+def finite(value: Any) -> Any:
+    """The value with null for every number that is not finite: JSON has no word for them.
+
+    >>> finite({"a": [1.5, float("nan")]})
+    {'a': [1.5, None]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def response_row(step: int, s: Sample, problem: Problem) -> dict[str, Any]:
@@ -114,7 +147,7 @@ def provenance() -> dict[str, Any]:
     return {
         "rlreason": __version__,
         "commit": _commit(),
-        "command": " ".join(["python -m rlreason", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "rlreason", *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -62,52 +62,42 @@ class House:
 
 
 def build(run: GRPO, folder: Path, console: Console) -> House:
+    """Everything that can be wrong in what was asked is found before a model is trained: cheapest checks first."""
     began = time.monotonic()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
     if run.threads or isinstance(run.model, TinyModel):
         # Products this small gain a quarter from a second thread, and lose tenfold when another program wants its core.
         torch.set_num_threads(run.threads or 1)
-    template = load_template(run.prompt.file, resource_dir("prompts"))
+    prompt = partial(render, load_template(run.prompt.file, resource_dir("prompts")))
+    mirror = make_mirror(run, folder)
     train, validation = load_data(run)
-    # Workers start before a GPU is touched; data is checked before a model is loaded.
-    grader = Grader(reward=run.prompt.reward, log_path=folder / "grading_incidents.jsonl", **asdict(run.grading))
-    grader.start()
-    check_answers(grader, [*train, *validation], console)
-    prompt = partial(render, template)
-    policy = make_policy(run, train, prompt)
-    check_lengths(run, policy, [*train, *validation], prompt)
-    if isinstance(run.model, TinyModel):
-        teach_habits(run, run.model, policy, train, prompt, console)
+    check_amount(run, train)
+    grader = make_grader(run, folder, [*train, *validation], console)  # its workers start before a GPU is touched
+    try:
+        policy = make_policy(run, train, prompt)
+        check_lengths(run, policy, [*train, *validation], prompt)
+        if isinstance(run.model, TinyModel):
+            teach_habits(run, run.model, policy, train, prompt, console)
+    except BaseException:
+        grader.close()
+        raise
     engine = HFEngine(policy, run.rollout.max_rows)
     rollouts = Rollouts(engine, grader, lambda question: policy.encode_prompt(prompt(question)), run.seed)
     sampling = Sampling(**asdict(run.sampling), stop=tuple(run.prompt.stop))
-    algorithm = GroupRelative(
-        rollouts,
-        train,
-        sampling,
-        questions=run.rollout_batch_size // run.group_size,
-        group_size=run.group_size,
-        rule=credit_rule(run),
-        kl_estimator=run.kl_estimator,
-        reference=make_reference(run, policy),
-    )
-    mirror = None
-    if run.logger.kind == "wandb":
-        mirror = WandbMirror(folder, run.logger.project, run.logger.mode, asdict(run))
     return House(
-        policy,
-        engine,
-        grader,
-        rollouts,
-        algorithm,
-        make_learner(run, policy),
-        train,
-        validation[: run.eval_problems],
-        sampling,
-        fingerprint([*train, *validation]),
-        mirror,
-        time.monotonic() - began,
+        policy=policy,
+        engine=engine,
+        grader=grader,
+        rollouts=rollouts,
+        algorithm=make_algorithm(run, policy, rollouts, train, sampling),
+        learner=make_learner(run, policy),
+        train_problems=train,
+        eval_problems=validation[: run.eval_problems],
+        eval_sampling=sampling,
+        data_hash=fingerprint([*train, *validation]),
+        mirror=mirror,
+        seconds_to_build=time.monotonic() - began,
     )
 
 
@@ -125,19 +115,42 @@ def load_data(run: Run) -> tuple[list[Problem], list[Problem]]:
     return subset(train, data.train_limit, run.seed), validation
 
 
-def check_answers(grader: Grader, problems: Sequence[Problem], console: Console) -> None:
-    """A gold answer that does not grade itself right can never be answered: say which."""
+def check_amount(run: GRPO, train: Sequence[Problem]) -> None:
+    """A step asks different questions; with fewer than it needs, every batch would silently be smaller."""
+    if len(train) < run.questions:
+        raise ConfigError(
+            f"rollout_batch_size={run.rollout_batch_size} with group_size={run.group_size} asks {run.questions} "
+            f"different questions a step, and there are {len(train)}: lower rollout_batch_size, or give more data"
+        )
+
+
+def make_grader(run: Run, folder: Path, problems: Sequence[Problem], console: Console) -> Grader:
+    """The grader with its workers running. A gold answer that does not grade itself right can never be earned: said."""
+    grader = Grader(reward=run.prompt.reward, log_path=folder / "grading_incidents.jsonl", **asdict(run.grading))
+    grader.start()
+    if grader.plugin and grader.grade_batch(["probe"], [problems[0].answer])[0].outcome == "error":
+        grader.close()
+        raise ConfigError(
+            f"prompt.reward={run.prompt.reward} cannot be imported, or fails on ('probe', a gold answer): give "
+            "module:function, importable from here, returning a number or a dict with reward"
+        )
     bad = check_golds(grader, [p.answer for p in problems])
     if bad:
         names = ", ".join(problems[i].id for i in bad[:5]) + (" ..." if len(bad) > 5 else "")
         console.say(f"! {len(bad)} gold answers do not grade themselves right and cannot be earned: {names}")
     grader.take_metrics()
+    return grader
+
+
+def make_mirror(run: Run, folder: Path) -> Mirror | None:
+    if run.logger.kind == "none":
+        return None
+    return WandbMirror(folder, run.logger.project, run.logger.mode, asdict(run))
 
 
 def check_lengths(run: Run, policy: Policy, problems: Sequence[Problem], prompt: Render) -> None:
     """The longest prompt and a full response must fit into the model's context and into one micro-batch."""
-    longest = max(problems, key=lambda p: len(p.question))
-    needed = len(policy.encode_prompt(prompt(longest.question))) + run.sampling.max_tokens
+    needed = max(len(policy.encode_prompt(prompt(p.question))) for p in problems) + run.sampling.max_tokens
     for key, room in (("micro_batch_tokens", run.micro_batch_tokens), ("the model's context", policy.max_context)):
         if needed > room:
             raise ConfigError(
@@ -164,6 +177,21 @@ def teach_habits(
     console.say("teaching a new tiny model two habits: mostly hasty answers, sometimes step by step ...")
     settings, tokens = asdict(tiny.warm_start), run.micro_batch_tokens
     warm_up(policy, train, prompt, **settings, micro_batch_tokens=tokens, seed=run.seed, progress=console.progress)
+
+
+def make_algorithm(
+    run: GRPO, policy: Policy, rollouts: Rollouts, train: list[Problem], sampling: Sampling
+) -> GroupRelative:
+    return GroupRelative(
+        rollouts=rollouts,
+        problems=train,
+        sampling=sampling,
+        questions=run.questions,
+        group_size=run.group_size,
+        rule=credit_rule(run),
+        kl_estimator=run.kl_estimator,
+        reference=make_reference(run, policy),
+    )
 
 
 def credit_rule(run: GRPO) -> CreditRule:

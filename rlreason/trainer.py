@@ -14,12 +14,12 @@ from rlreason.algorithms.rollouts import rollout_metrics
 from rlreason.config.run import GRPO, Run
 from rlreason.console import Console, Stopwatch
 from rlreason.curves import draw_curves
-from rlreason.evaluation import evaluate
+from rlreason.evaluation import evaluate, grading_failures
 from rlreason.guards import Guards
 from rlreason.learner import averaged
 from rlreason.narration import closing, header
 from rlreason.objectives.card import objective_card
-from rlreason.records import Records, refuse_finished
+from rlreason.records import Records, refuse_occupied
 from rlreason.setup import House, build
 from rlreason.types import Sample
 
@@ -27,9 +27,11 @@ from rlreason.types import Sample
 def train(run: Run, folder: Path, config: str) -> float:
     """Train as `run` says, leave everything in `folder`, return the final validation accuracy."""
     assert isinstance(run, GRPO)
-    refuse_finished(folder)
+    refuse_occupied(folder)
     console = Console(run.n_steps)
     records = Records(folder, config)
+    if records.set_aside:
+        console.say(f"a broken-off run was here: its records are now in {records.set_aside}")
     card = objective_card(run.settings())
     records.document("objective.md", card.markdown)
     house = build(run, folder, console)
@@ -54,13 +56,15 @@ def loop(run: GRPO, house: House, records: Records, console: Console) -> float:
         row = {
             "eval_step": step,
             **metrics,
+            "eval/grading_failures": grading_failures(house.grader.take_metrics()),
             "time/eval": time.monotonic() - start,
             "time/total": time.monotonic() - began,
         }
         records.metrics(row)
         records.responses("evals", step, samples, house.eval_problems)
-        house.grader.take_metrics()  # evaluation's grades are not counted with training's
         console.accuracy = metrics["eval/accuracy"]
+        for warning in house.grader.warnings():
+            guards.notice(step, "grader", f"in evaluation: {warning}")
         return samples, metrics
 
     before_samples, before = evaluated(0)

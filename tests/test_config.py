@@ -97,6 +97,15 @@ def test_a_pretrained_model_brings_its_scale_and_data_unless_they_are_chosen(com
     assert (run.prompt.reward, run.rollout_batch_size) == ("question_only", 32)
 
 
+def test_an_experiment_or_a_sweep_never_replaces_a_chosen_objective(composed, gsm8k):
+    """An ablation of objectives under a course's settings must move the objective and nothing may move it back."""
+    files = [f"experiment={p.stem}" for p in (CONF / "experiment").glob("*.yaml")] + [f"sweep={s}" for s in SWEEPS]
+    for name, file in itertools.product(NAMED_OBJECTIVES, files):
+        data = [f"data.path={gsm8k}"] if file.startswith("experiment") else []
+        settings = typed(composed(f"objective={name}", file, *data)).settings()
+        assert {key: settings.get(key) for key in NAMED_OBJECTIVES[name]} == NAMED_OBJECTIVES[name], (name, file)
+
+
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_run_of_a_sweep_can_start(name):
     check_words(["-m", f"sweep={name}"])
@@ -118,7 +127,19 @@ def test_every_run_of_a_sweep_can_start(name):
         (["seed"], "seed is neither an option nor an override"),
         (["seed=0,1"], "seed=0,1 names several values: add -m"),
         (["sampling=3"], "sampling=3 does not fit there"),
-        (["hydra.run.dir=/dev/null/x"], "/dev/null is no folder that can be written to"),
+        (["-m", "seed=0,1", "hydra.sweep.dir=/dev/null/x"], "/dev/null is no writable folder"),
+        (["loss=gspo", "loss.dual_clip=3"], "dual_clip=3.0: loss_type=gspo has no such number"),
+        (["loss=gspo", "loss.cliprange=0.1"], "would be ignored: set the two sides"),
+        (["length_norm.constant=50"], "read by length_norm=constant only"),
+        (["overlong_cache=10"], "read by overlong=penalty only"),
+        (["model.heads=0"], "all above 0"),
+        (["model.warm_start.batch_size=0"], "batch_size and learning_rate above 0"),
+        (["data.n_train=0"], "must be above 0"),
+        (["learning_rate=nan"], "learning_rate=nan must be above 0"),
+        (["rollout.max_rows=0"], "rollout.max_rows=0 must be above 0"),
+        (["logger=wandb", "logger.mode=ofline"], "logger.mode=ofline is none of online, offline"),
+        (["model=smollm2_135m", "data.train_limit=-3"], "data.train_limit=-3 must be at least 1"),
+        (["hydra.run.dir=/dev/null/x"], "/dev/null is no writable folder"),
         (["hydra.run.dir=a=b"], "hydra.run.dir=a=b cannot be read"),
         (["+foo=1"], "foo is no setting of this run"),
         (["+loss.foo=1"], "loss.foo is no setting of this run"),
@@ -165,6 +186,7 @@ def test_all_violated_rules_are_named_at_once():
 
 
 def test_handout_names_are_translated_and_said(capsys):
+    assert handout_names(["use_std_normalization=False"]) == ["std_norm=none"]
     assert handout_names(["n_grpo_steps=3", "sampling_max_tokens=9", "seed=1"]) == [
         "n_steps=3",
         "sampling.max_tokens=9",
@@ -181,7 +203,13 @@ def test_the_handouts_accumulation_becomes_the_micro_batch(composed):
 
 def test_run_names_do_not_depend_on_the_order_and_are_safe_folder_names():
     a, b = ["seed=1", "model.path=/a b/c", "sweep=x"], ["model.path=/a b/c", "seed=1"]
-    assert run_name(a) == run_name(b) == "model.path=-a-b-c,seed=1"
+    assert run_name(a) == run_name(b)
+    assert run_name(a).startswith("model.path=-a-b-c,seed=1,")
+    long = ["data.path=" + "/x" * 90, "model.path=" + "/y" * 90]
+    names = {run_name([*long, f"seed={seed}"]) for seed in range(20)}
+    assert len(names) == 20
+    assert all(len(name) < 200 for name in names)
+    assert run_name(["model.path=a/b"]) != run_name(["model.path=a-b"])
 
 
 def test_no_two_options_of_a_group_compose_to_the_same_thing(composed):

@@ -3,13 +3,14 @@
 import json
 import os
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 from rlreason.config.store import resource_dir
 from rlreason.data.files import fingerprint, load_folder_or_hub, subset
-from rlreason.data.stories import Story, draw_story, habit_trace, make_stories
+from rlreason.data.stories import Story, habit_trace, make_stories
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.prompts import load_template, render
@@ -34,16 +35,28 @@ def test_every_story_is_told_and_solved_right():
         assert len(numbers(p)) == len(totals) + 1
 
 
-def test_validation_numbers_cannot_occur_in_training():
-    train = {tuple(numbers(p)) for p in make_stories(4000, seed=0, max_value=12)}
-    validation = {tuple(numbers(p)) for p in make_stories(500, seed=0, max_value=12, validation=True)}
-    # Signs are in the verbs; equal numbers with other signs are other stories, so compare whole stories.
-    rng = random.Random(0)
-    halves = [{draw_story(rng, 2, 2, 5, v) for _ in range(500)} for v in (False, True)]
-    assert halves[0].isdisjoint(halves[1])
-    assert all(halves)
-    assert train
-    assert validation
+def story_of(problem) -> Story:
+    """The numbers and signs, read back from the worked steps."""
+    steps = problem.solution.split(" ")
+    signed = [re.fullmatch(r"(\d+)([+-]\d+)=\d+", step) for step in steps]
+    return Story(int(signed[0][1]), tuple(int(m[2]) for m in signed))
+
+
+def test_validation_stories_cannot_occur_in_training():
+    """In a story space so small that both halves are nearly used up, they still never meet."""
+    train = {story_of(p) for p in make_stories(3000, seed=0, min_events=2, max_events=2, max_value=9)}
+    validation = {
+        story_of(p) for p in make_stories(1000, seed=0, min_events=2, max_events=2, max_value=9, validation=True)
+    }
+    assert train.isdisjoint(validation)
+    assert len(train) > 400
+    assert len(validation) > 60
+    assert not {s for s in train if s.is_validation}
+
+
+def test_a_story_space_that_runs_out_is_said_and_does_not_hang():
+    with pytest.raises(ConfigError, match=r"were asked for: raise max_value|leaves no stories"):
+        make_stories(5000, seed=0, min_events=1, max_events=1, max_value=2)
 
 
 def test_stories_are_the_same_for_a_seed_and_unique():
@@ -68,16 +81,16 @@ def test_warm_start_traces_have_the_two_habits():
 
 def write_rows(folder: Path, *lines: str) -> Path:
     for half in ("train", "test"):
-        (folder / f"{half}.jsonl").write_text("\n".join(lines) + "\n")
+        (folder / f"{half}.jsonl").write_bytes("\n".join(lines).encode("latin-1") + b"\n")
     return folder
 
 
 def test_gold_answers_are_read_once_and_ids_are_stable(tmp_path):
-    rows = [{"question": " Q1 ", "answer": "work\n#### 1,234"}, {"question": "Q2", "answer": "7"}]
+    rows = [{"question": " Q1 ", "answer": "work\n#### 1,234"}, {"question": "Q2", "answer": "(1,2)"}]
     train, test = load_folder_or_hub(str(write_rows(tmp_path, *map(json.dumps, rows))), "gsm8k")
     assert [(p.id, p.question, p.answer, p.solution) for p in train] == [
         ("gsm8k-train-0", "Q1", "1234", "work"),
-        ("gsm8k-train-1", "Q2", "7", None),
+        ("gsm8k-train-1", "Q2", "(1,2)", None),
     ]
     assert test[0].id == "gsm8k-test-0"
 
@@ -90,6 +103,7 @@ def test_gold_answers_are_read_once_and_ids_are_stable(tmp_path):
         ('{"question": "", "answer": "1"}', "line 2 has no text under 'question'"),
         ('["q", "a"]', "line 2 is no JSON object"),
         ('{"question": "q", "answer": "work ####  "}', "line 2 has nothing after '####'"),
+        ("caf\xe9", "line 2 is not UTF-8"),
     ],
 )
 def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, says):

@@ -77,12 +77,14 @@ def test_min_tokens_bans_the_end_and_max_tokens_cuts(policy, engine):
     assert all((r.token_ids[-1] == end) == (r.finish_reason == "stop") for r in free)
 
 
-def test_a_stop_string_ends_the_response_and_stays_in_it(policy, engine, tokenizer):
+@pytest.mark.parametrize("kind", ["text", " ", "e"])
+def test_a_stop_string_ends_the_response_and_stays_in_it(policy, engine, tokenizer, kind):
     """A stop string that spans several tokens, found in text that the tokens really spell."""
     prompts = [Prompt(str(i), [5, 6, 7], seed=i) for i in range(8)]
     free = engine.generate(prompts, Sampling(1.0, 0, 24), n=4)
     longest = max(free, key=lambda r: len(r.text))
-    stop = longest.text[4:7]
+    stop = longest.text[4:7] if kind == "text" else kind
+    assert any(stop in r.text for r in free)
     stopped = engine.generate(prompts, Sampling(1.0, 0, 24, stop=(stop,)), n=4)
     assert any(r.text.endswith(stop) for r in stopped)
     for before, after in zip(free, stopped, strict=True):
@@ -124,6 +126,7 @@ def test_cutting_and_closing_tokens(policy):
     assert closing is not None
     assert all(">" in policy.tokenizer.convert_ids_to_tokens(i) for i in closing)
     assert closing_tokens(policy, ("。",)) is None
+    assert closing_tokens(policy, ("\n",)) is None
 
 
 def test_seeds_are_the_same_everywhere_and_differ_by_any_part():

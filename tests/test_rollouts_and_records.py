@@ -15,7 +15,7 @@ from rlreason.errors import ConfigError
 from rlreason.guards import Guards
 from rlreason.learner import Learner, TokenObjective
 from rlreason.objectives.credit import CreditRule
-from rlreason.records import Records, refuse_finished, write_whole
+from rlreason.records import Records, refuse_occupied, write_whole
 from rlreason.sweeps import Arm, arms_table
 from rlreason.types import Grade, Problem, Response, Sample
 
@@ -128,14 +128,32 @@ def test_records_are_whole_and_a_finished_run_is_refused(tmp_path):
     records.responses("rollouts", 1, [graded("p", 1.0)], [problem])
     row = json.loads((folder / "rollouts/step_00001.jsonl").read_text())
     assert (row["gold"], row["reward"], row["token_ids"], row["outcome"]) == ("7", 1.0, [1, 2], "correct")
-    refuse_finished(folder)  # not finished yet
-    Records(folder, "seed: 1\n")  # a broken-off run is started again, without its leftovers
+    refuse_occupied(folder)  # not finished yet
+    Records(folder, "seed: 1\n")  # a broken-off run is started again: its records are set aside, not mixed in
     assert not (folder / "rollouts").exists()
     assert (folder / "metrics.jsonl").read_text() == ""
+    assert (folder / "broken_off_1/rollouts/step_00001.jsonl").exists()
+    assert json.loads((folder / "broken_off_1/metrics.jsonl").read_text()) == {"train_step": 1, "reward/mean": 0.5}
     records.summary({"accuracy": 1.0})
     with pytest.raises(ConfigError, match="holds a finished run"):
-        refuse_finished(folder)
+        refuse_occupied(folder)
     assert not list(folder.rglob("*.partial"))
+
+
+def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/weights").write_text("precious")
+    with pytest.raises(ConfigError, match="holds model, which no run left there"):
+        refuse_occupied(tmp_path)
+    assert (tmp_path / "model/weights").read_text() == "precious"
+
+
+def test_numbers_that_are_not_finite_are_null_in_the_records(tmp_path):
+    records = Records(tmp_path, "")
+    records.metrics({"train_step": 1, "train/loss": float("nan"), "train/grad_norm": float("inf")})
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert row["train/loss"] is None
+    assert series([row], "train/loss") == ([], [])
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlreason.algorithms.rollouts import Rollouts, problems_for_step
 from rlreason.engines.base import Sampling
+from rlreason.errors import ConfigError
 from rlreason.objectives.credit import CreditRule, assign_credit
 from rlreason.objectives.kl import kl_per_token
 from rlreason.types import Problem, Sample
@@ -45,6 +46,12 @@ class GroupRelative:
 
 def credit(samples: list[Sample], rule: CreditRule, kl_estimator: str = "k3") -> list[Sample]:
     """The samples with their advantages, by problem id: their order and what was left out do not matter."""
+    lowest = min((s.grade.reward for s in samples), default=0.0)
+    if rule.std_norm == "group_mean" and lowest < 0:
+        raise ConfigError(
+            f"std_norm=group_mean divides by the mean reward, and the reward function gave {lowest}: use "
+            "rewards of 0 and above, or std_norm=group_std"
+        )
     number = {problem_id: k for k, problem_id in enumerate(dict.fromkeys(s.group for s in samples))}
     advantages, kept = assign_credit(
         torch.tensor([s.grade.reward for s in samples], dtype=torch.float64),

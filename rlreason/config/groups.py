@@ -26,7 +26,7 @@ class Loss:
 class ClipLoss(Loss):
     """Losses that bound the ratio to [1 - low, 1 + high]."""
 
-    cliprange: float = 0.2
+    cliprange: float | None = None  # both sides at once
     cliprange_low: float | None = None  # None: cliprange
     cliprange_high: float | None = None  # None: cliprange
     dual_clip: float | None = None  # bound of -A ratio for A < 0, above 1 + high
@@ -36,6 +36,14 @@ class ClipLoss(Loss):
         high = self.cliprange if self.cliprange_high is None else self.cliprange_high
         dual = {} if self.loss_type == "gspo" else {"dual_clip": self.dual_clip}
         return {"cliprange_low": low, "cliprange_high": high, **dual}
+
+    def problems(self) -> list[str]:
+        if self.cliprange is None or self.cliprange_low is None or self.cliprange_high is None:
+            return []
+        return [
+            f"loss.cliprange={self.cliprange} beside loss.cliprange_low={self.cliprange_low} and loss.cliprange_high="
+            f"{self.cliprange_high} would be ignored: set the two sides, or set both to null"
+        ]
 
 
 @dataclass
@@ -75,7 +83,7 @@ class Sampling:
 
 @dataclass
 class WarmStart:
-    """The short SFT that gives a model made on the spot its two habits."""
+    """The short SFT that gives a model made on the spot its two habits. `steps=0` leaves it out."""
 
     steps: int = 700
     batch_size: int = 64
@@ -104,8 +112,16 @@ class TinyModel(Model):
 
     def problems(self) -> list[str]:
         bad = super().problems()
-        if self.width % (2 * self.heads):
-            bad.append(f"model.width={self.width} must be a multiple of 2 x model.heads={self.heads}: try 128 and 4")
+        if min(self.width, self.layers, self.heads) < 1 or self.width % (2 * self.heads):
+            bad.append(
+                f"model.width={self.width}, model.layers={self.layers}, model.heads={self.heads}: all above 0, and "
+                "width a multiple of 2 x heads: try 128, 2 and 4"
+            )
+        w = self.warm_start
+        if w.steps < 0 or w.batch_size < 1 or not w.learning_rate > 0:
+            bad.append("model.warm_start: steps must be 0 or more, batch_size and learning_rate above 0")
+        if not (0 <= w.hasty_share <= 1 and 0 <= w.slip_share <= 1):
+            bad.append("model.warm_start: hasty_share and slip_share are shares and must lie in [0, 1]")
         return bad
 
 
@@ -147,6 +163,8 @@ class Stories(Data):
             )
         if not 2 <= self.max_value <= 99:
             bad.append(f"data.max_value={self.max_value} must lie in 2..99: numbers have at most two digits")
+        if min(self.n_train, self.n_validation) < 1:
+            bad.append(f"data.n_train={self.n_train} and data.n_validation={self.n_validation} must be above 0")
         return bad
 
 
@@ -156,6 +174,8 @@ class FileData(Data):
     train_limit: int | None = None  # use the first so many after a shuffle by seed
 
     def problems(self) -> list[str]:
+        if self.train_limit is not None and self.train_limit < 1:
+            return [f"data.train_limit={self.train_limit} must be at least 1, or null to use every problem"]
         folder = Path(self.path).expanduser()
         cure = "give a folder with train.jsonl and test.jsonl"
         if not folder.is_dir():
@@ -201,9 +221,22 @@ class Rollout:
     engine: str = MISSING
     max_rows: int = 256
 
+    def problems(self) -> list[str]:
+        if self.engine != "hf":
+            return [f"rollout.engine={self.engine} is no engine: choose rollout=hf"]
+        return [] if self.max_rows > 0 else [f"rollout.max_rows={self.max_rows} must be above 0: try 256"]
+
 
 @dataclass
 class Logger:
     kind: str = MISSING
     project: str = "rlreason"
-    mode: str = "online"
+    mode: str = "online"  # online | offline
+
+    def problems(self) -> list[str]:
+        bad = []
+        if self.kind not in ("none", "wandb"):
+            bad.append(f"logger.kind={self.kind} is none of none, wandb: choose logger=none or logger=wandb")
+        if self.mode not in ("online", "offline"):
+            bad.append(f"logger.mode={self.mode} is none of online, offline: choose one")
+        return bad

@@ -4,6 +4,7 @@ The names are the handout's (`rollout_batch_size`, `train_batch_size`, `group_si
 It knows the groups and the rules of the objective, which are plain words too.
 """
 
+import math
 from dataclasses import dataclass, field, fields, is_dataclass
 
 from omegaconf import MISSING
@@ -77,7 +78,9 @@ class Run:
     def _numbers(self) -> list[str]:
         bad = []
         positive = ("n_steps", "learning_rate", "max_grad_norm", "micro_batch_tokens", "eval_problems")
-        bad += [f"{key}={getattr(self, key)} must be above 0" for key in positive if getattr(self, key) <= 0]
+        bad += [
+            f"{key}={getattr(self, key)} must be above 0" for key in positive if not 0 < getattr(self, key) < math.inf
+        ]
         not_negative = ("weight_decay", "eval_every", "save_rollouts_every")
         bad += [f"{key}={getattr(self, key)} must not be negative" for key in not_negative if getattr(self, key) < 0]
         s = self.sampling
@@ -88,7 +91,7 @@ class Run:
             )
         if self.threads is not None and self.threads < 1:
             bad.append(f"threads={self.threads} must be at least 1, or null to choose by the model's size")
-        if s.temperature <= 0:
+        if not 0 < s.temperature < math.inf:
             bad.append(
                 f"sampling.temperature={s.temperature}: the policy gradient needs samples, so it must be "
                 "above 0: try 1.0"
@@ -131,6 +134,11 @@ class GRPO(Run):
     train_batch_size: int = MISSING  # responses per optimizer step
 
     @property
+    def questions(self) -> int:
+        """Different problems per step."""
+        return self.rollout_batch_size // self.group_size
+
+    @property
     def updates_per_rollout(self) -> int:
         """Optimizer steps per rollout batch; above 1, all but the first are off-policy."""
         return self.epochs_per_rollout * (self.rollout_batch_size // self.train_batch_size)
@@ -157,6 +165,13 @@ class GRPO(Run):
             bad.append(
                 f"overlong_cache={cache} must lie in 1..sampling.max_tokens={self.sampling.max_tokens}: try null"
             )
+        if cache is not None and self.overlong != "penalty":
+            bad.append(f"overlong_cache={cache} is read by overlong=penalty only: set it to null, or overlong=penalty")
+        if self.length_norm.constant is not None and self.length_norm.kind != "constant":
+            bad.append(
+                f"length_norm.constant={self.length_norm.constant} is read by length_norm=constant only: set it to "
+                "null, or choose length_norm=constant"
+            )
         bad += self._accumulation()
         return bad or check_objective(self.settings())  # whose rules need sound numbers
 
@@ -166,6 +181,7 @@ class GRPO(Run):
         return {
             "loss_type": self.loss.loss_type,
             **self.loss.numbers(),
+            "dual_clip": getattr(self.loss, "dual_clip", None),
             "length_norm": self.length_norm.kind,
             "constant": self.length_norm.constant,
             "baseline": self.baseline.kind,

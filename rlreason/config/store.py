@@ -3,6 +3,7 @@
 It knows Hydra's store and the schemas; it must not know what a run does.
 """
 
+import hashlib
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -49,11 +50,18 @@ def register() -> None:
 def run_name(overrides: list[str]) -> str:
     """A folder name for one run of a sweep, the same whenever the same overrides are given in any order.
 
+    Where a character had to go or the name was too long, a hash of the whole keeps two runs apart.
+
     >>> run_name(["seed=1", "sweep=grid", "loss=grpo_clip"])
     'loss=grpo_clip,seed=1'
+    >>> run_name(["data.path=/a b"])
+    'data.path=-a-b,77acc79c'
     """
-    kept = sorted(o for o in overrides if not o.startswith("sweep="))
-    return re.sub(r"[^\w.,=+-]+", "-", ",".join(kept))[:200] or "default"
+    whole = ",".join(sorted(o for o in overrides if not o.startswith("sweep=")))
+    name = re.sub(r"[^\w.,=+-]+", "-", whole)
+    if name != whole or len(name) > 150:
+        name = f"{name[:150]},{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    return name or "default"
 
 
 def _extras(node: DictConfig, typed_node: Any, prefix: str = "") -> list[str]:

@@ -53,6 +53,9 @@ def handout_names(words: list[str]) -> list[str]:
         if sign and key in HANDOUT_NAMES:
             print(f"note: {key} is {HANDOUT_NAMES[key]} here")
             key = HANDOUT_NAMES[key]
+        if sign and key == "use_std_normalization":
+            key, value = "std_norm", "group_std" if value.lower() == "true" else "none"
+            print(f"note: use_std_normalization is std_norm={value} here")
         out.append(key + sign + value)
     return out
 
@@ -71,14 +74,15 @@ def check_words(words: list[str]) -> None:
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
         for combination in itertools.islice(_runs(overrides, bool(flags)), MOST_RUNS_CHECKED):
             _composed(combination)
-        if not flags:
-            _check_writable(Path(_composed(overrides, rules=False).hydra.run.dir))
+        plain = [word for word in overrides if not flags or word.startswith(("sweep=", "hydra."))]
+        job = _composed(plain, rules=False).hydra
+        _check_writable(Path(job.sweep.dir if flags else job.run.dir))
 
 
 def _check_writable(folder: Path) -> None:
     place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
-        raise ConfigError(f"hydra.run.dir={folder}: {place} is no folder that can be written to: choose another")
+        raise ConfigError(f"the run folder {folder} cannot be made: {place} is no writable folder: choose another")
 
 
 def _runs(overrides: list[str], multirun: bool) -> Iterable[list[str]]:

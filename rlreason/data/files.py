@@ -6,6 +6,7 @@ A row that cannot be used is named by file and line. It must not know tokenizers
 import hashlib
 import json
 import random
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,15 @@ def load_folder_or_hub(path: str, name: str) -> tuple[list[Problem], list[Proble
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             where = f"{path}, line {number}"
             try:
                 yield where, json.loads(line)
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"{where} is not UTF-8: save the file as UTF-8") from error
             except json.JSONDecodeError as error:
                 raise ConfigError(f"{where} is not JSON ({error.msg}): mend or remove the line") from error
 
@@ -61,10 +64,19 @@ def read_problems(rows: Iterable[tuple[str, Any]], prefix: str) -> Iterator[Prob
             if not isinstance(row.get(key), str) or not row[key].strip():
                 raise ConfigError(f"{where} has no text under {key!r}: each line must hold question and answer")
         solution, mark, gold = row["answer"].rpartition("####")
-        gold = gold.strip().replace(",", "") if mark else row["answer"].strip()
+        gold = without_thousands_commas(gold.strip() if mark else row["answer"].strip())
         if not gold:
             raise ConfigError(f"{where} has nothing after '####': mend or remove the line")
         yield Problem(f"{prefix}-{number}", row["question"].strip(), gold, solution.strip() if mark else None)
+
+
+def without_thousands_commas(gold: str) -> str:
+    """A plain number without its thousands commas; anything else as it is.
+
+    >>> without_thousands_commas("-1,234,567.5"), without_thousands_commas("(1,2)"), without_thousands_commas("1,2,3")
+    ('-1234567.5', '(1,2)', '1,2,3')
+    """
+    return gold.replace(",", "") if re.fullmatch(r"-?\$?\d{1,3}(,\d{3})+(\.\d+)?", gold) else gold
 
 
 def subset(problems: list[Problem], limit: int | None, seed: int) -> list[Problem]:

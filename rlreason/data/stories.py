@@ -10,6 +10,7 @@ import random
 import zlib
 from dataclasses import dataclass
 
+from rlreason.errors import ConfigError
 from rlreason.types import Problem
 
 NAMES = ("Mia", "Ben", "Ana", "Tom", "Lea", "Max", "Zoe", "Sam", "Eva", "Leo")
@@ -45,7 +46,7 @@ class Story:
 
 def draw_story(rng: random.Random, min_events: int, max_events: int, max_value: int, validation: bool) -> Story:
     """A story of the asked half whose every total lies in 0..max_value."""
-    while True:
+    for _ in range(10_000):  # a half of a very small story space can be empty
         total = start = rng.randint(1, max_value)
         changes: list[int] = []
         for _ in range(rng.randint(min_events, max_events)):
@@ -56,6 +57,7 @@ def draw_story(rng: random.Random, min_events: int, max_events: int, max_value: 
         story = Story(start, tuple(changes))
         if story.is_validation == validation:
             return story
+    raise ConfigError(f"data.max_value={max_value} leaves no stories for one half of the data: raise it")
 
 
 def tell(story: Story, rng: random.Random) -> str:
@@ -72,7 +74,15 @@ def make_stories(
     rng = random.Random(f"{seed}/{validation}/{min_events}-{max_events}-{max_value}")
     half = "validation" if validation else "train"
     problems: dict[str, Problem] = {}
+    tries = 0
     while len(problems) < n:
+        tries += 1
+        if tries > 100 * n + 1000:
+            raise ConfigError(
+                f"data.max_value={max_value} with data.min_events={min_events} and data.max_events={max_events} allows "
+                f"only about {len(problems)} different {half} stories, and {n} were asked for: raise max_value or "
+                "max_events"
+            )
         story = draw_story(rng, min_events, max_events, max_value, validation)
         question = tell(story, rng)
         if question not in problems:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.slab import select_rows, slab_cache
@@ -52,6 +53,13 @@ class _Row:
     log_probs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
+    def take(self, token: int, log_prob: float, ended: Callable[["_Row"], FinishReason | None]) -> None:
+        """Add a sampled token, unless the row has ended and only waits to be dropped."""
+        if self.finish_reason is None:
+            self.token_ids.append(token)
+            self.log_probs.append(log_prob)
+            self.finish_reason = ended(self)
+
 
 class HFEngine:
     """Samples with the policy's own module; `load_weights` only counts, because there is nothing to copy."""
@@ -83,65 +91,56 @@ class HFEngine:
         return [response for group in groups for response in group]
 
     def _sample(self, prompts: Sequence[Prompt], sampling: Sampling, n: int) -> list[Response]:
-        policy, device = self.policy, self.policy.device
+        """One batch of rows, decoded side by side until the last has ended."""
+        device = self.policy.device
         rows = [
             _Row(prompt, np.random.default_rng([prompt.seed, i]).random(sampling.max_tokens))
             for prompt in prompts
             for i in range(n)
         ]
-        ended = self._ending_rule(sampling)
-        banned = torch.tensor(sorted(policy.end_ids), device=device)
+        ended, banned = self._ending_rule(sampling), torch.tensor(sorted(self.policy.end_ids), device=device)
         lengths = torch.tensor([len(prompt.token_ids) for prompt in prompts], device=device)
-        width = int(lengths.max())
-        cache = slab_cache()
-        logits = self._read_prompts(prompts, lengths, cache)
-        # From here on there is one row per sample: each prompt was read once and is now repeated.
-        repeat = torch.arange(len(prompts), device=device).repeat_interleave(n)
-        select_rows(cache, repeat)
-        logits, lengths = logits[repeat], lengths[repeat]
-        seen = torch.ones(len(rows), width + sampling.max_tokens, dtype=torch.bool, device=device)
-        seen[:, :width] = torch.arange(width, device=device) < lengths[:, None]  # the rest of a short prompt is padding
-        live = list(rows)
-        for t in range(sampling.max_tokens):
-            if t < sampling.min_tokens:
-                logits[:, banned] = float("-inf")
-            uniforms = torch.from_numpy(np.array([row.uniforms[t] for row in live])).to(device)
-            ids, log_probs = draw(logits, uniforms, sampling.temperature)
-            for row, token, log_prob in zip(live, ids.tolist(), log_probs.tolist(), strict=True):
-                if row.finish_reason is None:
-                    row.token_ids.append(token)
-                    row.log_probs.append(log_prob)
-                    row.finish_reason = ended(row)
-            kept = [i for i, row in enumerate(live) if row.finish_reason is None]
-            if not kept or t + 1 == sampling.max_tokens:
-                break
-            if len(kept) < COMPACT_BELOW * len(live):
-                index = torch.tensor(kept, device=device)
-                select_rows(cache, index)
-                ids, lengths, seen = ids[index], lengths[index], seen[index]
-                live = [live[i] for i in kept]
-            with policy.autocast():
-                hidden = policy.backbone(
+        width, cache, live = int(lengths.max()), slab_cache(), list(rows)
+        with self.policy.autocast():  # one region for all steps: weights are cast once
+            logits = self._read_prompts(prompts, lengths, cache)
+            # From here on there is one row per sample: each prompt was read once and is now repeated.
+            repeat = torch.arange(len(prompts), device=device).repeat_interleave(n)
+            select_rows(cache, repeat)
+            logits, lengths = logits[repeat], lengths[repeat]
+            seen = torch.ones(len(rows), width + sampling.max_tokens, dtype=torch.bool, device=device)
+            seen[:, :width] = torch.arange(width, device=device) < lengths[:, None]  # a short prompt's padding is not
+            for t in range(sampling.max_tokens):
+                if t < sampling.min_tokens:
+                    logits[:, banned] = float("-inf")
+                uniforms = torch.from_numpy(np.array([row.uniforms[t] for row in live])).to(device)
+                ids, log_probs = draw(logits, uniforms, sampling.temperature)
+                for row, token, log_prob in zip(live, ids.tolist(), log_probs.tolist(), strict=True):
+                    row.take(token, log_prob, ended)
+                kept = [i for i, row in enumerate(live) if row.finish_reason is None]
+                if not kept:
+                    break
+                if len(kept) < COMPACT_BELOW * len(live):
+                    index = torch.tensor(kept, device=device)
+                    select_rows(cache, index)
+                    ids, lengths, seen, live = ids[index], lengths[index], seen[index], [live[i] for i in kept]
+                hidden = self.policy.backbone(
                     input_ids=ids[:, None],
                     position_ids=(lengths + t)[:, None],
                     attention_mask=seen[:, None, None, : width + t + 1],
                     past_key_values=cache,
                     use_cache=True,
                 ).last_hidden_state[:, 0]
-            logits = policy.logits(hidden)
+                logits = self.policy.logits(hidden)
         return [self._response(row, sampling) for row in rows]
 
-    def _read_prompts(self, prompts: Sequence[Prompt], lengths: Tensor, cache: object) -> Tensor:
+    def _read_prompts(self, prompts: Sequence[Prompt], lengths: Tensor, cache: Cache) -> Tensor:
         """Fill the cache with the prompts (padded on the right, hidden later) and return the first logits."""
         device = self.policy.device
         ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
         for i, prompt in enumerate(prompts):
             ids[i, : len(prompt.token_ids)] = torch.tensor(prompt.token_ids)
-        with self.policy.autocast():
-            hidden = self.policy.backbone(
-                input_ids=ids.to(device), past_key_values=cache, use_cache=True
-            ).last_hidden_state
-        return self.policy.logits(hidden[torch.arange(len(prompts), device=device), lengths - 1])
+        read = self.policy.backbone(input_ids=ids.to(device), past_key_values=cache, use_cache=True)
+        return self.policy.logits(read.last_hidden_state[torch.arange(len(prompts), device=device), lengths - 1])
 
     def _ending_rule(self, sampling: Sampling) -> Callable[[_Row], FinishReason | None]:
         """Whether a row ends with its newest token. Text is decoded only after a token that can end a stop string."""
@@ -192,10 +191,11 @@ def cut_after(text: str, stop: Sequence[str]) -> str:
 def closing_tokens(policy: Policy, stop: Sequence[str]) -> frozenset[int] | None:
     """Tokens that can complete a stop string: those whose text holds one of its last characters.
 
-    None means any token may (a last character outside ASCII can be split over several tokens).
+    None means any token may: vocabularies spell white space otherwise, and a last character outside ASCII can be
+    split over several tokens.
     """
     last = {s[-1] for s in stop}
-    if not all(c.isascii() for c in last):
+    if not all(c.isascii() and c.isprintable() and not c.isspace() for c in last):
         return None
     vocabulary = policy.tokenizer.get_vocab()
     return frozenset(i for piece, i in vocabulary.items() if any(c in piece for c in last))

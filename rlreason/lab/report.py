@@ -1,7 +1,6 @@
 """What the laboratory shows: a table, a picture, and the numbers as JSON. It knows numbers and files."""
 
 import json
-import math
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from rlreason.lab.measure import Laboratory, Measured
 from rlreason.lab.objectives import OWN
-from rlreason.records import write_whole
+from rlreason.records import finite, write_whole
 
 COLUMNS = (
     "objective",
@@ -72,16 +71,8 @@ def write_numbers(folder: Path, result: Laboratory) -> Path:
     for m, row in zip(result.objectives, content["objectives"], strict=True):
         row["short_to_long"] = m.short_to_long
     path = lab_file(folder, result.step, "json")
-    write_whole(path, json.dumps(_finite(content), indent=1) + "\n")
+    write_whole(path, json.dumps(finite(content), indent=1) + "\n")
     return path
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def draw(folder: Path, result: Laboratory) -> Path:
