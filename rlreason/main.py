@@ -18,9 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.config.store import register, resource_dir, typed
 from rlreason.config.words import check_words, handout_names, is_question
 from rlreason.errors import ConfigError
-from rlreason.sweeps import Arm, arms_table
-
-JOB_OF_SWEEP = "RLREASON_JOB_OF_SWEEP"  # set for the processes that a sweep starts
+from rlreason.sweeps import JOB_OF_SWEEP, Arm, arms_table
 
 #: What each job of a sweep came to, in order; filled by the parent process of a sweep only.
 ARMS: list[Arm] = []

@@ -1,5 +1,6 @@
 """The words around a run: what is about to happen, and what came of it. It knows records and numbers, not tensors."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from rlreason.config.groups import TinyModel
 from rlreason.config.run import GRPO
 from rlreason.console import Console, closing_table
+from rlreason.sweeps import JOB_OF_SWEEP
 from rlreason.types import Problem, Sample
 
 
@@ -67,7 +69,7 @@ def closing(
         f"\n{summary['status']} in {summary['seconds']:.0f} s on {summary['threads']} threads; "
         f"curves: {shown(folder / 'curves.png')}" + (f", model: {shown(folder / 'model')}" if run.save_model else "")
     )
-    if isinstance(run.model, TinyModel):
+    if isinstance(run.model, TinyModel) and JOB_OF_SWEEP not in os.environ:
         console.say(
             "\nTry next:\n"
             "  python -m rlreason loss=grpo_clip off_policy=e4_quarter   # 16 optimizer steps per rollout batch\n"

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+JOB_OF_SWEEP = "RLREASON_JOB_OF_SWEEP"  # an environment variable, set for the processes that a sweep starts
+
 
 @dataclass(frozen=True, slots=True)
 class Arm:

@@ -50,18 +50,33 @@ def register() -> None:
 def run_name(overrides: list[str]) -> str:
     """A folder name for one run of a sweep, the same whenever the same overrides are given in any order.
 
-    Where a character had to go or the name was too long, a hash of the whole keeps two runs apart.
+    Where characters had to go or a text was too long, a hash of it keeps two runs apart.
 
     >>> run_name(["seed=1", "sweep=grid", "loss=grpo_clip"])
     'loss=grpo_clip,seed=1'
-    >>> run_name(["data.path=/a b"])
-    'data.path=-a-b,77acc79c'
+    >>> run_name(["model.path=/home/me/a model"])
+    'model.path='
     """
-    whole = ",".join(sorted(o for o in overrides if not o.startswith("sweep=")))
-    name = re.sub(r"[^\w.,=+-]+", "-", whole)
-    if name != whole or len(name) > 150:
-        name = f"{name[:150]},{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
-    return name or "default"
+    return _short(",".join(_part(o) for o in sorted(overrides) if not o.startswith("sweep=")) or "default", 190)
+
+
+def _part(override: str) -> str:
+    key, _, value = override.partition("=")
+    if override == _safe(override) and len(override) <= 60:
+        return override
+    return f"{key}={_safe(Path(value).name)[:24]}~{_hash(override)}"
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^\w.,=+-]+", "-", text)
+
+
+def _short(name: str, limit: int) -> str:
+    return name if len(name) <= limit else f"{name[:limit]}~{_hash(name)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _extras(node: DictConfig, typed_node: Any, prefix: str = "") -> list[str]:
