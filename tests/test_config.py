@@ -204,8 +204,7 @@ def test_the_handouts_accumulation_becomes_the_micro_batch(composed):
 def test_run_names_do_not_depend_on_the_order_and_are_safe_folder_names():
     a, b = ["seed=1", "model.path=/a b/c", "sweep=x"], ["model.path=/a b/c", "seed=1"]
     assert run_name(a) == run_name(b)
-    assert run_name(a).startswith("model.path=c~")
-    assert run_name(a).endswith(",seed=1")
+    assert run_name(a).startswith("seed=1,model.path=c~")
     long = ["data.path=" + "/x" * 90, "model.path=" + "/y" * 90]
     names = {run_name([*long, f"seed={seed}"]) for seed in range(20)}
     assert len(names) == 20

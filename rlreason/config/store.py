@@ -50,14 +50,19 @@ def register() -> None:
 def run_name(overrides: list[str]) -> str:
     """A folder name for one run of a sweep, the same whenever the same overrides are given in any order.
 
-    Where characters had to go or a text was too long, a hash of it keeps two runs apart.
+    Short overrides come first, so that they stay readable where the name must be cut; where a text was changed or
+    cut, a hash of it keeps two runs apart.
 
     >>> run_name(["seed=1", "sweep=grid", "loss=grpo_clip"])
-    'loss=grpo_clip,seed=1'
+    'seed=1,loss=grpo_clip'
     >>> run_name(["model.path=/home/me/a model"])
-    'model.path='
+    'model.path=a-model~a0a532e9'
     """
-    return _short(",".join(_part(o) for o in sorted(overrides) if not o.startswith("sweep=")) or "default", 190)
+    return _short(
+        ",".join(_part(o) for o in sorted(overrides, key=lambda o: (len(o), o)) if not o.startswith("sweep="))
+        or "default",
+        190,
+    )
 
 
 def _part(override: str) -> str:
