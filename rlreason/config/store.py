@@ -17,6 +17,7 @@ from rlreason.config import groups
 from rlreason.config.run import GRPO, Run
 from rlreason.errors import ConfigError
 
+LONGEST_NAME = 190  # characters of a run's folder name; file systems allow 255 bytes
 SCHEMAS: dict[str, dict[str, Any]] = {
     "schema": {"grpo": GRPO},
     "schema/loss": {"plain": groups.Loss, "clip": groups.ClipLoss, "cispo": groups.CispoLoss},
@@ -58,11 +59,9 @@ def run_name(overrides: list[str]) -> str:
     >>> run_name(["model.path=/home/me/a model"])
     'model.path=a-model~a0a532e9'
     """
-    return _short(
-        ",".join(_part(o) for o in sorted(overrides, key=lambda o: (len(o), o)) if not o.startswith("sweep="))
-        or "default",
-        190,
-    )
+    kept = sorted((o for o in overrides if not o.startswith("sweep=")), key=lambda o: (len(o), o))
+    name = ",".join(map(_part, kept)) or "default"
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}~{_hash(name)}"
 
 
 def _part(override: str) -> str:
@@ -74,10 +73,6 @@ def _part(override: str) -> str:
 
 def _safe(text: str) -> str:
     return re.sub(r"[^\w.,=+-]+", "-", text)
-
-
-def _short(name: str, limit: int) -> str:
-    return name if len(name) <= limit else f"{name[:limit]}~{_hash(name)}"
 
 
 def _hash(text: str) -> str:
