@@ -40,6 +40,7 @@ def assign_credit(
     `kl` (n, seq) is the KL estimate per token of the policy that sampled, for KL in the reward. A sample that is
     not kept carries no loss but did count in its group's baseline.
 
+    >>> import torch
     >>> rewards, ids = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
     >>> rule = CreditRule(std_norm="none", zero_variance="skip")
     >>> assign_credit(rewards, ids, torch.full((4,), 5), torch.zeros(4).bool(), rule)
