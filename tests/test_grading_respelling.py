@@ -166,7 +166,7 @@ def test_intervals_and_inequalities(data, bounds, left, right_closed, left2, rig
 @settings(max_examples=400, deadline=None)
 @given(st.text(max_size=40), st.text(max_size=20))
 def test_no_text_is_an_error_and_every_text_is_itself(answer, gold):
-    right(answer, gold)
+    assert right(answer, gold) in (True, False)
     assert right(gold, gold) == bool(gold.strip())
 
 
@@ -176,4 +176,4 @@ ALPHABET = st.sampled_from([*"0123456789xyei+-*/^_(){}[],.:;|!%$=<>' \\", "\\fra
 @settings(max_examples=400, deadline=None)
 @given(st.lists(ALPHABET, max_size=30).map("".join), st.sampled_from(["38", r"\sqrt2", "x+1", "(1,2)", "[0,1)"]))
 def test_no_arrangement_of_signs_is_an_error(answer, gold):
-    right(answer, gold)
+    assert right(answer, gold) in (True, False)
