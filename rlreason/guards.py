@@ -4,6 +4,7 @@ Each guard reads the numbers that the step recorded anyway. A notice is printed 
 counted, so that a long run stays readable; the counts go into `summary.json`.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -11,7 +12,9 @@ Metrics = Mapping[str, float]
 
 
 def _identical(m: Metrics, group_size: int) -> str | None:
-    if group_size > 1 and m["rollout/distinct"] <= 1 / group_size + 1e-9:
+    """A model that has become certain (entropy near 0) repeats itself rightly; one that has not shares its seeds."""
+    uncertain = m.get("train/entropy", math.inf) > 0.05
+    if group_size > 1 and uncertain and m["rollout/distinct"] <= 1 / group_size + 1e-9:
         return "all responses of every group are identical: the samples share one seed, or the temperature is too low"
     return None
 

@@ -114,6 +114,9 @@ def test_guards_speak_once_then_count():
     assert len(said) == 2 * len(guards.counts)  # the 1st and the 10th time
     for words in ("identical", "every advantage is 0", "cut at sampling.max_tokens", "disagree by 0.200", "not finite"):
         assert any(words in line for line in said)
+    certain = Guards(4, said.append)
+    certain.look(1, {**bad, "train/entropy": 0.01})
+    assert "identical_samples" not in certain.counts
     fine = {"rollout/distinct": 1.0, "reward/live_groups": 0.5, "reward/mean": 0.5, "rollout/truncated": 0.0}
     quiet = Guards(4, said.append)
     quiet.look(1, fine)
