@@ -47,6 +47,8 @@ def test_every_option_composes_and_keeps_the_rules(composed, gsm8k, group, optio
     pretrained = (group == "model" and option != "tiny") or group == "experiment" or option == "gsm8k"
     if pretrained:
         overrides += [f"data.path={gsm8k}"] + (["model=smollm2_135m"] if group == "data" else [])
+    if option == "question_only":
+        overrides += ["model=smollm2_135m", f"data.path={gsm8k}"]
     if (group, option) == ("baseline", "none"):
         overrides += ["std_norm=none", "loss=no_baseline"]
     if option == "local":
