@@ -156,6 +156,7 @@ def test_every_run_of_a_sweep_can_start(name):
             ["train_batch_size=100"],
             "rollout_batch_size=256 must be a positive multiple of train_batch_size=100: try train_batch_size=64",
         ),
+        (["prompt=question_only"], "the tiny model learns to answer in <answer> tags"),
         (["group_size=7"], "multiple of group_size=7: try group_size=4"),
         (["group_size=1"], "a group of one always gives advantage 0"),
         (["gradient_accumulation_steps=3"], "gradient_accumulation_steps=3 must divide train_batch_size=256"),

@@ -70,8 +70,8 @@ class Run:
             )
         if isinstance(self.model, TinyModel) and self.prompt.reward == "question_only":
             bad.append(
-                f"model=tiny with prompt={self.prompt.name}: the tiny model learns to answer in <answer> tags, and this "
-                "prompt's reward expects a box: choose prompt=r1_zero_short, or a pretrained model"
+                f"model=tiny with prompt={self.prompt.name}: the tiny model learns to answer in <answer> tags, and "
+                "this prompt's reward expects a box: choose prompt=r1_zero_short, or a pretrained model"
             )
         if self.prompt.reward not in ("r1_zero", "question_only") and ":" not in self.prompt.reward:
             bad.append(
