@@ -24,20 +24,23 @@ class Arm:
 
 
 def arms_table(arms: list[Arm]) -> str:
-    """One line per run, in the order they ran.
+    """One line per run, in the order they ran, named by the overrides in which the runs differ.
 
     >>> print(arms_table([Arm("lr=1", {"status": "failed (exit code 1)"})]))
     run     accuracy         length         status
     lr=1           -              -         failed (exit code 1)
     """
-    width = max(6, *(len(arm.name) for arm in arms))
+    parts = [arm.name.split(",") for arm in arms]
+    shared = set(parts[0]).intersection(*parts) if len(arms) > 1 else set()
+    names = [",".join(p for p in own if p not in shared) or arm.name for own, arm in zip(parts, arms, strict=True)]
+    width = max(6, *map(len, names))
     rows = [f"{'run':{width}}  accuracy         length         status"]
-    for arm in arms:
+    for name, arm in zip(names, arms, strict=True):
         s = arm.summary
         if "accuracy" in s:
             accuracy = f"{s['accuracy_before']:.3f} -> {s['accuracy']:.3f}"
             length = f"{s['length_before']:5.1f} -> {s['length']:5.1f}"
-            rows.append(f"{arm.name:{width}}  {accuracy}   {length} {s['status']}")
+            rows.append(f"{name:{width}}  {accuracy}   {length} {s['status']}")
         else:
-            rows.append(f"{arm.name:{width}}         -              -         {s['status']}")
+            rows.append(f"{name:{width}}         -              -         {s['status']}")
     return "\n".join(rows)

@@ -104,6 +104,17 @@ def test_dropping_finished_rows_changes_nothing(policy, problems):
     assert [r.token_ids for r in together] == [r.token_ids for r in one_by_one]
 
 
+def test_finished_responses_are_handed_out_at_once_with_their_place(policy, problems):
+    prompts, sampling = prompts_for(policy, problems, 5), Sampling(1.0, 0, 24, stop=("=",))
+    seen: list[tuple[int, object]] = []
+    engine = HFEngine(policy, max_rows=8)
+    responses = engine.generate(prompts, sampling, 3, finished=lambda place, response: seen.append((place, response)))
+    assert sorted(place for place, _ in seen) == list(range(15))
+    assert all(responses[place] is response for place, response in seen)
+    lengths = [len(response.token_ids) for _, response in seen[:6]]
+    assert lengths == sorted(lengths)  # within the first batch of rows, the short ones come first
+
+
 def test_hand_over_is_counted_and_stamped(policy, engine):
     assert engine.generate([Prompt("p", [5], 0)], Sampling(1.0, 0, 2), 1)[0].weight_version == 0
     engine.load_weights(policy)

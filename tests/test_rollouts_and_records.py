@@ -199,6 +199,9 @@ def test_a_failed_arm_is_a_line_of_the_table_too():
     )
     bad = Arm("lr=2", {"status": "failed (exit code 1)"})
     text = arms_table([good, bad])
+    both = arms_table([Arm("n=1,seed=0", good.summary), Arm("n=1,seed=1", good.summary)])
+    assert "seed=1" in both
+    assert "n=1" not in both
     assert "0.100 -> 0.900" in text
     assert "failed (exit code 1)" in text
     assert bad.failed

@@ -5,11 +5,12 @@ It knows problems, the engine and the grader; it must not know losses or the opt
 
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 from rlreason.engines.base import Engine, Prompt, Sampling, seed_for
-from rlreason.types import Grade, Problem, Sample
+from rlreason.types import Grade, Problem, Response, Sample
 
 
 class Grades(Protocol):
@@ -28,12 +29,20 @@ class Rollouts:
     seed: int
 
     def sample(self, problems: Sequence[Problem], sampling: Sampling, n: int, purpose: object) -> list[Sample]:
-        """n graded responses to each problem. The same `purpose` (a step, say) draws the same random numbers."""
+        """n responses to each problem, each graded while others are still being sampled.
+
+        The same `purpose` (a step, say) draws the same random numbers.
+        """
         prompts = [Prompt(p.id, self.prompt_ids(p.question), seed_for(self.seed, purpose, p.id)) for p in problems]
-        responses = self.engine.generate(prompts, sampling, n)
         gold = {p.id: p.answer for p in problems}
-        grades = self.grader.grade_batch([r.text for r in responses], [gold[r.problem_id] for r in responses])
-        return [Sample(r, g) for r, g in zip(responses, grades, strict=True)]
+        grades: dict[int, Future[list[Grade]]] = {}
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading") as beside:
+
+            def grade(place: int, response: Response) -> None:
+                grades[place] = beside.submit(self.grader.grade_batch, [response.text], [gold[response.problem_id]])
+
+            responses = self.engine.generate(prompts, sampling, n, grade)
+            return [Sample(response, grades[place].result()[0]) for place, response in enumerate(responses)]
 
 
 def problems_for_step(problems: Sequence[Problem], step: int, count: int, seed: int) -> list[Problem]:

@@ -4,7 +4,7 @@ An engine knows token ids and sampling numbers. It must not know rewards, proble
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,11 +32,20 @@ class Sampling:
     stop: tuple[str, ...] = ()  # kept in the text; its tokens are kept whole
 
 
+Finished = Callable[[int, Response], None]
+
+
 class Engine(Protocol):
     weight_version: int  # counts weight hand-overs; stamped on every response
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, n: int) -> list[Response]:
-        """n samples of each prompt, prompt by prompt in the given order."""
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None
+    ) -> list[Response]:
+        """n samples of each prompt, prompt by prompt in the given order.
+
+        `finished(place, response)` is called as soon as a response has ended, with its place in the returned list, so
+        that grading can go on beside sampling.
+        """
         ...
 
     def load_weights(self, policy: Policy) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.base import Finished, Prompt, Sampling
 from rlreason.engines.slab import select_rows, slab_cache
 from rlreason.policy import Policy
 from rlreason.types import FinishReason, Response
@@ -47,18 +47,21 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
 class _Row:
     """One sample under way."""
 
+    place: int  # in the list that `generate` returns
     prompt: Prompt
     uniforms: np.ndarray  # (max_tokens,) float64
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
-    def take(self, token: int, log_prob: float, ended: Callable[["_Row"], FinishReason | None]) -> None:
-        """Add a sampled token, unless the row has ended and only waits to be dropped."""
-        if self.finish_reason is None:
-            self.token_ids.append(token)
-            self.log_probs.append(log_prob)
-            self.finish_reason = ended(self)
+    def take(self, token: int, log_prob: float, ended: Callable[["_Row"], FinishReason | None]) -> bool:
+        """Add a sampled token, unless the row has ended and only waits to be dropped; whether it has ended just now."""
+        if self.finish_reason is not None:
+            return False
+        self.token_ids.append(token)
+        self.log_probs.append(log_prob)
+        self.finish_reason = ended(self)
+        return self.finish_reason is not None
 
 
 class HFEngine:
@@ -79,32 +82,43 @@ class HFEngine:
         """Nothing to stop: the engine owns no process and no memory between calls."""
 
     @torch.inference_mode()
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1) -> list[Response]:
-        per_batch = max(1, self.max_rows // n)
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
+    ) -> list[Response]:
+        responses: dict[int, Response] = {}
+
+        def collect(place: int, response: Response) -> None:
+            responses[place] = response
+            if finished is not None:
+                finished(place, response)
+
+        rows = [
+            _Row(i * n + j, prompt, np.random.default_rng([prompt.seed, j]).random(sampling.max_tokens))
+            for i, prompt in enumerate(prompts)
+            for j in range(n)
+        ]
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids))
-        groups: list[list[Response]] = [[] for _ in prompts]
+        per_batch = max(1, self.max_rows // n)
         for start in range(0, len(by_length), per_batch):
             chosen = by_length[start : start + per_batch]
-            responses = self._sample([prompts[i] for i in chosen], sampling, n)
-            for k, i in enumerate(chosen):
-                groups[i] = responses[k * n : (k + 1) * n]
-        return [response for group in groups for response in group]
+            self._sample(
+                [prompts[i] for i in chosen],
+                [row for i in chosen for row in rows[i * n : (i + 1) * n]],
+                sampling,
+                collect,
+            )
+        return [responses[place] for place in range(len(rows))]
 
-    def _sample(self, prompts: Sequence[Prompt], sampling: Sampling, n: int) -> list[Response]:
-        """One batch of rows, decoded side by side until the last has ended."""
+    def _sample(self, prompts: Sequence[Prompt], rows: list["_Row"], sampling: Sampling, collect: Finished) -> None:
+        """One batch of rows, n for each prompt in turn, decoded side by side until the last has ended."""
         device = self.policy.device
-        rows = [
-            _Row(prompt, np.random.default_rng([prompt.seed, i]).random(sampling.max_tokens))
-            for prompt in prompts
-            for i in range(n)
-        ]
         ended, banned = self._ending_rule(sampling), torch.tensor(sorted(self.policy.end_ids), device=device)
         lengths = torch.tensor([len(prompt.token_ids) for prompt in prompts], device=device)
         width, cache, live = int(lengths.max()), slab_cache(), list(rows)
         with self.policy.autocast():  # one region for all steps: weights are cast once
             logits = self._read_prompts(prompts, lengths, cache)
             # From here on there is one row per sample: each prompt was read once and is now repeated.
-            repeat = torch.arange(len(prompts), device=device).repeat_interleave(n)
+            repeat = torch.arange(len(prompts), device=device).repeat_interleave(len(rows) // len(prompts))
             select_rows(cache, repeat)
             logits, lengths = logits[repeat], lengths[repeat]
             seen = torch.ones(len(rows), width + sampling.max_tokens, dtype=torch.bool, device=device)
@@ -115,7 +129,8 @@ class HFEngine:
                 uniforms = torch.from_numpy(np.array([row.uniforms[t] for row in live])).to(device)
                 ids, log_probs = draw(logits, uniforms, sampling.temperature)
                 for row, token, log_prob in zip(live, ids.tolist(), log_probs.tolist(), strict=True):
-                    row.take(token, log_prob, ended)
+                    if row.take(token, log_prob, ended):
+                        collect(row.place, self._response(row, sampling))
                 kept = [i for i, row in enumerate(live) if row.finish_reason is None]
                 if not kept:
                     break
@@ -131,7 +146,6 @@ class HFEngine:
                     use_cache=True,
                 ).last_hidden_state[:, 0]
                 logits = self.policy.logits(hidden)
-        return [self._response(row, sampling) for row in rows]
 
     def _read_prompts(self, prompts: Sequence[Prompt], lengths: Tensor, cache: Cache) -> Tensor:
         """Fill the cache with the prompts (padded on the right, hidden later) and return the first logits."""
