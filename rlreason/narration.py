@@ -66,7 +66,7 @@ def closing(
         seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
         console.say(f"notices    {seen}")
     console.say(
-        f"\n{summary['status']} in {summary['seconds']:.0f} s on {summary['threads']} threads; "
+        f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
         f"curves: {shown(folder / 'curves.png')}" + (f", model: {shown(folder / 'model')}" if run.save_model else "")
     )
     if isinstance(run.model, TinyModel) and JOB_OF_SWEEP not in os.environ:

@@ -150,7 +150,9 @@ class Policy:
     def describe(self) -> str:
         """Size, precision and place, for a person."""
         millions = sum(p.numel() for p in self.model.parameters()) / 1e6
-        where = torch.cuda.get_device_name() if self.device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+        where = (
+            torch.cuda.get_device_name() if self.device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
+        )
         return f"{millions:.3g} M parameters, {str(self.compute_dtype).removeprefix('torch.')} products, {where}"
 
     def encode_prompt(self, text: str) -> list[int]:
