@@ -133,9 +133,12 @@ class Learner:
         of the work, would add zeros. The divisors count such samples all the same.
         """
         extra_terms = self.objective.kl_coef or self.objective.entropy_coef
-        live = [i for i, s in enumerate(samples) if s.kept]
-        needed = [i for i in live if extra_terms or samples[i].advantage]
-        return needed, [i for i in live if not (extra_terms or samples[i].advantage)]
+        needed: list[int] = []
+        measured: list[int] = []
+        for i, s in enumerate(samples):
+            if s.kept:
+                (needed if extra_terms or s.advantage else measured).append(i)
+        return needed, measured
 
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
         sizes = [len(s.response.prompt_ids) + len(s.response.token_ids) for s in samples]
@@ -217,9 +220,10 @@ class Learner:
 
 
 def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics over the optimizer steps of one rollout batch: means, but counts are added and maxima kept.
+    """Metrics over the optimizer steps of one rollout batch: means, but counts are added.
 
-    The gap to the engine is that of the first step alone, while the weights are still those that sampled.
+    What is named `rollout/`, the gap to the engine, is that of the first step alone, while the weights are still
+    those that sampled.
 
     >>> averaged([{"train/loss": 1.0, "train/skipped_updates": 1}, {"train/loss": 3.0, "train/skipped_updates": 1}])
     {'train/loss': 2.0, 'train/skipped_updates': 2.0}

@@ -23,17 +23,11 @@ class PackedBatch:
     score_at: Tensor  # (scored,) every response token of every sequence, in order
     labels: Tensor  # (scored,)
     lengths: Tensor  # (sequences,) response lengths
-
-    @property
-    def response_mask(self) -> Tensor:
-        """(sequences, longest response), true on response tokens: made from lengths, never from token values."""
-        width = int(self.lengths.max()) if len(self.lengths) else 0
-        return torch.arange(width, device=self.lengths.device) < self.lengths[:, None]
+    response_mask: Tensor  # (sequences, longest response) bool: made from lengths, never from token values
 
     def to_rows(self, flat: Tensor) -> Tensor:
         """(scored,) -> (sequences, longest response), zero where a row has ended. Differentiable."""
-        mask = self.response_mask
-        return flat.new_zeros(mask.shape).masked_scatter(mask, flat)
+        return flat.new_zeros(self.response_mask.shape).masked_scatter(self.response_mask, flat)
 
 
 def pack(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str = "cpu") -> PackedBatch:
@@ -64,6 +58,8 @@ def pack(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.dev
     def tensor(values: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
+    lengths = [len(response) for _, response in pairs]
+    response_lengths = tensor(lengths)
     return PackedBatch(
         input_ids=tensor(ids)[None],
         position_ids=tensor(positions)[None],
@@ -71,7 +67,8 @@ def pack(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.dev
         longest=max(sizes, default=0),
         score_at=tensor(score_at),
         labels=tensor(labels),
-        lengths=tensor([len(response) for _, response in pairs]),
+        lengths=response_lengths,
+        response_mask=torch.arange(max(lengths, default=0), device=device) < response_lengths[:, None],
     )
 
 

@@ -66,10 +66,8 @@ def build(run: GRPO, folder: Path, console: Console) -> House:
     began = time.monotonic()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
-    if run.threads or isinstance(run.model, TinyModel):
-        # Products this small gain a quarter from a second thread, and lose tenfold when another program wants its core.
-        torch.set_num_threads(run.threads or 1)
-    prompt = partial(render, load_template(run.prompt.file, resource_dir("prompts")))
+    choose_threads(run)
+    prompt = renderer(run)
     mirror = make_mirror(run, folder)
     train, validation = load_data(run)
     check_amount(run, train)
@@ -99,6 +97,20 @@ def build(run: GRPO, folder: Path, console: Console) -> House:
         mirror=mirror,
         seconds_to_build=time.monotonic() - began,
     )
+
+
+def choose_threads(run: Run) -> None:
+    """As asked; one for the tiny model, and torch's own choice otherwise.
+
+    Products this small gain a quarter from a second thread, and lose tenfold when another program wants its core.
+    """
+    if run.threads or isinstance(run.model, TinyModel):
+        torch.set_num_threads(run.threads or 1)
+
+
+def renderer(run: Run) -> Render:
+    """The run's template as a function from a question to its prompt."""
+    return partial(render, load_template(run.prompt.file, resource_dir("prompts")))
 
 
 def load_data(run: Run) -> tuple[list[Problem], list[Problem]]:

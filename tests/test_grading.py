@@ -203,20 +203,7 @@ def test_gsm8k_golds_grade_themselves_right_and_each_other_wrong():
         assert [grade.reward == 1.0 for grade in grades] == equal
 
 
-FORMS = (
-    "{}",
-    "${}",
-    "\\${}",
-    "{} dollars",
-    "{} clips",
-    "${}$",
-    "**{}**",
-    "{}.",
-    "{}.0",
-    "x = {}",
-    "\\text{{{}}}",
-    "{} kg",
-)
+FORMS = PAIRS.with_name("number_forms.txt").read_text(encoding="utf-8").splitlines()
 
 
 def test_surface_forms_of_numbers_are_graded_in_a_tenth_of_a_millisecond():

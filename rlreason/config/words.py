@@ -98,8 +98,9 @@ def _runs(overrides: list[str], multirun: bool) -> Iterable[list[str]]:
     params = _composed(plain, rules=False).hydra.sweeper.params or {}
     named = {o.key_or_group for o in parsed}
     from_file = [f"{key}={value}" for key, value in params.items() if key not in named]
-    sweeps = [o for o in (*parsed, *parser.parse_overrides(from_file)) if o.is_sweep_override()]
-    fixed = [str(o.input_line) for o in parser.parse_overrides(from_file) if not o.is_sweep_override()]
+    of_sweep = parser.parse_overrides(from_file)
+    sweeps = [o for o in (*parsed, *of_sweep) if o.is_sweep_override()]
+    fixed = [str(o.input_line) for o in of_sweep if not o.is_sweep_override()]
     choices = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in sweeps]
     return ([*plain, *fixed, *combination] for combination in itertools.product(*choices))
 

@@ -101,15 +101,11 @@ class HFEngine:
         per_batch = max(1, self.max_rows // n)
         for start in range(0, len(by_length), per_batch):
             chosen = by_length[start : start + per_batch]
-            self._sample(
-                [prompts[i] for i in chosen],
-                [row for i in chosen for row in rows[i * n : (i + 1) * n]],
-                sampling,
-                collect,
-            )
+            members = [row for i in chosen for row in rows[i * n : (i + 1) * n]]
+            self._sample([prompts[i] for i in chosen], members, sampling, collect)
         return [responses[place] for place in range(len(rows))]
 
-    def _sample(self, prompts: Sequence[Prompt], rows: list["_Row"], sampling: Sampling, collect: Finished) -> None:
+    def _sample(self, prompts: Sequence[Prompt], rows: list[_Row], sampling: Sampling, collect: Finished) -> None:
         """One batch of rows, n for each prompt in turn, decoded side by side until the last has ended."""
         device = self.policy.device
         ended, banned = self._ending_rule(sampling), torch.tensor(sorted(self.policy.end_ids), device=device)
@@ -158,7 +154,7 @@ class HFEngine:
 
     def _ending_rule(self, sampling: Sampling) -> Callable[[_Row], FinishReason | None]:
         """Whether a row ends with its newest token. Text is decoded only after a token that can end a stop string."""
-        end_ids, decode = self.policy.end_ids, self.policy.tokenizer.decode
+        end_ids = self.policy.end_ids
         if sampling.stop not in self._stop_tokens:
             self._stop_tokens[sampling.stop] = closing_tokens(self.policy, sampling.stop)
         closing = self._stop_tokens[sampling.stop]
@@ -169,24 +165,25 @@ class HFEngine:
                 return "stop"
             may_close = sampling.stop and (closing is None or token in closing)
             if may_close and len(row.token_ids) >= sampling.min_tokens:
-                text = decode(row.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+                text = self._text(row)
                 if any(stop in text for stop in sampling.stop):
                     return "stop"
             return "length" if len(row.token_ids) == sampling.max_tokens else None
 
         return ended
 
+    def _text(self, row: _Row) -> str:
+        decode = self.policy.tokenizer.decode
+        return str(decode(row.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
     def _response(self, row: _Row, sampling: Sampling) -> Response:
-        text = str(
-            self.policy.tokenizer.decode(row.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
         assert row.finish_reason is not None
         return Response(
             problem_id=row.prompt.problem_id,
             prompt_ids=row.prompt.token_ids,
             token_ids=row.token_ids,
             log_probs=row.log_probs,
-            text=cut_after(text, sampling.stop),
+            text=cut_after(self._text(row), sampling.stop),
             finish_reason=row.finish_reason,
             weight_version=self.weight_version,
         )

@@ -7,7 +7,6 @@ are held at a time: the run's own and the one being compared.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,12 +14,10 @@ from torch import Tensor
 
 from rlreason.config.groups import TinyModel
 from rlreason.config.run import GRPO
-from rlreason.config.store import resource_dir
 from rlreason.console import Console
 from rlreason.lab.objectives import in_words, variants, with_credit
 from rlreason.policy import Policy, load_policy
-from rlreason.prompts import load_template, render
-from rlreason.setup import load_data, make_learner, make_policy, teach_habits
+from rlreason.setup import choose_threads, load_data, make_learner, make_policy, renderer, teach_habits
 from rlreason.types import Sample
 
 LENGTH_BINS = 4
@@ -73,8 +70,7 @@ class Laboratory:
 
 def laboratory(folder: Path, run: GRPO, step: int, samples: list[Sample], console: Console) -> Laboratory:
     """Score the samples under the run's final policy and compare the objectives."""
-    if run.threads or isinstance(run.model, TinyModel):
-        torch.set_num_threads(run.threads or 1)
+    choose_threads(run)
     policy = load_policy(str(folder / "model"), run.model.dtype)
     if run.kl_placement != "none":
         add_reference(run, samples, console)
@@ -86,7 +82,7 @@ def add_reference(run: GRPO, samples: list[Sample], console: Console) -> None:
     console.say("making the reference model of the KL term again ...")
     torch.manual_seed(run.seed)
     train = load_data(run)[0] if isinstance(run.model, TinyModel) else []
-    prompt = partial(render, load_template(run.prompt.file, resource_dir("prompts")))
+    prompt = renderer(run)
     reference = make_policy(run, train, prompt)
     if isinstance(run.model, TinyModel):
         teach_habits(run, run.model, reference, train, prompt, console)
