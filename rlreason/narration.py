@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.groups import TinyModel
-from rlreason.config.run import GRPO
+from rlreason.config.grpo import GRPO
+from rlreason.config.model import TinyModel
 from rlreason.console import Console, closing_table
 from rlreason.sweeps import JOB_OF_SWEEP
 from rlreason.types import Problem, Sample

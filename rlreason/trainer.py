@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from rlreason.algorithms.rollouts import rollout_metrics
-from rlreason.config.run import GRPO, Run
+from rlreason.config.grpo import GRPO
+from rlreason.config.run import Run
 from rlreason.console import Console, Stopwatch
 from rlreason.curves import draw_curves
 from rlreason.evaluation import evaluate, grading_failures
@@ -20,7 +21,7 @@ from rlreason.learner import averaged
 from rlreason.narration import closing, header
 from rlreason.objectives.card import objective_card
 from rlreason.records import Records, refuse_occupied
-from rlreason.setup import House, build
+from rlreason.setup.house import House, build
 from rlreason.types import Sample
 
 

@@ -21,8 +21,10 @@ class Problem:
 
     id: str
     question: str
-    answer: str
+    answer: str  # empty where the data has none: then there is nothing to grade
     solution: str | None = None  # a worked solution, where the data has one
+    prompt: str | None = None  # the whole prompt, where the data gives it; else a template is filled with the question
+    response: str | None = None  # a whole response to imitate, where the data gives it
 
 
 @dataclass(frozen=True, slots=True)

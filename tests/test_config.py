@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from rlreason.config.run import GRPO
+from rlreason.config.grpo import GRPO
 from rlreason.config.store import resource_dir, run_name, typed
 from rlreason.config.words import _runs, check_words, handout_names
 from rlreason.errors import ConfigError
@@ -170,7 +170,7 @@ def test_every_run_of_a_sweep_can_start(name):
         (["learning_rate=-1"], "learning_rate=-1.0 must be above 0"),
         (["loss=grpo_clip", "loss.cliprange=1.5"], "cliprange_low=1.5"),
         (["model.dtype=half"], "model.dtype=half is none of auto, float32, bfloat16"),
-        (["threads=0"], "threads=0 must be at least 1"),
+        (["threads=0"], "threads=0 must be above 0"),
         (["-m", "sweep=nope"], "sweep=nope is no option of sweep: choose one of grpo_learning_rate"),
         (["-m", "seed=0,1", "loss=grpo_clip,tpo"], "loss=tpo is no option of loss"),
         (["-m", "sweep=grpo_off_policy", "rollout_batch_size=96"], "multiple of train_batch_size=64"),

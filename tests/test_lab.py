@@ -23,7 +23,7 @@ from rlreason.lab.objectives import OWN, variants, with_credit, with_objective
 from rlreason.lab.saved import read_run, read_step
 from rlreason.objectives.rules import NAMED_OBJECTIVES
 from rlreason.records import Records
-from rlreason.setup import make_learner
+from rlreason.setup.learner import make_learner
 from rlreason.types import Grade, Problem, Response, Sample
 
 QUIET = Console(1, out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests

@@ -12,12 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlreason.config.groups import TinyModel
-from rlreason.config.run import GRPO
+from rlreason.config.grpo import GRPO
+from rlreason.config.model import TinyModel
 from rlreason.console import Console
 from rlreason.lab.objectives import in_words, variants, with_credit
 from rlreason.policy import Policy, load_policy
-from rlreason.setup import choose_threads, load_data, make_learner, make_policy, renderer, teach_habits
+from rlreason.setup.data import load_data
+from rlreason.setup.house import renderer
+from rlreason.setup.learner import make_learner
+from rlreason.setup.model import choose_threads, make_policy, teach_habits
 from rlreason.types import Sample
 
 LENGTH_BINS = 4

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from rlreason.algorithms.grpo import credit
 from rlreason.config.groups import Baseline, CispoLoss, ClipLoss, LengthNorm, Loss, StdNorm
-from rlreason.config.run import GRPO
+from rlreason.config.grpo import GRPO
 from rlreason.objectives.rules import NAMED_OBJECTIVES, OPTIONS, check_objective
-from rlreason.setup import credit_rule
+from rlreason.setup.learner import credit_rule
 from rlreason.types import Sample
 
 OWN = "this run"

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlreason.config.run import GRPO
+from rlreason.config.grpo import GRPO
 from rlreason.config.store import SCHEMAS
 from rlreason.errors import ConfigError
 from rlreason.types import Grade, Response, Sample

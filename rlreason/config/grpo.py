@@ -1,0 +1,82 @@
+"""The settings of GRPO, and the rules between them. It knows the groups and the rules of the objective."""
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+from rlreason.config.groups import Baseline, Loss, StdNorm
+from rlreason.config.run import Training
+from rlreason.objectives.rules import check_objective
+
+
+@dataclass
+class GRPO(Training):
+    """Group-relative policy optimisation: sample a group per question, compare, learn, repeat."""
+
+    algorithm: str = "grpo"
+    n_steps: int = MISSING  # rollout batches
+    loss: Loss = field(default_factory=Loss)
+    baseline: Baseline = field(default_factory=Baseline)
+    std_norm: StdNorm = field(default_factory=StdNorm)
+    advantage_eps: float = 1e-6  # added to what std_norm divides by
+    kl_placement: str = "none"  # none | loss | reward; the reference model is the one the run starts from
+    kl_estimator: str = "k3"  # k1 | k2 | k3
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0  # above 0 rewards entropy
+    overlong: str = "none"  # responses cut at max_tokens: none | mask (no loss) | penalty (DAPO's soft one)
+    overlong_cache: int | None = None  # tokens over which the penalty grows; None: a fifth of max_tokens
+    zero_variance: str = "keep"  # groups of equal rewards: keep | skip
+    mismatch: str = "none"  # weights for the gap between engine and trainer: none | truncate | mask
+    mismatch_cap: float | None = None  # the largest such weight
+
+    rollout_batch_size: int = MISSING  # responses per step, over all questions
+    group_size: int = MISSING  # responses per question
+    epochs_per_rollout: int = MISSING  # passes over each rollout batch
+    refill_rounds: int = 0  # more rounds of sampling, at most, to replace groups of equal rewards (DAPO)
+    skip_solved: int = 0  # a question is left out once its last so many groups were all correct; 0: never
+
+    @property
+    def questions(self) -> int:
+        """Different problems per step."""
+        return self.rollout_batch_size // self.group_size
+
+    @property
+    def updates_per_rollout(self) -> int:
+        """Optimizer steps per rollout batch; above 1, all but the first are off-policy."""
+        return self.epochs_per_rollout * (self.rollout_batch_size // self.train_batch_size)
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        bad += self.negative("refill_rounds", "skip_solved")
+        bad += self.not_multiple("rollout_batch_size", "group_size")
+        bad += self.not_multiple("rollout_batch_size", "train_batch_size")
+        if self.epochs_per_rollout < 1:
+            bad.append(f"epochs_per_rollout={self.epochs_per_rollout}: each rollout batch is used at least once: try 1")
+        if self.group_size < 2 and self.baseline.kind != "none":
+            bad.append(
+                f"group_size={self.group_size} with baseline={self.baseline.kind}: a response is compared with its "
+                "group, and a group of one always gives advantage 0: use group_size=8, or loss=no_baseline"
+            )
+        cache = self.overlong_cache
+        if cache is not None and not 0 < cache <= self.sampling.max_tokens:
+            bad.append(
+                f"overlong_cache={cache} must lie in 1..sampling.max_tokens={self.sampling.max_tokens}: try null"
+            )
+        if cache is not None and self.overlong != "penalty":
+            bad.append(f"overlong_cache={cache} is read by overlong=penalty only: set it to null, or overlong=penalty")
+        return bad or check_objective(self.settings())  # whose rules need sound numbers
+
+    def settings(self) -> dict[str, object]:
+        """The objective as plain words and numbers: what the rules check and the card describes."""
+        own = ("advantage_eps", "kl_placement", "kl_estimator", "kl_coef", "entropy_coef", "overlong", "zero_variance")
+        return {
+            "loss_type": self.loss.loss_type,
+            **self.loss.numbers(),
+            "dual_clip": getattr(self.loss, "dual_clip", None),
+            "length_norm": self.length_norm.kind,
+            "constant": self.length_norm.constant,
+            "baseline": self.baseline.kind,
+            "std_norm": self.std_norm.kind,
+            **{key: getattr(self, key) for key in (*own, "mismatch", "mismatch_cap", "epochs_per_rollout")},
+            "on_policy": self.updates_per_rollout == 1,
+        }
