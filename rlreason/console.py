@@ -38,7 +38,7 @@ class Stopwatch:
 class Console:
     """Rows for a person. On a terminal the newest step is shown in place; a log file gets rows only."""
 
-    def __init__(self, n_steps: int, out: TextIO | None = None) -> None:
+    def __init__(self, n_steps: int = 0, out: TextIO | None = None) -> None:
         self.n_steps, self.out = n_steps, out or sys.stdout
         self.began: float | None = None
         self.live = self.out.isatty()

@@ -6,3 +6,7 @@ class ConfigError(Exception):
 
     The command line prints the text alone, without a traceback, and exits with a code other than 0.
     """
+
+
+class EngineError(ConfigError):
+    """The rollout engine died, hung or does not hold the trainer's weights. What was recorded stays in the folder."""

@@ -8,19 +8,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from rlreason.errors import EngineError
+
 Metrics = Mapping[str, float]
 
 
 def _identical(m: Metrics, group_size: int) -> str | None:
     """A model that has become certain (entropy near 0) repeats itself rightly; one that has not shares its seeds."""
     uncertain = m.get("train/entropy", math.inf) > 0.05
-    if group_size > 1 and uncertain and m["rollout/distinct"] <= 1 / group_size + 1e-9:
+    if group_size > 1 and uncertain and m.get("rollout/distinct", 1.0) <= 1 / group_size + 1e-9:
         return "all responses of every group are identical: the samples share one seed, or the temperature is too low"
     return None
 
 
 def _nothing_to_learn(m: Metrics, group_size: int) -> str | None:
-    if group_size < 2 or m["reward/live_groups"] > 0:
+    if group_size < 2 or m.get("reward/live_groups", 1.0) > 0:
         return None
     share = m["reward/mean"]
     return (
@@ -30,16 +32,9 @@ def _nothing_to_learn(m: Metrics, group_size: int) -> str | None:
 
 
 def _truncated(m: Metrics, group_size: int) -> str | None:
-    if m["rollout/truncated"] > 0.5:
-        share = m["rollout/truncated"]
+    share = m.get("rollout/truncated", 0.0)
+    if share > 0.5:
         return f"{share:.0%} of the responses were cut at sampling.max_tokens: raise it, or expect no reward"
-    return None
-
-
-def _gap(m: Metrics, group_size: int) -> str | None:
-    gap = m.get("rollout/logprob_gap_mean", 0.0)
-    if gap > 0.05:
-        return f"engine and trainer disagree by {gap:.3f} nats per token: weights, temperature or precision differ"
     return None
 
 
@@ -53,7 +48,6 @@ GUARDS: dict[str, Callable[[Metrics, int], str | None]] = {
     "identical_samples": _identical,
     "no_live_group": _nothing_to_learn,
     "truncated": _truncated,
-    "logprob_gap": _gap,
     "skipped_update": _skipped,
 }
 
@@ -61,14 +55,31 @@ GUARDS: dict[str, Callable[[Metrics, int], str | None]] = {
 class Guards:
     """Looks over every step; says a new notice at once and repeats it at its 10th, 100th ... appearance."""
 
-    def __init__(self, group_size: int, say: Callable[[str], None]) -> None:
-        self.group_size, self.say = group_size, say
+    def __init__(
+        self, group_size: int, say: Callable[[str], None], parity: str = "warn", parity_bound: float = 0.05
+    ) -> None:
+        self.group_size, self.say, self.parity, self.parity_bound = group_size, say, parity, parity_bound
         self.counts: Counter[str] = Counter()
 
     def look(self, step: int, metrics: Metrics) -> None:
+        self._parity(step, metrics)
         for name, guard in GUARDS.items():
             if notice := guard(metrics, self.group_size):
                 self.notice(step, name, notice)
+
+    def _parity(self, step: int, m: Metrics) -> None:
+        """Engine and trainer must give sampled tokens the same probability, while they hold the same weights."""
+        gap = max(m.get("rollout/logprob_gap_mean", 0.0), m.get("eval/logprob_gap_mean", 0.0))
+        if gap <= self.parity_bound or m.get("rollout/staleness", 0.0):
+            return
+        text = f"engine and trainer disagree by {gap:.3f} nats per token (guards.parity_bound={self.parity_bound:g})"
+        if self.parity == "stop":
+            raise EngineError(
+                f"step {step}: {text}: weights, temperature or precision differ; use rollout=hf, model.dtype=float32, "
+                "or guards.parity=correct with mismatch=truncate"
+            )
+        corrected = "; mismatch weights correct for it" if self.parity == "correct" else ""
+        self.notice(step, "logprob_gap", f"{text}: weights, temperature or precision differ{corrected}")
 
     def notice(self, step: int, name: str, text: str) -> None:
         """Count a notice of this name, and say it if it is its 1st, 10th, 100th ... time."""

@@ -17,8 +17,10 @@ from rlreason.objectives.entropy import entropy_bonus
 from rlreason.objectives.kl import kl_per_token
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.mismatch import mismatch_weights
+from rlreason.optimizers import make_optimizer
 from rlreason.packing import PackedBatch, pack, within_budget
 from rlreason.policy import Policy
+from rlreason.statistics import gap_metrics
 from rlreason.types import Sample
 
 
@@ -60,31 +62,43 @@ class Learner:
         learning_rate: float,
         *,
         temperature: float = 1.0,
+        optimizer: str = "adamw",
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
         max_grad_norm: float = 1.0,
         micro_batch_tokens: int = 8192,
         micro_batch_size: int | None = None,
+        can_restart: bool = False,
     ) -> None:
         self.policy, self.objective = policy, objective
         self.temperature, self.max_grad_norm = temperature, max_grad_norm
         self.micro_batch_tokens, self.micro_batch_size = micro_batch_tokens, micro_batch_size
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+        self.optimizer = make_optimizer(optimizer, self.parameters, learning_rate, betas, weight_decay)
+        self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
     def update(
-        self, samples: Sequence[Sample], learning_rate: float | None = None, gap_from: int = 0
+        self, samples: Sequence[Sample], learning_rate: float | None = None, gap_from: int | None = 0
     ) -> dict[str, float]:
         """One optimizer step on `samples`; returns its metrics, averaged over all its response tokens.
 
         Samples without `old_log_probs` are taken to be on-policy: their old log-probabilities are today's. The
         gap between the engine's log-probabilities and ours is measured from token `gap_from` on (before it, the
-        engine sampled under a ban on ending).
+        engine sampled under a ban on ending), or not at all.
         """
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
         return self._step(*self._backward(samples, gap_from))
+
+    def restart(self) -> None:
+        """Back to the weights that the learner was made with, and an optimizer that has seen nothing."""
+        if self._start is None:
+            raise ValueError("this learner kept no copy of its first weights: make it with can_restart=True")
+        with torch.no_grad():
+            for parameter, first in zip(self.parameters, self._start, strict=True):
+                parameter.copy_(first)
+        self.optimizer.state.clear()
 
     def gradient(self, samples: Sequence[Sample]) -> Gradient:
         """The gradient of `update`'s loss without the step: weights, optimizer and metrics stay as they are."""
@@ -95,14 +109,15 @@ class Learner:
         return Gradient(sums["loss"], parameters, tokens, sums["clip_fraction"])
 
     def _backward(
-        self, samples: Sequence[Sample], gap_from: int = 0, token_gradients: list[Tensor] | None = None
-    ) -> tuple[dict[str, float], float, int, int]:
-        """Add the step's gradient to the parameters: (sums over tokens, worst gap, response tokens, micro-batches)."""
+        self, samples: Sequence[Sample], gap_from: int | None = None, token_gradients: list[Tensor] | None = None
+    ) -> tuple[dict[str, float], list[Tensor], int, int]:
+        """Add the step's gradient to the parameters: (sums over tokens, gaps, response tokens, micro-batches)."""
         lengths = torch.tensor([len(s.response.token_ids) for s in samples])
         kept = torch.tensor([s.kept for s in samples])
         n_sequences, n_tokens = step_divisors(lengths, kept, self.objective.length_norm)
         sums: dict[str, float] = defaultdict(float)
-        worst_gap, n_micro = 0.0, 0
+        gaps: list[Tensor] = []
+        n_micro = 0
         for with_gradient, members in zip((True, False), self._by_need(samples), strict=True):
             for rows in self.micro_batches([samples[i] for i in members]):
                 chosen, n_micro = [samples[members[i]] for i in rows], n_micro + 1
@@ -117,14 +132,12 @@ class Learner:
                     for i, part in zip(rows, flat.grad.cpu().split(batch.lengths.tolist()), strict=True):
                         token_gradients[members[i]] = part
                 sums["loss"] += loss.item()
+                note_entropy(chosen, per_token["entropy"])
                 for name, values in per_token.items():
                     sums[name] += values[batch.response_mask].sum().item()
-                if chosen[0].response.log_probs:
-                    gap = self._gap(chosen, batch, per_token["log_prob"], gap_from)
-                    sums["gap"] += gap.sum().item()
-                    sums["gap_tokens"] += gap.numel()
-                    worst_gap = max(worst_gap, gap.max().item() if gap.numel() else 0.0)
-        return sums, worst_gap, n_tokens, n_micro
+                if gap_from is not None and chosen[0].response.log_probs:
+                    gaps.append(self._gap(chosen, batch, per_token["log_prob"], gap_from))
+        return sums, gaps, n_tokens, n_micro
 
     def _by_need(self, samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
         """Kept samples that need a gradient, and those that are only measured.
@@ -195,7 +208,7 @@ class Learner:
         engine = self._rows(batch, [s.response.log_probs for s in samples])
         return (engine - log_probs).abs()[:, first:][batch.response_mask[:, first:]]
 
-    def _step(self, sums: dict[str, float], worst_gap: float, n_tokens: int, n_micro: int) -> dict[str, float]:
+    def _step(self, sums: dict[str, float], gaps: list[Tensor], n_tokens: int, n_micro: int) -> dict[str, float]:
         """Clip, step, forget the gradient. Without any loss, or with a gradient that is not finite, nothing moves."""
         for p in self.parameters:
             if p.grad is None:  # a gradient of zero is still a step: Adam's momentum moves the weights
@@ -213,10 +226,15 @@ class Learner:
             "train/skipped_updates": 0 if finite else 1,
             "train/empty_updates": 0 if n_micro else 1,
         }
-        gap, gap_tokens = sums.pop("gap", 0.0), sums.pop("gap_tokens", 0.0)
-        if gap_tokens:
-            metrics |= {"rollout/logprob_gap_mean": gap / gap_tokens, "rollout/logprob_gap_max": worst_gap}
+        metrics |= gap_metrics(torch.cat(gaps).tolist() if gaps else [], "rollout")
         return metrics | {f"train/{name}": total / max(n_tokens, 1) for name, total in sums.items()}
+
+
+def note_entropy(samples: Sequence[Sample], entropy: Tensor) -> None:
+    """Give each sample its mean entropy, from (batch, seq) with zeros after its end, unless an earlier step has."""
+    for sample, total in zip(samples, entropy.sum(1).tolist(), strict=True):
+        if sample.entropy is None and sample.response.token_ids:
+            sample.entropy = total / len(sample.response.token_ids)
 
 
 def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rlreason.config.run import Training
 from rlreason.config.store import register, resource_dir, typed
 from rlreason.config.words import check_words, handout_names, is_question
 from rlreason.errors import ConfigError
@@ -46,9 +47,13 @@ def job(cfg: DictConfig) -> float:
     sweep = hydra_job.runtime.choices.get("sweep")
     if sweep and JOB_OF_SWEEP not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
-    from rlreason.trainer import train  # torch loads here
+    if isinstance(run, Training):
+        from rlreason.trainer import train  # torch loads here
 
-    return train(run, folder, config)
+        return train(run, folder, config)
+    from rlreason.jobs.start import start
+
+    return start(run, folder, config)
 
 
 def in_own_process(folder: Path, overrides: list[str], config: str) -> Arm:

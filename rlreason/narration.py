@@ -1,4 +1,7 @@
-"""The words around a run: what is about to happen, and what came of it. It knows records and numbers, not tensors."""
+"""The words around a run: what is about to happen, and what came of it.
+
+It knows settings, records and numbers; it must not know tensors.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,22 +9,63 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.grpo import GRPO
+from rlreason.config.imitation import EI
 from rlreason.config.model import TinyModel
+from rlreason.config.run import Training
 from rlreason.console import Console, closing_table
+from rlreason.objectives.card import Card, imitation_card, objective_card
+from rlreason.setup.house import House
 from rlreason.sweeps import JOB_OF_SWEEP
 from rlreason.types import Problem, Sample
 
 
-def header(console: Console, run: GRPO, model: str, problems: tuple[int, int], folder: Path, seconds: float) -> None:
-    updates = run.updates_per_rollout
-    steps = f"{updates} optimizer step{'s' if updates > 1 else ''} of {run.train_batch_size}"
-    console.say(f"model      {run.model.name}: {model}; ready after {seconds:.0f} s")
-    console.say(
-        f"data       {run.data.name}: {problems[0]} to train on, {problems[1]} to validate; prompt={run.prompt.name}"
-    )
-    rate = f"learning rate {run.learning_rate:g}"
-    console.say(f"batch      {run.questions} questions x {run.group_size} responses, {steps}, {rate}")
+def header(console: Console, run: Training, house: House, folder: Path) -> None:
+    console.say(f"model      {run.model.name}: {house.policy.describe()}; ready after {house.seconds_to_build:.0f} s")
+    sizes = f"{len(house.train_problems)} to train on, {len(house.eval_problems)} to validate"
+    console.say(f"data       {run.data.name}: {sizes}; prompt={run.prompt.name}")
+    console.say(f"batch      {batch_words(run, console.n_steps)}, learning rate {run.learning_rate:g}")
     console.say(f"records    {shown(folder)}")
+
+
+def batch_words(run: Training, n_steps: int) -> str:
+    """What one step learns from."""
+    if isinstance(run, GRPO):
+        updates = run.updates_per_rollout
+        steps = f"{updates} optimizer step{'s' if updates > 1 else ''} of {run.train_batch_size}"
+        return f"{run.questions} questions x {run.group_size} responses, {steps}"
+    if isinstance(run, EI):
+        times = f"{run.sft_epochs} time{'s' if run.sft_epochs > 1 else ''}"
+        learned = f"the correct ones learned {times} in steps of {run.train_batch_size}"
+        return f"{run.questions} questions x {run.group_size} responses, {learned}"
+    return f"{n_steps} optimizer steps of {run.train_batch_size} traces"
+
+
+def objective_of(run: Training) -> Card:
+    """The card of what is optimised."""
+    if isinstance(run, GRPO):
+        return objective_card(run.settings())
+    return imitation_card(run.length_norm.kind, run.length_norm.constant, sampled=isinstance(run, EI))
+
+
+def short_objective(run: Training) -> str:
+    return f"loss={run.loss.loss_type}" if isinstance(run, GRPO) else run.algorithm
+
+
+def shown_generations(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], count: int) -> None:
+    """The first few responses of an evaluation, so that a wrong format or prompt is seen before hours are spent."""
+    by_id = {p.id: p for p in problems}
+    if samples[:count]:
+        console.say("\nThe first responses, before training (all of them: evals/step_00000.jsonl):")
+    for s in samples[:count]:
+        problem = by_id[s.group]
+        entropy = "" if s.entropy is None else f", entropy {s.entropy:.2f}"
+        console.say(f"  {_short(problem.question)}   (answer: {problem.answer})")
+        console.say(f"    {_short(s.response.text)}   [{s.grade.outcome}, {len(s.response.token_ids)} tokens{entropy}]")
+
+
+def _short(text: str, most: int = 300) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[:most] + " ..."
 
 
 def shown(folder: Path) -> str:
@@ -35,9 +79,7 @@ def shown(folder: Path) -> str:
 def before_and_after(problem: Problem, before: Sample, after: Sample) -> list[str]:
     lines = [f"\nThe same question, before and after:\n  {problem.question}   (answer: {problem.answer})"]
     for label, sample in (("before", before), ("after", after)):
-        text = " ".join(sample.response.text.split())
-        text = text if len(text) <= 300 else text[:300] + " ..."
-        lines.append(f"  {label:6} {text}   [{sample.grade.outcome}]")
+        lines.append(f"  {label:6} {_short(sample.response.text)}   [{sample.grade.outcome}]")
     return lines
 
 
@@ -50,7 +92,7 @@ def telling_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sam
 
 def closing(
     console: Console,
-    run: GRPO,
+    run: Training,
     folder: Path,
     before: tuple[list[Sample], Mapping[str, Any]],
     after: tuple[list[Sample], Mapping[str, Any]],

@@ -6,7 +6,7 @@ files: whoever calls it passes paths and plain words.
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -16,12 +16,18 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
+from rlreason.adapters import merged_weights
 from rlreason.attention import NAME as PACKED_ATTENTION
 from rlreason.errors import ConfigError
 from rlreason.logprobs import chunked_log_probs
+from rlreason.memory import model_size, round_weights
 from rlreason.packing import PackedBatch, pack, within_budget
 
+Pairs = Sequence[tuple[list[int], list[int]]]  # (prompt ids, response ids)
+
 hf_logging.disable_progress_bar()  # a run shows its own progress
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def pick_device() -> torch.device:
@@ -29,11 +35,11 @@ def pick_device() -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products. Weights stay float32: small updates vanish in bfloat16 weights."""
+    """The dtype of matrix products."""
     if name == "auto":
         half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if half else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    return DTYPES[name]
 
 
 class Policy:
@@ -45,13 +51,25 @@ class Policy:
         tokenizer: PreTrainedTokenizerBase,
         compute_dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
+        weights: torch.dtype = torch.float32,
     ) -> None:
+        """Weights of lower precision than float32 also set the precision of products; the output head keeps float32."""
         self.device = device or pick_device()
-        self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
-        self.model.to(device=self.device)  # type: ignore[arg-type, call-arg]  # the wrapper hides torch's signature
         self.tokenizer = tokenizer
-        self.compute_dtype = compute_dtype
-        self.check_model()
+        self.remarks: list[str] = []  # what was done to the model to save memory, for `describe`
+        self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
+        self.weights, self.compute_dtype = weights, compute_dtype
+        if weights == torch.float32:
+            self._move()
+            self.check_model()
+        else:  # the float32 weights may be more than the device holds
+            self.check_model()
+            round_weights(self.model, weights)
+            self.compute_dtype = weights
+            self._move()
+
+    def _move(self) -> None:
+        self.model.to(device=self.device)  # type: ignore[arg-type, call-arg]  # the wrapper hides torch's signature
 
     @property
     def head(self) -> Tensor:
@@ -109,17 +127,28 @@ class Policy:
         scored = hidden.index_select(0, batch.score_at).to(self.head.dtype)
         return chunked_log_probs(scored, self.head, batch.labels, temperature, want_entropy=want_entropy)
 
-    @torch.no_grad()
-    def score(
-        self, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, token_budget: int
-    ) -> list[list[float]]:
+    def score(self, pairs: Pairs, temperature: float, token_budget: int) -> list[list[float]]:
         """Log-probabilities of the response tokens of each (prompt ids, response ids) pair, in order, no gradient."""
-        scores: list[list[float]] = [[] for _ in pairs]
+        return [log_probs for log_probs, _ in self._score(pairs, temperature, token_budget, want_entropy=False)]
+
+    def score_with_entropy(
+        self, pairs: Pairs, temperature: float, token_budget: int
+    ) -> list[tuple[list[float], list[float]]]:
+        """For each pair, log-probability of every response token and entropy of the distribution it was drawn from."""
+        return self._score(pairs, temperature, token_budget, want_entropy=True)
+
+    @torch.no_grad()
+    def _score(
+        self, pairs: Pairs, temperature: float, token_budget: int, want_entropy: bool
+    ) -> list[tuple[list[float], list[float]]]:
+        scores: list[tuple[list[float], list[float]]] = [([], [])] * len(pairs)
         for rows in within_budget([len(p) + len(r) for p, r in pairs], token_budget):
             batch = pack([pairs[i] for i in rows], self.device)
-            flat, _ = self.log_probs(batch, temperature, want_entropy=False)
-            for i, part in zip(rows, flat.split(batch.lengths.tolist()), strict=True):
-                scores[i] = part.tolist()
+            log_probs, entropy = self.log_probs(batch, temperature, want_entropy)
+            sizes = batch.lengths.tolist()
+            entropies = entropy.split(sizes) if want_entropy else [entropy] * len(rows)  # not wanted: empty
+            for i, of_tokens, of_choices in zip(rows, log_probs.split(sizes), entropies, strict=True):
+                scores[i] = of_tokens.tolist(), of_choices.tolist()
         return scores
 
     @torch.no_grad()
@@ -129,15 +158,15 @@ class Policy:
         Compared with the model's own plain forward pass. What differs in a refused one: logits that are capped,
         scaled or shifted after the output head, attention with caps or sinks.
         """
-        size = self.head.shape[0]
+        size, here = self.head.shape[0], self.head.device
         pairs = [([3 % size, 5 % size, 7 % size], [11 % size, 13 % size, 2 % size]), ([4 % size], [9 % size] * 3)]
         self.model.set_attn_implementation("eager")
-        plain = [torch.tensor([[*p, *r]], device=self.device) for p, r in pairs]
+        plain = [torch.tensor([[*p, *r]], device=here) for p, r in pairs]
         logits = [self.model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1) for ids in plain]
         theirs = [lp[len(p) + t - 1, y] for lp, (p, r) in zip(logits, pairs, strict=True) for t, y in enumerate(r)]
         self.model.set_attn_implementation(PACKED_ATTENTION)
         dtype, self.compute_dtype = self.compute_dtype, torch.float32
-        ours, _ = self.log_probs(pack(pairs, self.device))
+        ours, _ = self.log_probs(pack(pairs, here))
         self.compute_dtype = dtype
         worst = (ours - torch.stack(theirs)).abs().max().item()
         if not worst < 1e-3:  # float32 rounding stays below a tenth of this
@@ -148,27 +177,35 @@ class Policy:
             )
 
     def describe(self) -> str:
-        """Size, precision and place, for a person."""
-        millions = sum(p.numel() for p in self.model.parameters()) / 1e6
+        """Size, precision, place and what was done to save memory, for a person."""
         where = (
             torch.cuda.get_device_name() if self.device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
         )
-        return f"{millions:.3g} M parameters, {str(self.compute_dtype).removeprefix('torch.')} products, {where}"
+        size = f"{model_size(self.model) / 1e6:.3g} M parameters"
+        products = f"{str(self.compute_dtype).removeprefix('torch.')} products"
+        return "; ".join([f"{size}, {products}, {where}", *self.remarks])
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a prompt, with whatever the tokenizer puts in front (a beginning-of-text token)."""
         ids: list[int] = self.tokenizer.encode(text)
         return ids or [self.tokenizer.bos_token_id or self.tokenizer.eos_token_id]
 
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight under the name that transformers saves it with, tied ones once, adapters added in.
+
+        One at a time, without gradient: the live tensors where nothing had to be added, so copy before changing.
+        """
+        yield from merged_weights(self.model)
+
     def save(self, folder: Path) -> None:
         """Write a model folder that `transformers` loads. Written beside its place and renamed when whole."""
         partial = folder.with_name(folder.name + ".partial")
-        self.model.save_pretrained(partial)
+        self.model.save_pretrained(partial, state_dict={name: w.cpu() for name, w in self.named_weights()})
         self.tokenizer.save_pretrained(partial)
         os.replace(partial, folder)
 
 
-def load_policy(path: str, dtype: str = "auto") -> Policy:
+def load_policy(path: str, dtype: str = "auto", weights: str = "float32") -> Policy:
     """A policy from a model folder or a hub name."""
     device = pick_device()
     try:
@@ -182,4 +219,4 @@ def load_policy(path: str, dtype: str = "auto") -> Policy:
         ) from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"model.path={path}: its tokenizer names no end-of-text token; set eos_token in its config")
-    return Policy(model, tokenizer, pick_dtype(dtype, device), device)
+    return Policy(model, tokenizer, pick_dtype(dtype, device), device, DTYPES[weights])

@@ -1,9 +1,16 @@
-"""Statistics of finite samples, as pure functions of plain numbers."""
+"""Statistics of finite samples, as pure functions of plain numbers and arrays."""
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Z95 = 1.959964  # of a normal distribution, 95% lie within so many standard deviations
+Floats = NDArray[np.float64]
 
 
-def wilson_interval(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(successes: float, n: float, z: float = Z95) -> tuple[float, float]:
     """95% interval of a share (Wilson 1927): it stays in [0, 1] and is honest for small n and extreme shares.
 
         (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
@@ -16,5 +23,68 @@ def wilson_interval(successes: int, n: int, z: float = 1.959964) -> tuple[float,
         return 0.0, 1.0
     p, z2 = successes / n, z * z
     middle = p + z2 / (2 * n)
-    half = z * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    half = z * math.sqrt(max(0.0, p * (1 - p) / n + z2 / (4 * n * n)))
     return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
+
+
+def cluster_interval(successes: Sequence[float], sizes: Sequence[int], z: float = Z95) -> tuple[float, float]:
+    """95% interval of a share whose trials come in clusters: several samples of one problem are less evidence than
+    as many problems. `successes[k]` of the `sizes[k]` trials of cluster k.
+
+    Wilson's interval with the number of independent trials that would have the cluster-robust variance of p = y/n:
+
+        v = K/(K-1) sum_k (y_k - p n_k)^2 / n^2,   n_eff = p (1-p) / v, at least K and at most n
+
+    With one trial per cluster it is Wilson's interval; where p is 0 or 1 and v says nothing, n_eff = K.
+
+    >>> cluster_interval([1, 0, 1], [1, 1, 1]) == wilson_interval(2, 3)
+    True
+    >>> low, high = cluster_interval([4, 0], [4, 4])  # two problems, however often they were asked
+    >>> (low, high) == wilson_interval(1, 2)
+    True
+    """
+    n, k = sum(sizes), len(sizes)
+    if n == 0:
+        return 0.0, 1.0
+    p = sum(successes) / n
+    robust = cluster_variance(successes, sizes)
+    independent = min(max(p * (1 - p) / robust, k), n) if robust > 0 and 0 < p < 1 else (n if 0 < p < 1 else k)
+    return wilson_interval(p * independent, independent, z)
+
+
+def cluster_variance(successes: Sequence[float], sizes: Sequence[int]) -> float:
+    """Cluster-robust variance of a share, K/(K-1) sum_k (y_k - p n_k)^2 / n^2 (Liang and Zeger 1986); 0 for K < 2."""
+    n, k = sum(sizes), len(sizes)
+    if k < 2:
+        return 0.0
+    p = sum(successes) / n
+    return k / (k - 1) * sum((y - p * m) ** 2 for y, m in zip(successes, sizes, strict=True)) / n**2
+
+
+def bootstrap_intervals(values: Floats, seed: int, draws: int = 4000) -> tuple[Floats, Floats]:
+    """95% percentile intervals (Efron 1979) of the column means of `values` (problems, columns).
+
+    Problems are drawn with replacement, the same ones for every column, so that columns can be compared.
+
+    >>> low, high = bootstrap_intervals(np.array([[0.0, 1.0], [1.0, 1.0]]), seed=0)
+    >>> low.tolist(), high.tolist()
+    ([0.0, 1.0], [1.0, 1.0])
+    """
+    k = len(values)
+    times = np.random.default_rng(seed).multinomial(k, np.full(k, 1 / k), size=draws)  # (draws, problems)
+    low, high = np.quantile(times @ values / k, (0.025, 0.975), axis=0)
+    return low, high
+
+
+def gap_metrics(gaps: Sequence[float], prefix: str) -> dict[str, float]:
+    """Mean, 99th percentile (nearest rank) and maximum of |log p_engine - log p_trainer| over sampled tokens.
+
+    >>> gap_metrics([0.0, 1.0], "rollout")["rollout/logprob_gap_p99"]
+    1.0
+    """
+    if not gaps:
+        return {}
+    values = sorted(gaps)
+    p99 = values[math.ceil(0.99 * len(values)) - 1]
+    named = {"mean": sum(values) / len(values), "p99": p99, "max": values[-1]}
+    return {f"{prefix}/logprob_gap_{name}": value for name, value in named.items()}

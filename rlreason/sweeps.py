@@ -37,10 +37,12 @@ def arms_table(arms: list[Arm]) -> str:
     rows = [f"{'run':{width}}  accuracy         length         status"]
     for name, arm in zip(names, arms, strict=True):
         s = arm.summary
-        if "accuracy" in s:
+        if "accuracy_before" in s:
             accuracy = f"{s['accuracy_before']:.3f} -> {s['accuracy']:.3f}"
             length = f"{s['length_before']:5.1f} -> {s['length']:5.1f}"
             rows.append(f"{name:{width}}  {accuracy}   {length} {s['status']}")
+        elif "accuracy" in s:  # a job that does not train
+            rows.append(f"{name:{width}}           {s['accuracy']:.3f}            {s['length']:5.1f} {s['status']}")
         else:
             rows.append(f"{name:{width}}         -              -         {s['status']}")
     return "\n".join(rows)

@@ -70,6 +70,7 @@ class Sample:
     kept: bool = True  # whether it carries loss; a sample that does not still counted in its group's baseline
     old_log_probs: list[float] = field(default_factory=list)  # fixed once per rollout batch
     reference_log_probs: list[float] = field(default_factory=list)  # where a KL term asks for them
+    entropy: float | None = None  # nats, of the trainer's distribution, mean over the response; None: not measured
 
     @property
     def group(self) -> str:

@@ -8,8 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from rlreason.config.grpo import GRPO
-from rlreason.config.store import resource_dir, run_name, typed
+from rlreason.config.store import SCHEMAS, resource_dir, run_name, typed
 from rlreason.config.words import _runs, check_words, handout_names
 from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
@@ -44,9 +43,13 @@ def mistake(*words: str) -> str:
 @pytest.mark.parametrize(("group", "option"), [(g, p.stem) for g in GROUPS for p in sorted((CONF / g).glob("*.yaml"))])
 def test_every_option_composes_and_keeps_the_rules(composed, gsm8k, group, option):
     overrides = [f"{group}={option}"]
-    pretrained = (group == "model" and option != "tiny") or group == "experiment" or option == "gsm8k"
-    if pretrained:
-        overrides += [f"data.path={gsm8k}"] + (["model=smollm2_135m"] if group == "data" else [])
+    files = ("gsm8k", "math", "tulu_math", "jsonl")
+    if (group == "model" and option != "tiny") or group == "experiment" or option in files:
+        overrides.append(f"data.path={gsm8k}")
+    if option in (*files, "countdown", "reasoning_gym"):
+        overrides.append("model=smollm2_135m")
+    if option == "reasoning_gym":
+        overrides.append("data.task=leg_counting")
     if option == "question_only":
         overrides += ["model=smollm2_135m", f"data.path={gsm8k}"]
     if (group, option) == ("baseline", "none"):
@@ -55,7 +58,7 @@ def test_every_option_composes_and_keeps_the_rules(composed, gsm8k, group, optio
         (gsm8k / "config.json").write_text("{}")
         overrides.append(f"model.path={gsm8k}")
     run = typed(composed(*overrides))
-    assert isinstance(run, GRPO)
+    assert type(run) is SCHEMAS["schema"][option if group == "algorithm" else "grpo"]
 
 
 def test_the_option_files_are_the_tables_of_the_formulas():
@@ -125,7 +128,7 @@ def test_every_run_of_a_sweep_can_start(name):
         (["epochs_per_rollout=two"], "epochs_per_rollout=two must be of type Integer"),
         (["loss=typo"], "loss=typo is no option of loss: choose one of"),
         (["loss.cliprange=0.1"], "loss.cliprange is no setting of the chosen option of loss"),
-        (["algorithm=ppo"], "algorithm=ppo is no option of algorithm: choose one of grpo"),
+        (["algorithm=ppo"], "algorithm=ppo is no option of algorithm: choose one of best_of_n, ei, evaluate, grpo, sft"),
         (["seed"], "seed is neither an option nor an override"),
         (["seed=0,1"], "seed=0,1 names several values: add -m"),
         (["sampling=3"], "sampling=3 does not fit there"),
@@ -140,7 +143,7 @@ def test_every_run_of_a_sweep_can_start(name):
         (["learning_rate=nan"], "learning_rate=nan must be above 0"),
         (["rollout.max_rows=0"], "rollout.max_rows=0 must be above 0"),
         (["logger=wandb", "logger.mode=ofline"], "logger.mode=ofline is none of online, offline"),
-        (["model=smollm2_135m", "data.train_limit=-3"], "data.train_limit=-3 must be at least 1"),
+        (["model=smollm2_135m", "data.limit=-3"], "data.limit=-3 must be at least 1"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null is no writable folder"),
         (["hydra.run.dir=a=b"], "hydra.run.dir=a=b cannot be read"),
         (["+foo=1"], "foo is no setting of this run"),
@@ -171,6 +174,15 @@ def test_every_run_of_a_sweep_can_start(name):
         (["loss=grpo_clip", "loss.cliprange=1.5"], "cliprange_low=1.5"),
         (["model.dtype=half"], "model.dtype=half is none of auto, float32, bfloat16"),
         (["threads=0"], "threads=0 must be above 0"),
+        (["algorithm=sft", "loss=grpo_clip"], "loss is no option of the chosen algorithm"),
+        (["algorithm=sft", "objective=dapo"], "loss is no option of the chosen algorithm"),
+        (["algorithm=sft", "group_size=4"], "group_size is no setting of this run"),
+        (["algorithm=sft", "epochs=2"], "n_steps=60 and epochs=2.0: set one and leave the other null"),
+        (["algorithm=ei", "n_steps=0"], "n_steps=0 must be above 0"),
+        (["refill_rounds=-1"], "refill_rounds=-1 must not be negative"),
+        (["guards.parity=correct"], "set mismatch=truncate"),
+        (["lr_schedule=cosin"], "lr_schedule=cosin is none of constant, linear, cosine"),
+        (["warmup_steps=100"], "warmup_steps=100 is more than n_steps=80"),
         (["-m", "sweep=nope"], "sweep=nope is no option of sweep: choose one of grpo_learning_rate"),
         (["-m", "seed=0,1", "loss=grpo_clip,tpo"], "loss=tpo is no option of loss"),
         (["-m", "sweep=grpo_off_policy", "rollout_batch_size=96"], "multiple of train_batch_size=64"),

@@ -1,21 +1,17 @@
-"""Stories whose two halves cannot meet, files whose bad rows are named, templates that render as the course's do."""
+"""Stories whose two halves cannot meet, subsets that are nested, templates that render as the course's do."""
 
-import json
-import os
 import random
 import re
-from pathlib import Path
 
 import pytest
 
 from rlreason.config.store import resource_dir
-from rlreason.data.files import fingerprint, load_folder_or_hub, subset
+from rlreason.data.files import fingerprint
+from rlreason.data.splits import subset
 from rlreason.data.stories import Story, habit_trace, make_stories
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.prompts import load_template, render
-
-GSM8K = Path(os.environ.get("RLREASON_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))
 
 
 def numbers(problem):
@@ -79,56 +75,12 @@ def test_warm_start_traces_have_the_two_habits():
     assert all(s != careful for s in slips)
 
 
-def write_rows(folder: Path, *lines: str) -> Path:
-    for half in ("train", "test"):
-        (folder / f"{half}.jsonl").write_bytes("\n".join(lines).encode("latin-1") + b"\n")
-    return folder
-
-
-def test_gold_answers_are_read_once_and_ids_are_stable(tmp_path):
-    rows = [{"question": " Q1 ", "answer": "work\n#### 1,234"}, {"question": "Q2", "answer": "(1,2)"}]
-    train, test = load_folder_or_hub(str(write_rows(tmp_path, *map(json.dumps, rows))), "gsm8k")
-    assert [(p.id, p.question, p.answer, p.solution) for p in train] == [
-        ("gsm8k-train-0", "Q1", "1234", "work"),
-        ("gsm8k-train-1", "Q2", "(1,2)", None),
-    ]
-    assert test[0].id == "gsm8k-test-0"
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("{not json", "line 2 is not JSON"),
-        ('{"question": "q"}', "line 2 has no text under 'answer'"),
-        ('{"question": "", "answer": "1"}', "line 2 has no text under 'question'"),
-        ('["q", "a"]', "line 2 is no JSON object"),
-        ('{"question": "q", "answer": "work ####  "}', "line 2 has nothing after '####'"),
-        ("caf\xe9", "line 2 is not UTF-8"),
-    ],
-)
-def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, says):
-    with pytest.raises(ConfigError, match=r"train\.jsonl, " + says):
-        load_folder_or_hub(str(write_rows(tmp_path, '{"question": "q", "answer": "1"}', line)), "gsm8k")
-
-
-def test_a_hub_name_without_the_hub_says_what_to_do():
-    with pytest.raises(ConfigError, match=r"data\.path=openai/gsm8k .*(pip install|give a folder)"):
-        load_folder_or_hub("openai/gsm8k", "gsm8k")
-
-
 def test_subsets_are_nested():
     problems = make_stories(64, seed=0)
     small, large = subset(problems, 8, seed=1), subset(problems, 32, seed=1)
     assert set(small) < set(large)
     assert subset(problems, None, 1) is problems
     assert fingerprint(small) != fingerprint(large)
-
-
-@pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K is not here; set RLREASON_GSM8K to its folder")
-def test_the_real_gsm8k():
-    train, test = load_folder_or_hub(str(GSM8K), "gsm8k")
-    assert (len(train), len(test)) == (7473, 1319)
-    assert all(p.answer.lstrip("-").replace(".", "").isdigit() for p in test)
 
 
 def test_prompts_render_with_format_semantics():

@@ -5,7 +5,8 @@ import torch
 from conftest import PROMPT
 
 from rlreason.engines.base import Prompt, Sampling, seed_for
-from rlreason.engines.hf import HFEngine, closing_tokens, cut_after, draw
+from rlreason.engines.hf import HFEngine, closing_tokens, cut_after
+from rlreason.engines.rows import draw
 
 
 def prompts_for(policy, problems, count=6):

@@ -10,6 +10,7 @@ from conftest import PROMPT, random_pairs
 from torch.nn import functional as F
 
 from rlreason.algorithms.grpo import GroupRelative, credit
+from rlreason.algorithms.questions import Questions
 from rlreason.algorithms.rollouts import Rollouts
 from rlreason.engines.base import Sampling
 from rlreason.learner import Learner, TokenObjective
@@ -111,14 +112,16 @@ def test_kl_is_without_value_and_gradient_at_the_reference(policy, estimator):
 
 
 def test_kl_in_the_reward_moves_advantages_towards_the_reference(policy, reference, engine, problems):
-    encode = lambda question: policy.encode_prompt(PROMPT.format(question=question))  # noqa: E731
+    encode = lambda problem: policy.encode_prompt(PROMPT.format(question=problem.question))  # noqa: E731
     rollouts, sampling = Rollouts(engine, LengthGrader(), encode, seed=0), Sampling(1.0, 0, 12)
     collected = {}
     for coef in (0.0, 0.1):
         rule = CreditRule(std_norm="none", kl_coef=coef)
         ask = scores_of(reference) if coef else None
-        algorithm = GroupRelative(rollouts, problems, sampling, 4, 4, rule, kl_estimator="k1", reference=ask)
-        collected[coef] = algorithm.collect(step=1)
+        algorithm = GroupRelative(
+            rollouts, Questions(problems, 0), sampling, 1, 4, 4, 1, 16, rule, kl_estimator="k1", reference=ask
+        )
+        collected[coef] = algorithm.collect(step=1).samples
     for plain, shaped in zip(collected[0.0], collected[0.1], strict=True):
         assert plain.response.token_ids == shaped.response.token_ids
         group = [s for s in collected[0.1] if s.group == shaped.group]

@@ -28,6 +28,16 @@ def test_packed_log_probs_equal_one_sequence_at_a_time(policy, temperature):
     torch.testing.assert_close(flat, expected, atol=2e-5, rtol=0)
 
 
+def test_scoring_with_entropy_adds_the_entropies_and_keeps_the_order(policy):
+    pairs = random_pairs(len(policy.tokenizer), 9)
+    both = policy.score_with_entropy(pairs, 0.7, 40)  # several packs, longest first
+    assert [log_probs for log_probs, _ in both] == policy.score(pairs, 0.7, 40)
+    for (prompt, response), (_, entropy) in zip(pairs, both, strict=True):
+        logits = policy.model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[0].detach() / 0.7
+        expected = torch.distributions.Categorical(logits=logits[len(prompt) - 1 : -1]).entropy()
+        torch.testing.assert_close(torch.tensor(entropy), expected, atol=2e-5, rtol=0)
+
+
 def test_padding_on_the_right_changes_nothing(policy):
     pairs = random_pairs(len(policy.tokenizer), 5)
     longest = max(len(p) + len(r) for p, r in pairs)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlreason.algorithms.grpo import credit
-from rlreason.algorithms.rollouts import Rollouts, problems_for_step, rollout_metrics
+from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
 from rlreason.console import Console, clock
 from rlreason.curves import draw_curves, series
 from rlreason.engines.base import Sampling
@@ -44,16 +44,6 @@ def test_raw_rewards_are_the_credit_without_a_baseline():
     assert [s.advantage for s in samples] == [1.0, 0.0, 1.0]
 
 
-def test_a_step_asks_each_problem_once_and_a_pass_covers_all():
-    problems = [Problem(str(i), "q", "a") for i in range(10)]
-    steps = [problems_for_step(problems, step, 4, seed=0) for step in range(1, 11)]
-    assert all(len({p.id for p in step}) == 4 for step in steps)
-    assert {p.id for step in steps[:3] for p in step} == {p.id for p in problems}  # 12 places for 10 problems
-    assert steps == [problems_for_step(problems, step, 4, seed=0) for step in range(1, 11)]
-    assert steps[0] != problems_for_step(problems, 1, 4, seed=1)
-    assert len(problems_for_step(problems, 1, 50, seed=0)) == 10  # more asked for than there are
-
-
 def test_real_rollouts_are_graded_in_order(policy, engine, problems):
     class Echo:
         """Says which gold answer each response met."""
@@ -61,7 +51,7 @@ def test_real_rollouts_are_graded_in_order(policy, engine, problems):
         def grade_batch(self, responses, golds):
             return [Grade(0.0, float(g), 0.0, "unformatted") for g in golds]
 
-    rollouts = Rollouts(engine, Echo(), policy.encode_prompt, seed=0)
+    rollouts = Rollouts(engine, Echo(), lambda p: policy.encode_prompt(p.question), seed=0)
     samples = rollouts.sample(problems[:5], Sampling(1.0, 0, 6), n=3, purpose="x")
     assert [s.group for s in samples] == [p.id for p in problems[:5] for _ in range(3)]
     assert all(s.grade.answer == float(next(p for p in problems if p.id == s.group).answer) for s in samples)
@@ -74,7 +64,7 @@ def test_the_engine_gap_stays_small_through_updates(policy, engine, problems):
     rollouts = Rollouts(
         engine,
         type("G", (), {"grade_batch": lambda s, r, g: [Grade(0, 0, 0, "wrong")] * len(r)})(),
-        policy.encode_prompt,
+        lambda p: policy.encode_prompt(p.question),
         0,
     )
     learner = Learner(policy, TokenObjective(), 1e-2)

@@ -10,38 +10,104 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlreason.algorithms.rollouts import Rollouts, problems_for_step
+from rlreason.algorithms.base import Collected, cut_into_batches
+from rlreason.algorithms.questions import Questions
+from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
 from rlreason.objectives.credit import CreditRule, assign_credit
 from rlreason.objectives.kl import kl_per_token
-from rlreason.types import Problem, Sample
+from rlreason.types import Sample
 
-#: Log-probabilities of (prompt ids, response ids) pairs under the model the run started from.
-Reference = Callable[[list[tuple[list[int], list[int]]]], list[list[float]]]
+#: Log-probabilities of (prompt ids, response ids) pairs under some model: the reference, or the policy as it is now.
+Scorer = Callable[[list[tuple[list[int], list[int]]]], list[list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRelative:
-    """`collect(step)` -> graded samples with advantages, group by group."""
+    """`collect(step)` -> graded samples with advantages, cut into optimizer steps."""
 
     rollouts: Rollouts
-    problems: Sequence[Problem]
+    questions: Questions
     sampling: Sampling
-    questions: int  # per step
+    n_steps: int
+    per_step: int  # questions
     group_size: int
+    epochs: int
+    batch_size: int
     rule: CreditRule
     kl_estimator: str = "k3"
-    reference: Reference | None = None  # given when a KL term needs it
+    refill_rounds: int = 0
+    reference: Scorer | None = None  # given when a KL term needs it
+    behaviour: Scorer | None = None  # given when old log-probabilities are needed: several optimizer steps per batch
 
-    def collect(self, step: int) -> list[Sample]:
-        problems = problems_for_step(self.problems, step, self.questions, self.rollouts.seed)
+    def collect(self, step: int) -> Collected:
+        problems = self.questions.take(self.per_step)
         samples = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
+        notices = {}
+        if len(problems) < self.per_step:
+            notices["few_questions"] = f"only {len(problems)} of {self.per_step} questions are left unsolved"
+        learned, discarded, rounds = samples, list[Sample](), 0
+        if self.refill_rounds:
+            learned, discarded, rounds = self._refilled(step, samples)
+            live = len(live_groups(learned))
+            if live < self.per_step:
+                notices["refill_bound"] = (
+                    f"{rounds} rounds of refilling found {live} of {self.per_step} groups with better and worse "
+                    "responses: the others stay without credit; raise refill_rounds, or change the questions"
+                )
+        everything = [*learned, *discarded]
+        self.questions.note(everything)
+        if learned:
+            self._give_credit(learned)
+        for sample in discarded:
+            sample.kept = False
+        metrics = rollout_metrics(everything) | {
+            "rollout/kept": sum(s.kept for s in everything) / len(everything or [0])
+        }
+        if self.refill_rounds:
+            metrics |= {"rollout/refill_rounds": rounds, "rollout/discarded": len(discarded)}
+        if self.questions.skip_solved:
+            metrics["rollout/solved_questions"] = self.questions.n_solved
+        orders = [f"{self.rollouts.seed}/batches/{step}/{epoch}" for epoch in range(self.epochs)]
+        return Collected(everything, cut_into_batches(learned, self.batch_size, orders), metrics, notices)
+
+    def _refilled(self, step: int, samples: list[Sample]) -> tuple[list[Sample], list[Sample], int]:
+        """DAPO's dynamic sampling with a bound: (samples to learn from, those put aside, rounds it took).
+
+        Groups of equal rewards are replaced by groups of further questions, as far as these are better.
+        """
+        asked, rounds = {s.group for s in samples}, 0
+        while (missing := self.per_step - len(live_groups(samples))) > 0 and rounds < self.refill_rounds:
+            problems = self.questions.take(missing, besides=asked)
+            if not problems:
+                break
+            rounds += 1
+            asked |= {p.id for p in problems}
+            purpose = f"train/{step}/refill/{rounds}"
+            samples = samples + self.rollouts.sample(problems, self.sampling, self.group_size, purpose)
+        live = live_groups(samples)
+        groups = list(dict.fromkeys(s.group for s in samples))
+        chosen = set(sorted(groups, key=lambda group: group not in live)[: self.per_step])  # a stable sort: live first
+        return [s for s in samples if s.group in chosen], [s for s in samples if s.group not in chosen], rounds
+
+    def _give_credit(self, samples: list[Sample]) -> None:
+        pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
         if self.reference is not None:
-            scores = self.reference([(s.response.prompt_ids, s.response.token_ids) for s in samples])
-            for sample, score in zip(samples, scores, strict=True):
+            for sample, score in zip(samples, self.reference(pairs), strict=True):
                 sample.reference_log_probs = score
-        return credit(samples, self.rule, self.kl_estimator)
+        if self.behaviour is not None:  # fixed here, once per rollout batch, before any weight moves
+            for sample, score in zip(samples, self.behaviour(pairs), strict=True):
+                sample.old_log_probs = score
+        credit(samples, self.rule, self.kl_estimator)
+
+
+def live_groups(samples: Sequence[Sample]) -> set[str]:
+    """Ids of the groups that hold better and worse responses."""
+    rewards: dict[str, set[float]] = {}
+    for s in samples:
+        rewards.setdefault(s.group, set()).add(s.grade.reward)
+    return {group for group, values in rewards.items() if len(values) > 1}
 
 
 def credit(samples: list[Sample], rule: CreditRule, kl_estimator: str = "k3") -> list[Sample]:

@@ -3,7 +3,6 @@
 It knows problems, the engine and the grader; it must not know losses or the optimizer.
 """
 
-import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ class Grades(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Everything needed to answer problems; `prompt_ids` turns a question into the prompt's token ids."""
+    """Everything needed to answer problems; `prompt_ids` gives a problem's prompt as token ids."""
 
     engine: Engine
     grader: Grades
-    prompt_ids: Callable[[str], list[int]]
+    prompt_ids: Callable[[Problem], list[int]]
     seed: int
 
     def sample(self, problems: Sequence[Problem], sampling: Sampling, n: int, purpose: object) -> list[Sample]:
@@ -33,7 +32,7 @@ class Rollouts:
 
         The same `purpose` (a step, say) draws the same random numbers.
         """
-        prompts = [Prompt(p.id, self.prompt_ids(p.question), seed_for(self.seed, purpose, p.id)) for p in problems]
+        prompts = [Prompt(p.id, self.prompt_ids(p), seed_for(self.seed, purpose, p.id)) for p in problems]
         gold = {p.id: p.answer for p in problems}
         grades: dict[int, Future[list[Grade]]] = {}
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading") as beside:
@@ -45,28 +44,9 @@ class Rollouts:
             return [Sample(response, grades[place].result()[0]) for place, response in enumerate(responses)]
 
 
-def problems_for_step(problems: Sequence[Problem], step: int, count: int, seed: int) -> list[Problem]:
-    """The `count` problems of a step (from 1): passes over the data, each in its own order, cut into steps.
-
-    A function of its arguments alone, so that a continued run sees the same problems as an uninterrupted one.
-    A step that straddles two passes may meet a problem twice; each is then asked once and the next one joins.
-    """
-    chosen: dict[str, Problem] = {}
-    position = (step - 1) * count
-    while len(chosen) < min(count, len(problems)):
-        epoch, place = divmod(position, len(problems))
-        order = list(range(len(problems)))
-        random.Random(f"{seed}/epoch/{epoch}").shuffle(order)
-        for index in order[place : place + count - len(chosen)]:
-            chosen.setdefault(problems[index].id, problems[index])
-            position += 1
-    return list(chosen.values())
-
-
 def rollout_metrics(samples: Sequence[Sample], prefix: str = "rollout") -> dict[str, float]:
     """Rewards, lengths and what can go wrong quietly, as flat numbers over a batch of samples."""
     n = max(len(samples), 1)
-    lengths = [len(s.response.token_ids) for s in samples]
     groups: dict[str, list[Sample]] = {}
     for s in samples:
         groups.setdefault(s.group, []).append(s)
@@ -77,9 +57,28 @@ def rollout_metrics(samples: Sequence[Sample], prefix: str = "rollout") -> dict[
         "reward/format": sum(s.grade.format for s in samples) / n,
         "reward/answer": sum(s.grade.answer for s in samples) / n,
         "reward/live_groups": live / max(len(groups), 1),  # share of groups with any credit other than 0
-        f"{prefix}/length": sum(lengths) / n,
-        f"{prefix}/length_max": max(lengths, default=0),
+        f"{prefix}/length_max": max((len(s.response.token_ids) for s in samples), default=0),
         f"{prefix}/truncated": sum(s.response.truncated for s in samples) / n,
         f"{prefix}/distinct": distinct / max(len(groups), 1),  # share of different responses within a group
-        f"{prefix}/tokens": sum(lengths),
+        f"{prefix}/tokens": sum(len(s.response.token_ids) for s in samples),
+        **by_outcome(samples, prefix),
     }
+
+
+def by_outcome(samples: Sequence[Sample], prefix: str) -> dict[str, float]:
+    """Mean length and entropy of all, of the correct and of the other responses, as far as there are any.
+
+    The entropy is that of the trainer's distribution, a mean over a response's tokens; `surprise` is the mean of
+    -log p of the sampled tokens under the engine, an estimate of the same that costs nothing.
+    """
+    out: dict[str, float] = {}
+    correct = [s for s in samples if s.grade.outcome == "correct"]
+    others = [s for s in samples if s.grade.outcome != "correct"]
+    for suffix, members in (("", samples), ("_correct", correct), ("_wrong", others)):
+        if members:
+            out[f"{prefix}/length{suffix}"] = sum(len(s.response.token_ids) for s in members) / len(members)
+        if entropies := [s.entropy for s in members if s.entropy is not None]:
+            out[f"{prefix}/entropy{suffix}"] = sum(entropies) / len(entropies)
+    if n_tokens := sum(len(s.response.log_probs) for s in samples):
+        out[f"{prefix}/surprise"] = -sum(sum(s.response.log_probs) for s in samples) / n_tokens
+    return out

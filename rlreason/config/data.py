@@ -1,17 +1,55 @@
-"""The config group `data`: where problems come from. It knows no other room, and no torch."""
+"""The config group `data`: where problems come from, and which of them are used.
 
-from dataclasses import dataclass
+It knows how sources are named (`data/files.py`), no other room, and no torch.
+"""
+
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omegaconf import MISSING
 
+from rlreason.data.files import SUFFIXES, locate, may_be_hub_name
+
+WORDS = {
+    "filter": ("none", "correct"),
+    "bad_gold": ("keep", "drop"),
+    "bad_rows": ("stop", "skip"),
+    "overlap": ("refuse", "drop", "allow"),
+}
+
 
 @dataclass
 class Data:
+    """Keys of every kind of data: what is done with the problems once they are there."""
+
     name: str = MISSING
+    verifier: str | None = None  # a module with one function (response, gold) -> score per form of answer; null: equality
+    limit: int | None = None  # train on so many problems, drawn by seed: 128 are among 256; null: all
+    filter: str = "none"  # none | correct: keep the problems whose trace the grader accepts
+    pass_rates: str | None = None  # a pass_rates.jsonl that algorithm=evaluate wrote on the training data
+    min_pass_rate: float = 0.0  # keep problems that were solved at least so often,
+    max_pass_rate: float = 1.0  # and at most so often
+    bad_gold: str = "keep"  # gold answers that do not grade themselves right are said, and: keep | drop
+    bad_rows: str = "stop"  # what cannot be used (broken, empty, too long): stop | skip, counted and said
+    overlap: str = "refuse"  # questions of both train and validation: refuse | drop (from train) | allow
 
     def problems(self) -> list[str]:
-        return []
+        bad = _no_such_word(self, WORDS)
+        if self.limit is not None and self.limit < 1:
+            bad.append(f"data.limit={self.limit} must be at least 1, or null to use every problem")
+        if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
+            bad.append(
+                f"data.min_pass_rate={self.min_pass_rate} and data.max_pass_rate={self.max_pass_rate}: "
+                "0 <= min <= max <= 1 must hold"
+            )
+        if self.pass_rates is None and (self.min_pass_rate, self.max_pass_rate) != (0.0, 1.0):
+            bad.append(
+                f"data.min_pass_rate={self.min_pass_rate} and data.max_pass_rate={self.max_pass_rate} need "
+                "data.pass_rates=FILE, which algorithm=evaluate writes"
+            )
+        if self.pass_rates is not None and not Path(self.pass_rates).expanduser().is_file():
+            bad.append(f"data.pass_rates={self.pass_rates} is no file: give the one that algorithm=evaluate wrote")
+        return bad
 
 
 @dataclass
@@ -23,7 +61,7 @@ class Stories(Data):
     n_validation: int = 1024
 
     def problems(self) -> list[str]:
-        bad = []
+        bad = super().problems()
         if not 1 <= self.min_events <= self.max_events:
             bad.append(
                 f"data.min_events={self.min_events} and data.max_events={self.max_events}: 1 <= min <= max must hold"
@@ -36,18 +74,68 @@ class Stories(Data):
 
 
 @dataclass
+class Fields:
+    """The names of a row's fields, where they are none of the known ones."""
+
+    question: str | None = None  # question, problem
+    answer: str | None = None  # ground_truth, answer
+    solution: str | None = None  # solution
+    prompt: str | None = None  # prompt: taken word for word, no template is filled
+    response: str | None = None  # response: imitated word for word
+    messages: str | None = None  # messages: one user message and its answer
+    id: str | None = None  # id, unique_id
+
+
+@dataclass
 class FileData(Data):
-    path: str = MISSING  # a folder with train.jsonl and test.jsonl, or a hub name
-    train_limit: int | None = None  # use the first so many after a shuffle by seed
+    path: str | None = None  # a folder or a hub name; null: train and validation are files
+    train: str = "train"  # a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)
+    validation: str | None = None  # the same; null: validation or test where there is one, or n_validation
+    n_validation: int | None = None  # hold so many of train out instead
+    split_seed: int = 0  # which are held out; not `seed`, so that runs that follow each other hold out the same
+    hub_config: str | None = None  # of a hub data set that has several
+    gold: str = "auto"  # where the gold answer stands: auto | hash (####) | boxed | final (sentence) | field
+    fields: Fields = field(default_factory=Fields)
+    response_as: str = "response"  # response: as it is | solution: to be put into the prompt's form (prompt.trace)
+    max_chars: int = 100_000  # a longer text makes a bad row
 
     def problems(self) -> list[str]:
-        if self.train_limit is not None and self.train_limit < 1:
-            return [f"data.train_limit={self.train_limit} must be at least 1, or null to use every problem"]
-        folder = Path(self.path).expanduser()
-        cure = "give a folder with train.jsonl and test.jsonl"
-        if not folder.is_dir():
-            # One slash and no leading dot may be a hub name; anything else was meant as a folder.
-            may_be_hub_name = self.path.count("/") == 1 and not self.path.startswith((".", "/", "~"))
-            return [] if may_be_hub_name else [f"data.path={self.path} is no folder: {cure}"]
-        missing = [name for name in ("train.jsonl", "test.jsonl") if not (folder / name).is_file()]
-        return [f"data.path={self.path} holds no {missing[0]}: {cure}"] if missing else []
+        golds = ("auto", "hash", "boxed", "final", "field")
+        bad = super().problems() + _no_such_word(self, {"gold": golds, "response_as": ("response", "solution")})
+        sizes = {"n_validation": self.n_validation, "max_chars": self.max_chars}
+        bad += [f"data.{key}={n} must be above 0" for key, n in sizes.items() if n is not None and n < 1]
+        if self.validation is not None and self.n_validation is not None:
+            bad.append(
+                f"data.validation={self.validation} and data.n_validation={self.n_validation}: set one of them to null"
+            )
+        return bad + self._absent()
+
+    def _absent(self) -> list[str]:
+        """Complaints about files that are not there; what a hub holds is seen when it is read."""
+        bad = [line for key in ("train", "validation") for line in self._absent_split(key, getattr(self, key))]
+        if not bad and self.path is None and self.validation is None and self.n_validation is None:
+            bad.append(
+                "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
+            )
+        return bad
+
+    def _absent_split(self, key: str, split: str | None) -> list[str]:
+        if split is None or locate(self.path, split):
+            return []
+        folder = self.path is not None and Path(self.path).expanduser().is_dir()
+        if folder:
+            return [f"data.path={self.path} holds no {split}.jsonl: give another folder, or a file as data.{key}"]
+        if self.path is None or Path(split).suffix in SUFFIXES[1:]:
+            return [f"data.{key}={split} is no file: give a .jsonl or .json file, or a folder as data.path"]
+        if may_be_hub_name(self.path):
+            return []
+        cure = "give a folder with train.jsonl and test.jsonl, a hub name, or files as data.train and data.validation"
+        return [f"data.path={self.path} is no folder: {cure}"]
+
+
+def _no_such_word(data: Data, words: dict[str, tuple[str, ...]]) -> list[str]:
+    return [
+        f"data.{key}={getattr(data, key)} is none of {', '.join(known)}: choose one"
+        for key, known in words.items()
+        if getattr(data, key) not in known
+    ]

@@ -125,6 +125,22 @@ class Grading:
 
 
 @dataclass
+class Guards:
+    """What happens when engine and trainer give sampled tokens different probabilities; measured in every step."""
+
+    parity: str = "warn"  # warn | stop | correct (warn, and let the objective's mismatch weights correct for it)
+    parity_bound: float = 0.05  # nats per token, mean over a step; float32 stays below 1e-4
+
+    def problems(self) -> list[str]:
+        bad = []
+        if self.parity not in ("warn", "stop", "correct"):
+            bad.append(f"guards.parity={self.parity} is none of warn, stop, correct: choose one")
+        if not self.parity_bound > 0:
+            bad.append(f"guards.parity_bound={self.parity_bound} must be above 0: try 0.05")
+        return bad
+
+
+@dataclass
 class Logger:
     kind: str = MISSING
     project: str = "rlreason"

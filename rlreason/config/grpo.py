@@ -57,6 +57,8 @@ class GRPO(Training):
                 f"group_size={self.group_size} with baseline={self.baseline.kind}: a response is compared with its "
                 "group, and a group of one always gives advantage 0: use group_size=8, or loss=no_baseline"
             )
+        if self.guards.parity == "correct" and self.mismatch == "none":
+            bad.append("guards.parity=correct needs weights that correct: set mismatch=truncate mismatch_cap=2")
         cache = self.overlong_cache
         if cache is not None and not 0 < cache <= self.sampling.max_tokens:
             bad.append(

@@ -1,5 +1,6 @@
 """The config group `model`: what is trained, and how it fits into memory. It knows no other room, and no torch."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,14 +19,51 @@ class WarmStart:
 
 
 @dataclass
-class Model:
-    name: str = MISSING
-    dtype: str = "auto"  # of matrix products: auto | float32 | bfloat16; weights stay float32
+class LoRA:
+    """Low-rank adapters: the model's own weights stay as they are. Needs peft. They have no dropout."""
+
+    rank: int = 0  # 0: none, every weight is trained
+    alpha: float = 32.0  # the adapters' output is scaled by alpha / rank
+    targets: list[str] | None = None  # patterns on layer names, like [q_proj,v_proj]; None: every linear layer
 
     def problems(self) -> list[str]:
-        if self.dtype in ("auto", "float32", "bfloat16"):
-            return []
-        return [f"model.dtype={self.dtype} is none of auto, float32, bfloat16: use auto to let the hardware choose"]
+        if self.rank < 0:
+            return [f"model.lora.rank={self.rank} must be at least 1, or 0 to train without adapters"]
+        if not 0 < self.alpha < math.inf:
+            return [f"model.lora.alpha={self.alpha} must be above 0: try 32"]
+        if self.targets is not None and not self.targets:
+            return ["model.lora.targets=[] adapts nothing: name layers, or null for every linear layer but the head"]
+        return []
+
+
+@dataclass
+class Model:
+    name: str = MISSING
+    dtype: str = "auto"  # of matrix products: auto | float32 | bfloat16
+    weights: str = "float32"  # float32 | bfloat16: half the memory, but small updates are rounded away
+    gradient_checkpointing: bool = False  # less memory, a third more work: activations are computed again
+    freeze: list[str] = field(default_factory=list)  # patterns on names of parameters that are not trained
+    lora: LoRA = field(default_factory=LoRA)
+
+    def problems(self) -> list[str]:
+        bad = self.lora.problems()
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            bad.append(
+                f"model.dtype={self.dtype} is none of auto, float32, bfloat16: use auto to let the hardware choose"
+            )
+        if self.weights not in ("float32", "bfloat16"):
+            bad.append(f"model.weights={self.weights} is neither float32 nor bfloat16: choose one")
+        if self.weights == "bfloat16" and self.dtype == "float32":
+            bad.append(
+                "model.dtype=float32 with model.weights=bfloat16: products cannot be more exact than their weights: "
+                "set model.dtype=auto, or model.weights=float32"
+            )
+        if self.freeze and self.lora.rank:
+            bad.append(
+                f"model.freeze={list(self.freeze)} with model.lora.rank={self.lora.rank}: adapters leave all weights "
+                "of the model frozen already: set model.freeze=[], and say where adapters go by model.lora.targets"
+            )
+        return bad
 
 
 @dataclass

@@ -9,8 +9,38 @@ from omegaconf import MISSING
 class Rollout:
     engine: str = MISSING
     max_rows: int = 256
+    async_steps: int = 0  # 1: the next batch is sampled, with weights one hand-over old, while one is learned
+    placement: str = "auto"  # from here on: of rollout=vllm only
+    sleep: bool = True
+    kv_cache_gb: float | None = None
+    attest: str = "stop"
+    timeout_s: float = 600.0
 
     def problems(self) -> list[str]:
-        if self.engine != "hf":
-            return [f"rollout.engine={self.engine} is no engine: choose rollout=hf"]
-        return [] if self.max_rows > 0 else [f"rollout.max_rows={self.max_rows} must be above 0: try 256"]
+        bad = []
+        for key, value, choices in (
+            ("engine", self.engine, ("hf", "vllm")),
+            ("async_steps", self.async_steps, (0, 1)),
+            ("placement", self.placement, ("auto", "shared", "cpu")),
+            ("attest", self.attest, ("stop", "warn", "off")),
+        ):
+            if value not in choices:
+                bad.append(f"rollout.{key}={value} is none of {', '.join(map(str, choices))}: choose one")
+        for key, number, cure in (
+            ("max_rows", self.max_rows, "256"),
+            ("kv_cache_gb", self.kv_cache_gb, "null"),
+            ("timeout_s", self.timeout_s, "600"),
+        ):
+            if number is not None and not number > 0:
+                bad.append(f"rollout.{key}={number} must be above 0: try {cure}")
+        if self.async_steps and self.engine == "hf":
+            bad.append(
+                "rollout.async_steps=1 with rollout=hf: the embedded engine samples from the very weights that are "
+                "being trained; set it to 0, or choose rollout=vllm"
+            )
+        if self.async_steps and self.engine == "vllm" and self.sleep and self.placement != "cpu":
+            bad.append(
+                "rollout.async_steps=1 with rollout.sleep=true: an engine that samples during training cannot give "
+                "its memory away; set rollout.sleep=false"
+            )
+        return bad

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from omegaconf import MISSING
 
 from rlreason.config.data import Data, Stories
-from rlreason.config.groups import Grading, LengthNorm, Logger, Prompt, Sampling
+from rlreason.config.groups import Grading, Guards, LengthNorm, Logger, Prompt, Sampling
 from rlreason.config.model import Model, TinyModel
 from rlreason.config.rollout import Rollout
 
@@ -26,6 +26,7 @@ class Run:
     prompt: Prompt = field(default_factory=Prompt)
     grading: Grading = field(default_factory=Grading)
     rollout: Rollout = field(default_factory=Rollout)
+    guards: Guards = field(default_factory=Guards)
     logger: Logger = field(default_factory=Logger)
     sampling: Sampling = field(default_factory=Sampling)
 

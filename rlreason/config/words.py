@@ -19,12 +19,13 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlreason.config.store import resource_dir, typed
+from rlreason.config.store import SCHEMAS, resource_dir, typed
 from rlreason.errors import ConfigError
 
 #: Names of the course handouts that are called otherwise here.
 HANDOUT_NAMES = {
     "n_grpo_steps": "n_steps",
+    "n_ei_steps": "n_steps",
     "epochs_per_rollout_batch": "epochs_per_rollout",
     "sampling_temperature": "sampling.temperature",
     "sampling_min_tokens": "sampling.min_tokens",
@@ -124,7 +125,9 @@ def one_line(error: Exception) -> str:
     text = f"{error}\n{cause}"
     full_key = getattr(cause, "full_key", None)
     if unknown := re.search(r"Key '([^']+)' not in '(\w+)'", text):
-        return _unknown_key(unknown[1], full_key or unknown[1])
+        return _unknown_key(unknown[1], full_key or unknown[1], unknown[2])
+    if group := re.search(r"Could not override '([\w/]+)(?:@[^']*)?'. No match", text):
+        return f"{group[1]} is no option of the chosen algorithm (an objective's axes are GRPO's): leave it out"
     if option := re.search(r"Could not find '([\w/]+)/([^']+)'", text):
         offered = GlobalHydra.instance().config_loader().get_group_options(option[1])
         return f"{option[1]}={option[2]} is no option of {option[1]}: choose one of {', '.join(offered)}"
@@ -149,8 +152,8 @@ def one_line(error: Exception) -> str:
     return " ".join(line for line in lines if line and not line.startswith(noise))
 
 
-def _unknown_key(word: str, full_key: str) -> str:
-    cfg = compose("config")
+def _unknown_key(word: str, full_key: str, schema: str) -> str:
+    cfg = compose("config", [f"algorithm={schema.lower()}"] if schema.lower() in SCHEMAS["schema"] else [])
     group, _, _ = full_key.rpartition(".")
     if group and isinstance(OmegaConf.select(cfg, group), DictConfig):
         keys = ", ".join(f"{group}.{key!s}" for key in OmegaConf.select(cfg, group))

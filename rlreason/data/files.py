@@ -1,27 +1,72 @@
-"""Problems from JSON-lines files or a hub data set: `question` and `answer`, the gold answer after `####`.
+"""Where rows come from: JSON-lines files, JSON lists and hub data sets. And what is done with a row that is no use.
 
-A row that cannot be used is named by file and line. It must not know tokenizers, prompts or graders.
+A row that cannot be used is named by file and line: it stops the run, or is left out, counted and said. What a row
+means is read in `rows.py`; this module must not know fields, tokenizers, prompts or graders. The config imports it,
+so it must stay cheap.
 """
 
 import hashlib
 import json
-import random
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
 
+SUFFIXES = ("", ".jsonl", ".json")  # of a file, where a split is named without one
 
-def load_folder_or_hub(path: str, name: str) -> tuple[list[Problem], list[Problem]]:
-    """(train, test) from a folder with train.jsonl and test.jsonl, or from a hub data set of the same rows."""
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return tuple(
-            list(read_problems(_lines(folder / f"{half}.jsonl"), f"{name}-{half}")) for half in ("train", "test")
-        )  # type: ignore[return-value]
+#: (where it stands, the row); a `BadRow` in its place says why it could not even be read.
+Row = tuple[str, Any]
+
+
+class BadRow(Exception):  # noqa: N818 - a finding about the data, for whoever decides what to do with it
+    """Why a row cannot be used, as the end of a sentence that begins with where the row stands."""
+
+
+def locate(path: str | None, split: str) -> Path | None:
+    """The file of a split: `split` in the folder `path`, with or without its suffix, or `split` as a path itself."""
+    folder = Path(path).expanduser() if path else None
+    if folder is not None and folder.is_dir():
+        for suffix in SUFFIXES:
+            if (file := folder / f"{split}{suffix}").is_file():
+                return file
+    direct = Path(split).expanduser()
+    return direct if direct.suffix in SUFFIXES[1:] and direct.is_file() else None
+
+
+def may_be_hub_name(path: str) -> bool:
+    """One slash and no leading dot may be a hub name; anything else was meant as a folder."""
+    return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not Path(path).is_dir()
+
+
+def file_rows(path: Path) -> Iterator[Row]:
+    """The lines of a .jsonl file, or the members of the list in a .json file."""
+    if path.suffix == ".json":
+        rows = _json(path.read_bytes())
+        if not isinstance(rows, list):
+            why = f"{rows}" if isinstance(rows, BadRow) else "holds no list"
+            raise ConfigError(f"{path} {why}: a .json file holds one list of rows; name it .jsonl if each line is one")
+        yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"line {number}", _json(line)
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except UnicodeDecodeError:
+        return BadRow("is not UTF-8")
+    except (ValueError, RecursionError):  # also of a number with thousands of digits
+        return BadRow("is not JSON")
+
+
+def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]:
+    """Split name -> rows, of a hub data set."""
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -30,67 +75,82 @@ def load_folder_or_hub(path: str, name: str) -> tuple[list[Problem], list[Proble
             "pip install 'rlreason[hub]', or give a folder with train.jsonl and test.jsonl"
         ) from error
     try:
-        halves = load_dataset(path, "main")
+        return load_dataset(path, hub_config)  # type: ignore[no-any-return]
     except Exception as error:  # the hub client raises many kinds; all mean that it cannot be reached or read
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"data.path={path} cannot be read from the hub ({reason}): give a folder instead") from error
-    train, test = (
-        list(read_problems(((f"{path}/{half} row {i}", row) for i, row in enumerate(halves[half])), f"{name}-{half}"))
-        for half in ("train", "test")
-    )
-    return train, test
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"data.path={path} with data.hub_config={hub_config} cannot be read from the hub ({reason}): "
+            "mend these, or give a folder instead"
+        ) from error
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                yield where, json.loads(line)
-            except UnicodeDecodeError as error:
-                raise ConfigError(f"{where} is not UTF-8: save the file as UTF-8") from error
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"{where} is not JSON ({error.msg}): mend or remove the line") from error
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The problems of one file or split, and the ids that the data itself gives them."""
+
+    problems: list[Problem]
+    own_ids: list[str | None]
+    notes: list[str]
 
 
-def read_problems(rows: Iterable[tuple[str, Any]], prefix: str) -> Iterator[Problem]:
-    """Rows with `question` and `answer` -> problems; ids are `prefix-number`, counted from 0."""
+def read_table(
+    rows: Iterable[Row],
+    source: str,
+    prefix: str,
+    parse: Callable[[Any, str], Problem],
+    own_id: Callable[[Any], str | None],
+    skip: bool,
+) -> Table:
+    """Rows -> problems with the ids `prefix-number`, counted from 0. A bad row stops, or with `skip` is counted."""
+    problems: list[Problem] = []
+    own_ids: list[str | None] = []
+    bad: dict[str, list[str]] = {}
     for number, (where, row) in enumerate(rows):
-        if not isinstance(row, dict):
-            raise ConfigError(f"{where} is no JSON object: each line must hold question and answer")
-        for key in ("question", "answer"):
-            if not isinstance(row.get(key), str) or not row[key].strip():
-                raise ConfigError(f"{where} has no text under {key!r}: each line must hold question and answer")
-        solution, mark, gold = row["answer"].rpartition("####")
-        gold = without_thousands_commas(gold.strip() if mark else row["answer"].strip())
-        if not gold:
-            raise ConfigError(f"{where} has nothing after '####': mend or remove the line")
-        yield Problem(f"{prefix}-{number}", row["question"].strip(), gold, solution.strip() if mark else None)
+        try:
+            if isinstance(row, BadRow):
+                raise row
+            problems.append(parse(row, f"{prefix}-{number}"))
+            own_ids.append(own_id(row))
+        except BadRow as reason:
+            if not skip:
+                cure = "mend or remove it, or set data.bad_rows=skip to leave such rows out"
+                raise ConfigError(f"{source}, {where} {reason}: {cure}") from None
+            bad.setdefault(str(reason), []).append(where)
+    if not problems:
+        raise ConfigError(f"{source} holds no row that can be used" + _counted(bad) + ": give one with problems")
+    dropped = sum(map(len, bad.values()))
+    notes = [f"! {source}: {dropped} of {len(problems) + dropped} rows left out{_counted(bad)}"] if bad else []
+    return Table(problems, own_ids, notes)
 
 
-def without_thousands_commas(gold: str) -> str:
-    """A plain number without its thousands commas; anything else as it is.
+def _counted(bad: Mapping[str, Sequence[str]]) -> str:
+    return "".join(f"; {len(rows)} because the row {reason} ({few(rows, 3)})" for reason, rows in bad.items())
 
-    >>> without_thousands_commas("-1,234,567.5"), without_thousands_commas("(1,2)"), without_thousands_commas("1,2,3")
-    ('-1234567.5', '(1,2)', '1,2,3')
+
+def few(names: Sequence[str], show: int = 5) -> str:
+    """The first names, and how many there are beside.
+
+    >>> few(["a", "b", "c"], 2)
+    'a, b and 1 more'
     """
-    return gold.replace(",", "") if re.fullmatch(r"-?\$?\d{1,3}(,\d{3})+(\.\d+)?", gold) else gold
+    return ", ".join(names[:show]) + (f" and {len(names) - show} more" if len(names) > show else "")
 
 
-def subset(problems: list[Problem], limit: int | None, seed: int) -> list[Problem]:
-    """`limit` problems drawn by seed, nested: the first 128 are among the first 256. None takes all, in order."""
-    if limit is None or limit >= len(problems):
-        return problems
-    order = list(range(len(problems)))
-    random.Random(f"subset/{seed}").shuffle(order)
-    return [problems[i] for i in order[:limit]]
+def question_hash(question: str) -> str:
+    """What a question is known by across files and runs: 16 hex digits that do not depend on white space.
+
+    >>> question_hash("1 + 1?") == question_hash(" 1 +\\n1? ")
+    True
+    """
+    return hashlib.sha256(" ".join(question.split()).encode()).hexdigest()[:16]
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
-    """A short hash of questions and answers: two runs with the same one saw the same problems."""
+    """A short hash of everything that a run sees of its problems: two runs with the same one saw the same."""
     digest = hashlib.sha256()
     for p in problems:
-        digest.update(f"{p.id}\x1f{p.question}\x1f{p.answer}\x1e".encode())
+        digest.update(f"{p.id}\x1f{p.question}\x1f{p.answer}".encode())
+        for name, text in (("solution", p.solution), ("prompt", p.prompt), ("response", p.response)):
+            digest.update(f"\x1f{name}\x1f{text}".encode() if text is not None else b"")
+        digest.update(b"\x1e")
     return digest.hexdigest()[:12]

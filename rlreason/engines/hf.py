@@ -1,67 +1,23 @@
 """The embedded engine: samples from the live weights of the policy with transformers alone.
 
 It runs wherever torch runs and has no copy of the weights that could be stale. Prompts are read once
-per group; rows that have ended are dropped; the random numbers of a sample depend on its prompt's
-seed and its place in the group only, so neither the batch nor the machine's load changes them.
+per group; rows that have ended make room for those that wait; the random numbers of a sample depend on
+its prompt's seed and its place in the group only, so neither the batch nor the machine's load changes them.
 It must not know rewards, answers or steps.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers.cache_utils import Cache
 
 from rlreason.engines.base import Finished, Prompt, Sampling
-from rlreason.engines.slab import select_rows, slab_cache
+from rlreason.engines.rows import Batch, Row
 from rlreason.policy import Policy
 from rlreason.types import FinishReason, Response
 
-COMPACT_BELOW = 0.8  # drop ended rows when fewer than this share is alive; copying the cache costs about one step
-
-
-def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Sample by inverting the cumulative distribution at one uniform number per row.
-
-    token = min { v : sum_{w <= v} p(w) > u },  p = softmax(logits / T);  T = 0 takes the most likely token.
-    logits (rows, vocab) float32, uniforms (rows,) float64 in [0, 1). Returns token ids (rows,) int64 and their
-    natural-log probabilities (rows,) float32 under p (under T = 1 when greedy).
-
-    >>> ids, lp = draw(torch.tensor([[0.0, float("-inf"), 0.0]]), torch.tensor([0.5], dtype=torch.float64), 1.0)
-    >>> ids.tolist(), round(lp.item(), 4)
-    ([2], -0.6931)
-    """
-    log_probs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
-    if temperature == 0:
-        ids = log_probs.argmax(-1)
-    else:
-        mass = log_probs.exp().cumsum(-1, dtype=torch.float64)
-        ids = torch.searchsorted(mass, uniforms[:, None] * mass[:, -1:], right=True)[:, 0]
-        ids = ids.clamp(max=logits.shape[1] - 1)
-    return ids, log_probs.gather(1, ids[:, None])[:, 0]
-
-
-@dataclass(slots=True)
-class _Row:
-    """One sample under way."""
-
-    place: int  # in the list that `generate` returns
-    prompt: Prompt
-    uniforms: np.ndarray  # (max_tokens,) float64
-    token_ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-
-    def take(self, token: int, log_prob: float, ended: Callable[["_Row"], FinishReason | None]) -> bool:
-        """Add a sampled token, unless the row has ended and only waits to be dropped; whether it has ended just now."""
-        if self.finish_reason is not None:
-            return False
-        self.token_ids.append(token)
-        self.log_probs.append(log_prob)
-        self.finish_reason = ended(self)
-        return self.finish_reason is not None
+RENEW_BELOW = 0.8  # drop ended rows and let others join when fewer than this share is alive; it costs about two steps
 
 
 class HFEngine:
@@ -81,85 +37,63 @@ class HFEngine:
     def close(self) -> None:
         """Nothing to stop: the engine owns no process and no memory between calls."""
 
-    @torch.inference_mode()
+    @torch.no_grad()  # inference mode would cast the weights at every step: there autocast keeps no copy
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> list[Response]:
         responses: dict[int, Response] = {}
 
-        def collect(place: int, response: Response) -> None:
-            responses[place] = response
+        def collect(row: Row) -> None:
+            responses[row.place] = response = self._response(row, sampling)
             if finished is not None:
-                finished(place, response)
+                finished(row.place, response)
 
-        rows = [
-            _Row(i * n + j, prompt, np.random.default_rng([prompt.seed, j]).random(sampling.max_tokens))
-            for i, prompt in enumerate(prompts)
-            for j in range(n)
-        ]
-        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids))
-        per_batch = max(1, self.max_rows // n)
-        for start in range(0, len(by_length), per_batch):
-            chosen = by_length[start : start + per_batch]
-            members = [row for i in chosen for row in rows[i * n : (i + 1) * n]]
-            self._sample([prompts[i] for i in chosen], members, sampling, collect)
-        return [responses[place] for place in range(len(rows))]
+        def begin(place: int, prompt: Prompt) -> Row:
+            random = np.random.default_rng([prompt.seed, place % n])
+            return Row(place, prompt, random.random(sampling.max_tokens + 1))
 
-    def _sample(self, prompts: Sequence[Prompt], rows: list[_Row], sampling: Sampling, collect: Finished) -> None:
-        """One batch of rows, n for each prompt in turn, decoded side by side until the last has ended."""
-        device = self.policy.device
-        ended, banned = self._ending_rule(sampling), torch.tensor(sorted(self.policy.end_ids), device=device)
-        lengths = torch.tensor([len(prompt.token_ids) for prompt in prompts], device=device)
-        width, cache, live = int(lengths.max()), slab_cache(), list(rows)
+        groups = [[begin(i * n + j, prompt) for j in range(n)] for i, prompt in enumerate(prompts)]
         with self.policy.autocast():  # one region for all steps: weights are cast once
-            logits = self._read_prompts(prompts, lengths, cache)
-            # From here on there is one row per sample: each prompt was read once and is now repeated.
-            repeat = torch.arange(len(prompts), device=device).repeat_interleave(len(rows) // len(prompts))
-            select_rows(cache, repeat)
-            logits, lengths = logits[repeat], lengths[repeat]
-            seen = torch.ones(len(rows), width + sampling.max_tokens, dtype=torch.bool, device=device)
-            seen[:, :width] = torch.arange(width, device=device) < lengths[:, None]  # a short prompt's padding is not
-            for t in range(sampling.max_tokens):
-                if t < sampling.min_tokens:
-                    logits[:, banned] = float("-inf")
-                uniforms = torch.from_numpy(np.array([row.uniforms[t] for row in live])).to(device)
-                ids, log_probs = draw(logits, uniforms, sampling.temperature)
-                for row, token, log_prob in zip(live, ids.tolist(), log_probs.tolist(), strict=True):
-                    if row.take(token, log_prob, ended):
-                        collect(row.place, self._response(row, sampling))
-                kept = [i for i, row in enumerate(live) if row.finish_reason is None]
-                if not kept:
-                    break
-                if len(kept) < COMPACT_BELOW * len(live):
-                    index = torch.tensor(kept, device=device)
-                    select_rows(cache, index)
-                    ids, lengths, seen, live = ids[index], lengths[index], seen[index], [live[i] for i in kept]
-                hidden = self.policy.backbone(
-                    input_ids=ids[:, None],
-                    position_ids=(lengths + t)[:, None],
-                    attention_mask=seen[:, None, None, : width + t + 1],
-                    past_key_values=cache,
-                    use_cache=True,
-                ).last_hidden_state[:, 0]
-                logits = self.policy.logits(hidden)
+            self._sample(groups, sampling, collect)
+        return [responses[place] for place in range(len(prompts) * n)]
 
-    def _read_prompts(self, prompts: Sequence[Prompt], lengths: Tensor, cache: Cache) -> Tensor:
-        """Fill the cache with the prompts (padded on the right, hidden later) and return the first logits."""
-        device = self.policy.device
-        ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
-        for i, prompt in enumerate(prompts):
-            ids[i, : len(prompt.token_ids)] = torch.tensor(prompt.token_ids)
-        read = self.policy.backbone(input_ids=ids.to(device), past_key_values=cache, use_cache=True)
-        return self.policy.logits(read.last_hidden_state[torch.arange(len(prompts), device=device), lengths - 1])
+    def _sample(self, groups: list[list[Row]], sampling: Sampling, collect: Callable[[Row], None]) -> None:
+        """Decode up to `max_rows` rows side by side; waiting groups join as others end."""
+        ended, banned = (
+            self._ending_rule(sampling),
+            torch.tensor(sorted(self.policy.end_ids), device=self.policy.device),
+        )
+        # Rows of about one length run together, for attention reaches over the longest of them.
+        waiting = deque(sorted(groups, key=lambda group: len(group[0].prompt.token_ids)))
+        longest = max((len(group[0].prompt.token_ids) for group in groups), default=0) + sampling.max_tokens
+        batch, alive = Batch(self.policy, longest), 0
+        while waiting or alive:
+            if batch.cache.full or alive < RENEW_BELOW * len(batch.rows):
+                batch.renew(self._joining(waiting, alive))
+            ids, log_probs = batch.draw(sampling, banned)
+            for row, token, log_prob in zip(batch.rows, ids.tolist(), log_probs.tolist(), strict=True):
+                if row.take(token, log_prob, ended):
+                    collect(row)
+            alive = sum(row.finish_reason is None for row in batch.rows)
+            if alive:
+                batch.step(ids)
 
-    def _ending_rule(self, sampling: Sampling) -> Callable[[_Row], FinishReason | None]:
+    def _joining(self, waiting: deque[list[Row]], alive: int) -> list[list[Row]]:
+        """The groups there is room for beside the rows alive; a group larger than `max_rows` runs alone."""
+        joining: list[list[Row]] = []
+        while waiting and (alive == 0 or alive + len(waiting[0]) <= self.max_rows):
+            joining.append(waiting.popleft())
+            alive += len(joining[-1])
+        return joining
+
+    def _ending_rule(self, sampling: Sampling) -> Callable[[Row], FinishReason | None]:
         """Whether a row ends with its newest token. Text is decoded only after a token that can end a stop string."""
         end_ids = self.policy.end_ids
         if sampling.stop not in self._stop_tokens:
             self._stop_tokens[sampling.stop] = closing_tokens(self.policy, sampling.stop)
         closing = self._stop_tokens[sampling.stop]
 
-        def ended(row: _Row) -> FinishReason | None:
+        def ended(row: Row) -> FinishReason | None:
             token = row.token_ids[-1]
             if token in end_ids:
                 return "stop"
@@ -172,11 +106,11 @@ class HFEngine:
 
         return ended
 
-    def _text(self, row: _Row) -> str:
+    def _text(self, row: Row) -> str:
         decode = self.policy.tokenizer.decode
         return str(decode(row.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def _response(self, row: _Row, sampling: Sampling) -> Response:
+    def _response(self, row: Row, sampling: Sampling) -> Response:
         assert row.finish_reason is not None
         return Response(
             problem_id=row.prompt.problem_id,

@@ -1,7 +1,8 @@
-"""A key-value cache that writes new tokens in place instead of copying itself at every step.
+"""A key-value cache of rows that end at one common column, so that a decoded token is written in place.
 
-transformers' dynamic cache concatenates, so each decoded token copies everything before it. This one
-doubles its room when it is full and can drop rows. It must not know sampling or prompts.
+transformers' dynamic cache concatenates: each decoded token copies everything before it. Here a row begins in
+the column that makes it end with the others, whatever its length, so that one slice takes everybody's newest
+token and rows of any age can run side by side. It must not know sampling or prompts.
 """
 
 from typing import Any
@@ -9,58 +10,70 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-HEADROOM = 64  # tokens of room to begin with; doubling from there wastes at most half
+HEADROOM = 64  # steps between two renewals at most; a renewal copies the cache, which costs about one step
 
 
 class SlabLayer(DynamicLayer):
-    """One layer's keys and values in two slabs (rows, kv_heads, room, head_dim); `length` positions are in use."""
+    """One layer's keys and values in two slabs (rows, kv_heads, room, head_dim); `length` columns are in use."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.length = 0
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        super().lazy_initialization(key_states, value_states)
-        rows, heads, seq, width = value_states.shape
-        self.keys = value_states.new_empty(rows, heads, seq + HEADROOM, width)
-        self.values = value_states.new_empty(rows, heads, seq + HEADROOM, width)
-
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        end = self.length + key_states.shape[2]
-        if end > self.keys.shape[2]:
-            self.keys, self.values = (_grown(slab, 2 * end) for slab in (self.keys, self.values))
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        start, self.length = self.length, self.length + key_states.shape[2]
+        self.keys[:, :, start : self.length] = key_states
+        self.values[:, :, start : self.length] = value_states
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+    def renew(self, kept: Tensor, width: int, packed: DynamicLayer | None, columns: Tensor) -> None:
+        """Keep the last `width` columns of these rows; add a row for each row of `columns`, read from `packed`."""
+        read = (None, None) if packed is None else (packed.keys, packed.values)
+        like = self.values if packed is None else packed.values
+        assert like is not None  # its dtype is that of the products; rotary embeddings make float32 of keys
+        self.keys, self.values = (
+            _renewed(slab, self.length, kept, width, fresh, columns, like)
+            for slab, fresh in zip((self.keys, self.values), read, strict=True)
+        )
+        self.length = width
 
     def get_seq_length(self) -> int:
         return self.length
 
-    def reset(self) -> None:
-        super().reset()
-        self.length = 0
 
-
-def _grown(slab: Tensor, room: int) -> Tensor:
-    rows, heads, used, width = slab.shape
-    larger = slab.new_empty(rows, heads, room, width)
-    larger[:, :, :used] = slab
+def _renewed(
+    slab: Tensor | None, length: int, kept: Tensor, width: int, fresh: Tensor | None, columns: Tensor, like: Tensor
+) -> Tensor:
+    # Zeros, because columns in front of a row are masked but still multiplied: they must be finite.
+    shape = (len(kept) + len(columns), like.shape[1], width + HEADROOM, like.shape[3])
+    larger = like.new_zeros(shape)
+    if slab is not None:
+        used = min(width, length)
+        larger[: len(kept), :, width - used : width] = slab[:, :, length - used : length].index_select(0, kept)
+    if fresh is not None:
+        larger[len(kept) :, :, :width] = fresh[0][:, columns].transpose(0, 1)
     return larger
 
 
-def slab_cache() -> Cache:
-    return Cache(layer_class_to_replicate=SlabLayer)
+class SlabCache(Cache):
+    """Slabs for every layer of a model. It begins without rows: `renew` brings them in and makes the room."""
 
+    def __init__(self) -> None:
+        super().__init__(layers=[])
 
-def select_rows(cache: Cache, rows: Tensor) -> None:
-    """Keep these rows, in this order; a row may be named several times."""
-    for layer in cache.layers:
-        assert isinstance(layer, SlabLayer)
-        assert layer.keys is not None
-        assert layer.values is not None
-        layer.keys, layer.values = (slab.index_select(0, rows) for slab in (layer.keys, layer.values))
+    @property
+    def full(self) -> bool:
+        return not self.layers or self.layers[0].keys.shape[2] == self.get_seq_length()
+
+    def renew(self, kept: Tensor, width: int, packed: Cache | None, columns: Tensor) -> None:
+        """Drop all rows but `kept`, and let new ones join: row i reads the columns `columns[i]` (width) of `packed`.
+
+        `packed` is what the model cached of one row of packed sequences. One layer at a time, so that the old and
+        the new slabs of only one layer exist at once.
+        """
+        while packed is not None and len(self.layers) < len(packed.layers):
+            self.layers.append(SlabLayer())
+        for i, layer in enumerate(self.layers):
+            layer.renew(kept, width, None if packed is None else packed.layers[i], columns)

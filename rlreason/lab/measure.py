@@ -17,7 +17,7 @@ from rlreason.config.model import TinyModel
 from rlreason.console import Console
 from rlreason.lab.objectives import in_words, variants, with_credit
 from rlreason.policy import Policy, load_policy
-from rlreason.setup.data import load_data
+from rlreason.setup.data import read_splits
 from rlreason.setup.house import renderer
 from rlreason.setup.learner import make_learner
 from rlreason.setup.model import choose_threads, make_policy, teach_habits
@@ -84,7 +84,7 @@ def add_reference(run: GRPO, samples: list[Sample], console: Console) -> None:
     """Log-probabilities under the model that the run started from: loaded, or made again as the run made it."""
     console.say("making the reference model of the KL term again ...")
     torch.manual_seed(run.seed)
-    train = load_data(run)[0] if isinstance(run.model, TinyModel) else []
+    train = read_splits(run.data, console.say)[0] if isinstance(run.model, TinyModel) else []
     prompt = renderer(run)
     reference = make_policy(run, train, prompt)
     if isinstance(run.model, TinyModel):

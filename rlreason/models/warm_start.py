@@ -7,18 +7,17 @@ the same `Learner` as everything else: SFT is `-A log p` with A = 1 on given tex
 import random
 from collections.abc import Callable, Sequence
 
+from rlreason.algorithms.sft import imitation_sample
 from rlreason.data.stories import habit_trace
 from rlreason.learner import Learner, TokenObjective
 from rlreason.policy import Policy
-from rlreason.types import Grade, Problem, Response, Sample
-
-GIVEN = Grade(1.0, 1.0, 1.0, "correct", path="given")  # a trace to imitate is not graded
+from rlreason.types import Problem, Sample
 
 
-def imitation_sample(policy: Policy, prompt: str, response: str) -> Sample:
-    """A given response as a sample with credit 1; the end token is part of what is learned."""
+def given(policy: Policy, prompt: str, response: str) -> Sample:
+    """A written trace as a sample to imitate; the end token is part of what is learned."""
     ids = [*policy.tokenizer.encode(response, add_special_tokens=False), policy.tokenizer.eos_token_id]
-    return Sample(Response("given", policy.encode_prompt(prompt), ids, [], response, "stop"), GIVEN, advantage=1.0)
+    return imitation_sample(policy.encode_prompt(prompt), ids, response)
 
 
 def warm_up(
@@ -41,7 +40,7 @@ def warm_up(
     loss = 0.0
     for step in range(steps):
         samples = [
-            imitation_sample(policy, prompt(p.question), habit_trace(p, rng, hasty_share, slip_share))
+            given(policy, prompt(p.question), habit_trace(p, rng, hasty_share, slip_share))
             for p in rng.choices(problems, k=batch_size)
         ]
         rate = learning_rate * min(1.0, (step + 1) / (0.05 * steps)) * (1 - 0.9 * step / steps)

@@ -7,7 +7,7 @@ Markdown.
 import textwrap
 from dataclasses import dataclass
 
-from rlreason.objectives.formula import Row, formula_rows
+from rlreason.objectives.formula import Row, aggregation_row, formula_rows
 from rlreason.objectives.rules import DEFAULTS, Settings, check_objective
 from rlreason.objectives.variants import differences, equal_variants
 
@@ -32,6 +32,26 @@ def objective_card(settings: Settings) -> Card:
     rows = formula_rows(s)
     equal, differs = equal_variants(s), list(differences(s))
     return Card(_as_text(rows, equal, differs), _as_markdown(rows, equal, differs))
+
+
+def imitation_card(length_norm: str, constant: float | None, sampled: bool) -> Card:
+    """The card of SFT, or of expert iteration when the responses are sampled: `-A log p` with A = 1.
+
+    >>> print(imitation_card("token", None, sampled=False).text.splitlines()[1])
+      Token loss     l = -log pi
+    """
+    source = "sampled responses that were graded correct" if sampled else "given responses"
+    rows = [
+        Row(
+            "Token loss",
+            "l = -log pi",
+            r"\ell_t = -\log \pi_\theta(y_t)",
+            f"on the response tokens of {source}, end included",
+        ),
+        aggregation_row({**DEFAULTS, "length_norm": length_norm, "constant": constant}),
+    ]
+    equal = ["expert iteration (RFT, STaR)"] if sampled else ["SFT, maximum likelihood"]
+    return Card(_as_text(rows, equal, []), _as_markdown(rows, equal, []))
 
 
 def _as_text(rows: list[Row], equal: list[str], differs: list[str]) -> str:

@@ -100,7 +100,7 @@ def _clipped_loss(s: Settings) -> Row:
     return Row("Token loss", f"l = -{plain}, {meaning}", f"{define}\\ell_t = -{latex}", note)
 
 
-def _aggregation(s: Settings) -> Row:
+def aggregation_row(s: Settings) -> Row:
     shared = "counted over the whole optimizer step (all micro-batches and ranks)"
     if s["length_norm"] == "masked_mean":
         plain, latex = (
@@ -201,7 +201,7 @@ def formula_rows(s: Settings) -> list[Row]:
         _mismatch(s),
         *([_kl(s)] if s["kl_placement"] != "reward" else []),
         *([_entropy(s)] if s["entropy_coef"] else []),
-        _aggregation(s),
+        aggregation_row(s),
         *([_overlong_mask(s)] if s["overlong"] == "mask" else []),
         *([_zero_variance_skip(s)] if s["zero_variance"] == "skip" else []),
         _samples(s),

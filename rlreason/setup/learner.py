@@ -1,6 +1,10 @@
 """The learner and the credit rule of a run, from its objective's settings."""
 
+from functools import partial
+
 from rlreason.config.grpo import GRPO
+from rlreason.config.imitation import EI
+from rlreason.config.run import Training
 from rlreason.learner import Learner, TokenObjective
 from rlreason.objectives.credit import CreditRule
 from rlreason.policy import Policy
@@ -20,26 +24,42 @@ def credit_rule(run: GRPO) -> CreditRule:
     )
 
 
-def make_learner(run: GRPO, policy: Policy) -> Learner:
-    objective = TokenObjective(
-        loss_type=run.loss.loss_type,
-        numbers=run.loss.numbers(),
+def token_objective(run: Training) -> TokenObjective:
+    """What is averaged, and over what. SFT and expert iteration: -A log p with A = 1, so the GRPO terms are off."""
+    shared = partial(
+        TokenObjective,
         length_norm=run.length_norm.kind,
         constant=run.length_norm.constant or float(run.sampling.max_tokens),
+    )
+    if not isinstance(run, GRPO):
+        return shared()
+    return shared(
+        loss_type=run.loss.loss_type,
+        numbers=run.loss.numbers(),
         kl_estimator=run.kl_estimator,
         kl_coef=run.kl_coef if run.kl_placement == "loss" else 0.0,
         entropy_coef=run.entropy_coef,
         mismatch=run.mismatch,
         mismatch_cap=run.mismatch_cap,
     )
+
+
+def make_learner(run: Training, policy: Policy) -> Learner:
     return Learner(
         policy,
-        objective,
+        token_objective(run),
         run.learning_rate,
-        temperature=run.sampling.temperature,
+        temperature=learning_temperature(run),
+        optimizer=run.optimizer,
         weight_decay=run.weight_decay,
         betas=(run.adam_betas[0], run.adam_betas[1]),
         max_grad_norm=run.max_grad_norm,
         micro_batch_tokens=run.micro_batch_tokens,
         micro_batch_size=run.sequences_per_micro_batch(),
+        can_restart=isinstance(run, EI) and run.restart,
     )
+
+
+def learning_temperature(run: Training) -> float:
+    """Of the distribution that is learned: the sampled one where credit compares samples, the plain one in SFT."""
+    return run.sampling.temperature if isinstance(run, GRPO) else 1.0

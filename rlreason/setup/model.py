@@ -7,13 +7,15 @@ from pathlib import Path
 
 import torch
 
-from rlreason.config.model import PretrainedModel, TinyModel
+from rlreason.adapters import add_lora, require_peft
+from rlreason.config.model import Model, PretrainedModel, TinyModel
 from rlreason.config.run import Run
 from rlreason.console import Console
 from rlreason.data.stories import habit_trace
+from rlreason.memory import freeze, recompute_layers
 from rlreason.models.tiny import build_model, build_tokenizer
 from rlreason.models.warm_start import warm_up
-from rlreason.policy import Policy, load_policy, pick_device, pick_dtype
+from rlreason.policy import DTYPES, Policy, load_policy, pick_device, pick_dtype
 from rlreason.types import Problem
 
 Render = Callable[[str], str]  # a question -> its prompt
@@ -30,14 +32,16 @@ def choose_threads(run: Run) -> None:
 
 def make_policy(run: Run, train: Sequence[Problem], prompt: Render) -> Policy:
     """The model as it is before any training: loaded, or made on the spot with random weights."""
+    if run.model.lora.rank:
+        require_peft()
     if isinstance(run.model, PretrainedModel):
-        return load_policy(str(Path(run.model.path).expanduser()), run.model.dtype)
+        return load_policy(str(Path(run.model.path).expanduser()), run.model.dtype, run.model.weights)
     assert isinstance(run.model, TinyModel)
     tiny, device = run.model, pick_device()
     rng = random.Random("tokenizer")  # the same tokenizer for every seed
     tokenizer = build_tokenizer(prompt(p.question) + habit_trace(p, rng, 0.5, 0.0) for p in train[:2000])
     model = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=run.seed)
-    return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device)
+    return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device, DTYPES[tiny.weights])
 
 
 def teach_habits(
@@ -46,3 +50,22 @@ def teach_habits(
     console.say("teaching a new tiny model two habits: mostly hasty answers, sometimes step by step ...")
     settings, tokens = asdict(tiny.warm_start), run.micro_batch_tokens
     warm_up(policy, train, prompt, **settings, micro_batch_tokens=tokens, seed=run.seed, progress=console.progress)
+
+
+def choose_trained(model: Model, policy: Policy, seed: int) -> None:
+    """What of the model the run trains, and at what cost in memory; the policy's description says it.
+
+    To be called after a tiny model has its habits, which every weight takes part in.
+    """
+    if model.weights != "float32":
+        policy.remarks.append(
+            f"weights kept in {model.weights}, output head in float32"
+            + ("" if model.lora.rank else ": a change of less than 0.2% of a weight is rounded away")
+        )
+    if model.freeze:
+        policy.remarks.append(freeze(policy.model, model.freeze))
+    if model.lora.rank:
+        lora = model.lora
+        policy.remarks.append(add_lora(policy.model, lora.rank, lora.alpha, lora.targets, seed))
+    if model.gradient_checkpointing:
+        policy.remarks.append(recompute_layers(policy.model))

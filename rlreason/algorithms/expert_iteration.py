@@ -1,0 +1,88 @@
+"""Expert iteration: sample, keep what is correct, SFT on it. RFT (arXiv 2308.01825) is one step with
+`deduplicate`; STaR (arXiv 2203.14465) learns from the starting weights in each step (`restart`).
+
+It knows problems, rollouts and grades; it must not know the optimizer.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlreason.algorithms.base import Collected, cut_into_batches
+from rlreason.algorithms.questions import Questions
+from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
+from rlreason.engines.base import Sampling
+from rlreason.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertIteration:
+    """`collect(step)` -> graded samples; the kept ones, with credit 1, cut into the optimizer steps of an SFT."""
+
+    rollouts: Rollouts
+    questions: Questions
+    sampling: Sampling
+    n_steps: int
+    per_step: int  # questions
+    group_size: int
+    epochs: int
+    batch_size: int
+    max_per_question: int | None = None
+    deduplicate: bool = False
+    restart: bool = False
+
+    def collect(self, step: int) -> Collected:
+        problems = self.questions.take(self.per_step)
+        samples = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
+        self.questions.note(samples)
+        chosen = chosen_responses(samples, self.max_per_question, self.deduplicate)
+        for place, sample in enumerate(samples):
+            sample.kept = place in chosen
+            sample.advantage = float(sample.kept)
+        kept = [s for s in samples if s.kept]
+        correct = sum(s.grade.outcome == "correct" for s in samples)
+        metrics = rollout_metrics(samples) | {
+            "ei/correct": correct,
+            "ei/kept": len(kept),
+            "ei/questions_with_kept": len({s.group for s in kept}) / max(len(problems), 1),
+            "ei/solved_questions": self.questions.n_solved,
+        }
+        orders = [f"{self.rollouts.seed}/batches/{step}/{epoch}" for epoch in range(self.epochs)]
+        return Collected(
+            samples,
+            cut_into_batches(kept, self.batch_size, orders),
+            metrics,
+            self._notices(len(problems), correct, len(kept)),
+            restart=self.restart and bool(kept),
+        )
+
+    def _notices(self, asked: int, correct: int, kept: int) -> dict[str, str]:
+        if not asked:
+            return {"nothing_asked": "every question counts as solved (skip_solved): nothing is left to ask or learn"}
+        if not correct:
+            asked_text = f"none of {asked * self.group_size} responses was correct"
+            cure = "use easier questions, a larger group_size, or SFT first"
+            return {"nothing_correct": f"{asked_text}: nothing to imitate, so this step does not train; {cure}"}
+        if not kept:
+            return {"nothing_kept": f"all {correct} correct responses were cut at sampling.max_tokens: raise it"}
+        return {}
+
+
+def chosen_responses(samples: Sequence[Sample], most: int | None, deduplicate: bool) -> set[int]:
+    """Places of the responses to imitate: correct and ended by themselves, the first `most` of each question.
+
+    With `deduplicate`, of several responses to a question that differ in white space only the first counts.
+    """
+    per_question: Counter[str] = Counter()
+    seen: set[tuple[str, str]] = set()
+    chosen = set()
+    for place, s in enumerate(samples):
+        text = " ".join(s.response.text.split())
+        repeated = deduplicate and (s.group, text) in seen
+        full = most is not None and per_question[s.group] >= most
+        if s.grade.outcome != "correct" or s.response.truncated or repeated or full:
+            continue
+        seen.add((s.group, text))
+        per_question[s.group] += 1
+        chosen.add(place)
+    return chosen

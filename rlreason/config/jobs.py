@@ -1,0 +1,89 @@
+"""The settings of jobs that do not train: evaluate a model, and choose the best of several responses."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rlreason.config.run import Run
+
+
+@dataclass
+class Asking(Run):
+    """Keys of every job that asks a fixed set of problems, `eval_problems` many."""
+
+    split: str = "validation"  # validation | train: whose first problems are asked
+
+    #: The setting that says how many responses each problem gets.
+    counted_by: ClassVar[str] = "samples"
+
+    @property
+    def responses(self) -> int:
+        """Responses per problem."""
+        raise NotImplementedError
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        if self.split not in ("validation", "train"):
+            bad.append(f"split={self.split} is none of validation, train: choose one")
+        if self.sampling.temperature == 0 and self.responses > 1:
+            bad.append(
+                f"sampling.temperature=0 with {self.counted_by}={getattr(self, self.counted_by)}: the responses to a "
+                f"problem would all be equal: set sampling.temperature=1, or {self.single()}"
+            )
+        return bad
+
+    def single(self) -> str:
+        """The way to ask for one response per problem."""
+        return "samples=1"
+
+
+@dataclass
+class Evaluate(Asking):
+    """Accuracy of a model as it is, and every response on disk."""
+
+    algorithm: str = "evaluate"
+    samples: int = 1  # responses per problem
+
+    @property
+    def responses(self) -> int:
+        return self.samples
+
+    def problems(self) -> list[str]:
+        if self.samples < 1:
+            return [*super().problems(), f"samples={self.samples}: each problem needs a response: try samples=1"]
+        return super().problems()
+
+
+@dataclass
+class BestOfN(Asking):
+    """How much the best, the likeliest or the most frequent of N responses is worth."""
+
+    algorithm: str = "best_of_n"
+    n_list: list[int] = field(default_factory=lambda: [1, 4, 8, 16])  # all from the same samples
+    samples: int | None = None  # responses per problem; null: the largest N; more make every smaller N more exact
+    scorer: str | None = None  # module:function, (question, response) -> a number; the highest is chosen
+
+    counted_by: ClassVar[str] = "n_list"
+
+    @property
+    def responses(self) -> int:
+        return self.samples or max(self.n_list, default=0)
+
+    def single(self) -> str:
+        return "use algorithm=evaluate"
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        sound = [n for n in self.n_list if n >= 1]
+        if sound != sorted(set(self.n_list)) or not sound:
+            cure = f"[{','.join(map(str, sorted(set(sound)) or [1, 4, 8]))}]"
+            bad.append(
+                f"n_list={list(self.n_list)} must hold numbers from 1 on, in rising order, once each: try {cure}"
+            )
+        elif self.samples is not None and self.samples < max(sound):
+            bad.append(
+                f"n_list={list(self.n_list)} asks for the best of {max(sound)}, and samples={self.samples} gives fewer: "
+                f"set samples={max(sound)} or null, or take {max(sound)} out of n_list"
+            )
+        if self.scorer is not None and not all(self.scorer.partition(":")):
+            bad.append(f"scorer={self.scorer} must be module:function, as in scorer=my_scores:length, or null")
+        return bad

@@ -1,0 +1,63 @@
+"""Options of the group `data` whose answers are checked by a verifier. It knows no other room, and no torch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import MISSING
+
+from rlreason.config.data import Data
+
+
+@dataclass
+class Checked(Data):
+    """`verifier` names a module of `rlreason.grading.verifiers`, with one function per prompt format."""
+
+    n_train: int = 8192
+    n_validation: int = 1024
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        if min(self.n_train, self.n_validation) < 1:
+            bad.append(f"data.n_train={self.n_train} and data.n_validation={self.n_validation} must be above 0")
+        return bad
+
+
+@dataclass
+class Countdown(Checked):
+    verifier: str | None = "rlreason.grading.verifiers.countdown"
+    path: str | None = None  # a JSON-lines file or a hub name with nums and target; null: made up by the rest
+    seed: int = 0
+    min_count: int = 3  # numbers given
+    max_count: int = 4
+    max_value: int = 99  # of a given number
+    max_target: int = 100
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        if not 2 <= self.min_count <= self.max_count <= 10:
+            bad.append(
+                f"data.min_count={self.min_count} and data.max_count={self.max_count}: 2 <= min <= max <= 10 must hold"
+            )
+        if min(self.max_value, self.max_target) < 1:
+            bad.append(f"data.max_value={self.max_value} and data.max_target={self.max_target} must be at least 1")
+        return bad
+
+
+@dataclass
+class Gym(Checked):
+    verifier: str | None = "rlreason.grading.verifiers.gym"
+    task: Any = MISSING  # a task's name, or a list of names
+    seed: int = 0
+
+    @property
+    def tasks(self) -> list[str]:
+        return [self.task] if isinstance(self.task, str) else self.task
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        names = self.tasks
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+            bad.append(f"data.task={self.task} must be a task's name or a list of names (data.task=[leg_counting,gcd])")
+        elif len(set(names)) < len(names):
+            bad.append(f"data.task={names} names a task twice: name it once")
+        return bad

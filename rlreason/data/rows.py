@@ -1,0 +1,162 @@
+r"""One row of a data set -> one `Problem`: which fields are read, and where the gold answer stands.
+
+Rows of these shapes are understood, and others by naming their fields: `question`/`answer`, `problem`/`solution`,
+`prompt`/`response`, and chat `messages` of one user message and its answer. It must not know files, hubs,
+tokenizers or prompts.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlreason.data.files import BadRow
+from rlreason.grading.formats import boxed
+from rlreason.types import Problem
+
+#: What is read, and the field names that are tried for it, in this order.
+KNOWN: dict[str, tuple[str, ...]] = {
+    "question": ("question", "problem"),
+    "answer": ("ground_truth", "answer"),
+    "solution": ("solution",),
+    "prompt": ("prompt",),
+    "response": ("response",),
+    "messages": ("messages",),
+    "id": ("id", "unique_id"),
+}
+Names = Mapping[str, tuple[str, ...]]
+
+_FINAL = re.compile(r"[Tt]he final answer is:?\s*(.+?)\.?\s*I hope it is correct")
+
+
+def field_names(own: Mapping[str, str | None]) -> Names:
+    """The known field names, with the ones given in `own` instead."""
+    names = {key: (name,) if (name := own.get(key)) else known for key, known in KNOWN.items()}
+    if own.get("question") == "prompt":  # then it is a question to fill in, not a prompt to take word for word
+        names["prompt"] = ()
+    return names
+
+
+def to_problem(row: Any, id: str, names: Names, gold: str, max_chars: int, wrap: bool) -> Problem:
+    """The row as a problem, or `BadRow`. `wrap` takes a given response for a solution, to be put into a form."""
+    if not isinstance(row, dict):
+        raise BadRow("is no JSON object")
+    question, answer, solution, prompt, response = (
+        _text(row, names[key], max_chars) for key in ("question", "answer", "solution", "prompt", "response")
+    )
+    if (chat := _value(row, names["messages"])) is not None:
+        question, response, prompt = *_chat(chat, max_chars, response), None
+    question = question or prompt
+    if question is None:
+        raise BadRow(f"has no text under {_either(names, 'question', 'prompt', 'messages')}")
+    if answer is None and solution is None and response is None:
+        raise BadRow(f"has no text under {_either(names, 'answer', 'solution', 'response')}")
+    found = gold_answer(gold, answer, solution or response)
+    if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):
+        solution = _before_the_mark(answer)
+    if wrap and response is not None:
+        solution, response = response, None
+    return Problem(id, question.strip(), found, solution.strip() if solution else None, prompt, response)
+
+
+def own_id(row: Any, names: Names) -> str | None:
+    """The id that the data gives the row, if any."""
+    value = _value(row, names["id"]) if isinstance(row, dict) else None
+    return str(value) if isinstance(value, str | int) and str(value).strip() and str(value).isprintable() else None
+
+
+def gold_answer(rule: str, answer: str | None, trace: str | None) -> str:
+    r"""The gold answer by `rule`; "" where `auto` finds none.
+
+    `hash` is what follows `####`, `boxed` the last `\boxed{}`, `final` what Minerva's closing sentence states,
+    `field` the answer field as it is. `auto` takes the first of these that is there, in the answer field and then
+    in the trace.
+
+    >>> gold_answer("auto", "2+2=4\n#### 1,004", None), gold_answer("auto", None, r"so $x=\boxed{\frac{1}{2}}$.")
+    ('1004', '\\frac{1}{2}')
+    >>> gold_answer("auto", None, "The final answer is $7$. I hope it is correct."), gold_answer("auto", "(1,2)", None)
+    ('7', '(1,2)')
+    """
+    readers = {"hash": _after_hash, "boxed": boxed, "final": _final}
+    for text in (answer, trace):
+        for name, read in readers.items():
+            if text is not None and rule in (name, "auto") and (found := read(text)) is not None:
+                return _filled(found)
+        if text is not None and text is answer and rule in ("field", "auto"):
+            return without_thousands_commas(text.strip())
+    if rule == "auto":
+        return ""
+    raise BadRow(f"has no gold answer for data.gold={rule}")
+
+
+def without_thousands_commas(gold: str) -> str:
+    """A plain number without its thousands commas; anything else as it is.
+
+    >>> without_thousands_commas("-1,234,567.5"), without_thousands_commas("(1,2)"), without_thousands_commas("1,2,3")
+    ('-1234567.5', '(1,2)', '1,2,3')
+    """
+    return gold.replace(",", "") if re.fullmatch(r"-?\$?\d{1,3}(,\d{3})+(\.\d+)?", gold) else gold
+
+
+def _after_hash(text: str) -> str | None:
+    """What follows the last `####` on the last line; a heading of that level in the middle of a text is none."""
+    _, mark, rest = text.rpartition("####")
+    if not mark or "\n" in rest.strip():
+        return None
+    if not rest.strip():
+        raise BadRow("has nothing after '####'")
+    return without_thousands_commas(rest.strip())
+
+
+def _final(text: str) -> str | None:
+    found = _FINAL.findall(text)
+    return found[-1].strip("$*. ") if found else None
+
+
+def _filled(gold: str) -> str:
+    if not gold.strip():
+        raise BadRow("has an empty gold answer")
+    return gold.strip()
+
+
+def _before_the_mark(answer: str) -> str | None:
+    before, mark, _ = answer.rpartition("####")
+    return before if mark else answer
+
+
+def _chat(chat: Any, max_chars: int, response: str | None) -> tuple[str | None, str | None]:
+    """(question, response) of one user message and its answer. Anything longer would lose what was said before."""
+    if not isinstance(chat, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in chat):
+        raise BadRow("has messages that are no list of role and content")
+    roles = [m["role"] for m in chat]
+    if roles not in (["user"], ["user", "assistant"]):
+        raise BadRow("has messages other than one from the user and at most one answer")
+    question, *answers = (_text(m, ("content",), max_chars) for m in chat)
+    return question, answers[0] if answers else response
+
+
+def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str | None:
+    """The text under the first of the names that is there; a number is taken as it is written."""
+    value = _value(row, names)
+    if value is None:
+        return None
+    name = next(name for name in names if row.get(name) is not None)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise BadRow(f"has no text under {name!r}")
+    if len(value) > max_chars:
+        raise BadRow(f"has more than data.max_chars={max_chars} characters under {name!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadRow(f"has half a surrogate pair, which is no character, under {name!r}") from None
+    return value
+
+
+def _value(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _either(names: Names, *keys: str) -> str:
+    first, *others = (repr(name) for key in keys for name in names[key])
+    return " or ".join([", ".join([first, *others[:-1]]), *others[-1:]])

@@ -1,0 +1,111 @@
+"""Which problems a run trains and is measured on: held-out draws, overlap, pass rates, subsets.
+
+Pure functions of problems; what was left out comes back in words. It must not know config, files of rows or graders.
+"""
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rlreason.data.files import Table, few, question_hash
+from rlreason.errors import ConfigError
+from rlreason.types import Problem
+
+
+def identified(tables: Sequence[Table]) -> list[list[Problem]]:
+    """The problems of each table under the ids that the data gives them, where every row has its own; else numbered."""
+    own = [id for table in tables for id in table.own_ids]
+    if None in own or len(set(own)) < len(own):
+        return [table.problems for table in tables]
+    return [[replace(p, id=id) for p, id in zip(t.problems, t.own_ids, strict=True) if id is not None] for t in tables]
+
+
+def hold_out(problems: list[Problem], n: int, seed: int) -> tuple[list[Problem], list[Problem]]:
+    """(the rest, n drawn by seed). The first 100 drawn are among the first 200."""
+    if n >= len(problems):
+        raise ConfigError(f"data.n_validation={n} leaves nothing of {len(problems)} problems to train on: lower it")
+    held = subset(problems, n, seed)
+    ids = {p.id for p in held}
+    return [p for p in problems if p.id not in ids], held
+
+
+def subset(problems: list[Problem], limit: int | None, seed: int) -> list[Problem]:
+    """`limit` problems drawn by seed, nested: the first 128 are among the first 256. None takes all, in order."""
+    if limit is None or limit >= len(problems):
+        return problems
+    order = list(range(len(problems)))
+    random.Random(f"subset/{seed}").shuffle(order)
+    return [problems[i] for i in order[:limit]]
+
+
+def without_overlap(
+    train: list[Problem], validation: Sequence[Problem], policy: str, fill: Callable[[str], str]
+) -> tuple[list[Problem], list[str]]:
+    """(train, notes). A question of both is refused, dropped from train, or allowed and said.
+
+    `fill` writes a question into the run's prompt: a row that gives its whole prompt is recognised by that.
+    """
+    asked = {question_hash(p.question): p.id for p in validation}
+    if any(p.prompt is not None for p in train):
+        asked |= {question_hash(fill(p.question)): p.id for p in validation}
+    twice = {p.id: asked[key] for p in train if (key := question_hash(p.question)) in asked}
+    if not twice:
+        return train, []
+    pairs = few([f"{a} is {b}" for a, b in twice.items()], 3)
+    said = f"{len(twice)} training questions are validation questions too ({pairs})"
+    if policy == "refuse":
+        cure = "drop takes them out of the training data, allow keeps them"
+        raise ConfigError(f"data.overlap=refuse: {said}: {cure}, or give other files")
+    if policy == "allow":
+        return train, [f"! {said}, and data.overlap=allow keeps them: validation accuracy may be memory"]
+    rest = [p for p in train if p.id not in twice]
+    if not rest:
+        raise ConfigError(f"data.overlap=drop: {said}, and that is all of them: give other files")
+    return rest, [f"! {said}: dropped from the training data"]
+
+
+def read_pass_rates(path: Path) -> dict[str, float]:
+    """Question hash -> correct / samples, summed over all lines about the question."""
+    samples: dict[str, int] = {}
+    correct: dict[str, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            key, n, c = row["question_hash"], row["samples"], row["correct"]
+            sound = isinstance(key, str) and isinstance(n, int) and isinstance(c, int) and 0 <= c <= n > 0
+        except (ValueError, KeyError, TypeError):
+            sound = False
+        if not sound:
+            raise ConfigError(
+                f"{path}, line {number} is no pass rate: it must hold question_hash, samples (1 or more) and correct "
+                "(0 to samples); algorithm=evaluate writes such a file"
+            )
+        samples[key], correct[key] = samples.get(key, 0) + n, correct.get(key, 0) + c
+    return {key: correct[key] / n for key, n in samples.items()}
+
+
+def by_pass_rate(
+    problems: list[Problem], rates: Mapping[str, float], low: float, high: float
+) -> tuple[list[Problem], str]:
+    """(problems whose pass rate lies in [low, high], how many were kept and why others were not)."""
+    known = [(p, rates.get(question_hash(p.question))) for p in problems]
+    kept = [p for p, rate in known if rate is not None and low <= rate <= high]
+    hard = sum(rate is not None and rate < low for _, rate in known)
+    easy = sum(rate is not None and rate > high for _, rate in known)
+    without = sum(rate is None for _, rate in known)
+    said = (
+        f"kept {len(kept)} of {len(problems)} problems with a pass rate in [{low:g}, {high:g}]; dropped: "
+        f"{hard} below, {easy} above, {without} without a pass rate"
+    )
+    if not kept:
+        cure = (
+            "make the file with algorithm=evaluate on this data"
+            if without == len(problems)
+            else "widen data.min_pass_rate and data.max_pass_rate"
+        )
+        raise ConfigError(f"data.pass_rates: {said}: {cure}")
+    return kept, ("! " if without else "") + said

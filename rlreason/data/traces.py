@@ -1,0 +1,92 @@
+"""Traces: the responses that SFT imitates. Given by the data, or written from a worked solution and its answer.
+
+It knows problems, templates as text and grades; it must not know tokenizers, models or config.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from string import Formatter
+
+from rlreason.data.files import few
+from rlreason.errors import ConfigError
+from rlreason.types import Grade, Problem
+
+Grades = Callable[[Sequence[str], Sequence[str]], Sequence[Grade]]
+
+_CALCULATOR = re.compile(r"<<[^<>]*>>")  # GSM8K's annotations: 48/2 = <<48/2=24>>24
+
+
+def trace_text(problem: Problem, template: str) -> str:
+    r"""The response to imitate: the one given, or `template` filled with `{solution}` and `{answer}`.
+
+    >>> sum_ = Problem("a", "48/2?", "24", solution="It is <<48/2=24>>24.")
+    >>> trace_text(sum_, " {solution} </think> <answer>{answer}</answer>")
+    ' It is 24. </think> <answer>24</answer>'
+    """
+    if problem.response is not None:
+        return problem.response
+    if not has_trace(problem, template):
+        raise ConfigError(f"problem {problem.id} has {_missing(problem, template)}: there is no trace to imitate")
+    return template.format(solution=_CALCULATOR.sub("", problem.solution or ""), answer=problem.answer)
+
+
+def has_trace(problem: Problem, template: str) -> bool:
+    return problem.response is not None or not _missing(problem, template)
+
+
+def check_template(template: str) -> None:
+    """`ConfigError` unless the template has `{solution}` or `{answer}`, and no other field."""
+    try:
+        names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise ConfigError(
+            f"prompt.trace={template!r}: a brace in it is no field ({error}): double literal braces, as in "
+            "\\boxed{{{answer}}}"
+        ) from error
+    if not names or names - {"solution", "answer"}:
+        found = ", ".join(f"{{{name}}}" for name in sorted(names)) or "no field"
+        raise ConfigError(f"prompt.trace={template!r} has {found}: it is written from {{solution}} and {{answer}} only")
+
+
+def with_traces(problems: list[Problem], template: str, skip: bool) -> tuple[list[Problem], list[str]]:
+    """(problems that have a trace, notes). The others are refused, or with `skip` counted and left out."""
+    without = [p.id for p in problems if not has_trace(p, template)]
+    if not without:
+        return problems, []
+    said = (
+        f"{len(without)} of {len(problems)} training problems have neither a response nor what prompt.trace is "
+        f"written from ({few(without)})"
+    )
+    if len(without) == len(problems):
+        raise ConfigError(f"{said}: SFT needs data with responses or solutions, or name their field (data.fields)")
+    if not skip:
+        raise ConfigError(f"{said}: mend these rows, or set data.bad_rows=skip to leave them out")
+    missing = set(without)
+    return [p for p in problems if p.id not in missing], [f"! {said}: left out"]
+
+
+def filter_correct(
+    problems: list[Problem], trace: Callable[[Problem], str], grade: Grades
+) -> tuple[list[Problem], str]:
+    """(problems whose trace the grader accepts against the gold answer, how many of how many and why not)."""
+    graded = [p for p in problems if p.answer]
+    grades = grade([trace(p) for p in graded], [p.answer for p in graded])
+    kept = [p for p, g in zip(graded, grades, strict=True) if g.outcome == "correct"]
+    dropped = Counter[str](g.outcome for g in grades if g.outcome != "correct")
+    dropped["without a gold answer"] = len(problems) - len(graded)
+    said = f"kept {len(kept)} of {len(problems)} traces whose answer the grader accepts"
+    reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.most_common() if n)
+    said += f"; dropped: {reasons}" if reasons else ""
+    if not kept:
+        raise ConfigError(
+            f"data.filter=correct: {said}: choose the prompt that the traces were written for, or "
+            "data.response_as=solution to put them into this prompt's form"
+        )
+    return kept, said
+
+
+def _missing(problem: Problem, template: str) -> str:
+    fields = {name for _, name, _, _ in Formatter().parse(template)}
+    lacks = [name for name in ("solution", "answer") if name in fields and not getattr(problem, name)]
+    return "no " + " and no ".join(lacks) if lacks else ""

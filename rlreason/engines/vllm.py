@@ -1,0 +1,311 @@
+"""vLLM as the rollout engine, inside this process and through its public calls only. Tested versions: docs/vllm.md.
+
+It has a copy of the weights, so every hand-over ends with a look at whether engine and trainer agree (attest.py).
+One thread owns vLLM: whoever calls, thread pools and order stay the same, and a call that hangs can be given up.
+It must not know rewards, answers or steps.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from rlreason.engines.attest import (
+    PROBE,
+    Attestation,
+    differing_tensors,
+    gap_bound,
+    largest_gap,
+    probe_prompt,
+)
+from rlreason.engines.base import Finished, Prompt, Sampling
+from rlreason.engines.hf import cut_after
+from rlreason.engines.vllm_start import (
+    import_vllm,
+    last_lines,
+    model_folder,
+    noise_into,
+    plan_memory,
+    process_state_kept,
+)
+from rlreason.errors import ConfigError, EngineError
+from rlreason.policy import Policy
+from rlreason.types import Response
+
+T = TypeVar("T")
+
+
+class VLLMEngine:
+    """vLLM beside the policy, on its GPU (`placement=shared`) or on the processor (`cpu`).
+
+    With `sleep`, a GPU engine gives its memory back after every `generate` and is filled anew before the next.
+    `sync_metrics` holds the newest hand-over's seconds and gap, as flat numbers.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        log: Path,
+        max_len: int,
+        max_rows: int = 256,
+        sleep: bool = False,
+        kv_cache_gb: float | None = None,
+        attest: str = "stop",  # stop | warn | off
+        timeout_s: float = 600.0,  # for the start, one decoding step, one hand-over
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.policy, self.max_len, self.max_rows = policy, min(max_len, policy.max_context), max_rows
+        self.attest, self.timeout_s, self.log, self.say = attest, timeout_s, log, say
+        self.on_gpu = policy.device.type == "cuda"
+        self.sleeps, self.asleep = sleep and self.on_gpu, False
+        self.weight_version = 0
+        self.sync_metrics: dict[str, float] = {}
+        self._probe = probe_prompt(policy.head.shape[0], self.max_len)
+        self._failure: str | None = None
+        self._owner = _Owner()
+        try:
+            self._start(kv_cache_gb)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, kv_cache_gb: float | None) -> None:
+        began = time.monotonic()
+        vllm = import_vllm(self.log)
+        memory = plan_memory(self.policy, self.policy.compute_dtype, self.max_len, self.max_rows, kv_cache_gb)
+        dtype = str(self.policy.compute_dtype).removeprefix("torch.")
+        self.say(f"starting vLLM {vllm.__version__} in {dtype}: {memory} ...")
+        settings: dict[str, Any] = {
+            "dtype": dtype,
+            "load_format": "dummy",  # the first hand-over brings the weights
+            "generation_config": "vllm",  # not the model's own
+            "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
+            "hf_overrides": {"head_dtype": "float32"},  # like the trainer, which never rounds logits
+            "max_model_len": self.max_len,
+            "max_num_seqs": self.max_rows,
+            "kv_cache_memory_bytes": memory.cache,
+            "enable_prefix_caching": True,
+            "seed": 0,
+        }
+        if self.on_gpu:
+            settings["enable_sleep_mode"] = self.sleeps
+            settings["gpu_memory_utilization"] = 0.9 * memory.free / torch.cuda.mem_get_info(self.policy.device)[1]
+            settings["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+        else:
+            settings["enforce_eager"] = True
+        threads = torch.get_num_threads()
+
+        def make() -> Any:
+            torch.set_num_threads(threads)  # a setting of each thread
+            with process_state_kept(), noise_into(self.log), model_folder(self.policy) as folder:
+                return vllm.LLM(folder, **settings)
+
+        self._tokens_input, self._sampling_params = vllm.inputs.tokens_input, vllm.SamplingParams
+        self._final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
+        self.llm: Any = self._call(make)
+        self._push()
+        self.say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
+
+    def load_weights(self, policy: Policy) -> None:
+        self.policy = policy
+        self.weight_version += 1
+        self._push()
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
+    ) -> list[Response]:
+        for prompt in prompts:
+            if len(prompt.token_ids) + sampling.max_tokens > self.max_len:
+                raise ConfigError(
+                    f"sampling.max_tokens={sampling.max_tokens} and the prompt of {prompt.problem_id} "
+                    f"({len(prompt.token_ids)} tokens) do not fit into the engine's {self.max_len}: lower "
+                    "sampling.max_tokens, or raise micro_batch_tokens"
+                )
+        if self.asleep:
+            self._push()
+        responses = self._sample(prompts, sampling, n, finished)
+        if self.sleeps:
+            self._call(lambda: self.llm.sleep(level=2))  # weights and cache go; neither is needed again
+            self.asleep = True
+        return responses
+
+    def _sample(
+        self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None
+    ) -> list[Response]:
+        engine = self.llm.llm_engine
+        waiting = {str(place) for place in range(len(prompts) * n)}
+
+        def begin() -> None:
+            for i, prompt in enumerate(prompts):
+                for j in range(n):  # n requests, not one of n: each is handed out as soon as it has ended
+                    params = self._params(sampling, prompt.seed % 2**62 + j)
+                    engine.add_request(str(i * n + j), self._tokens_input(prompt.token_ids), params)
+
+        responses: dict[int, Response] = {}
+        try:
+            self._call(begin)
+            while waiting:
+                for output in self._call(engine.step):
+                    place = int(output.request_id)
+                    waiting.discard(output.request_id)
+                    responses[place] = self._response(prompts[place // n], output.outputs[0], sampling)
+                    if finished is not None:
+                        finished(place, responses[place])
+        finally:
+            if waiting and self._failure is None:  # interrupted: the next call must not meet these
+                self._call(lambda: engine.abort_request(sorted(waiting)))
+        return [responses[place] for place in range(len(prompts) * n)]
+
+    def _params(self, sampling: Sampling, seed: int) -> Any:
+        """Every field that shapes the distribution, spelled out. What a newer version adds keeps its default."""
+        spelled: dict[str, Any] = {
+            "n": 1,
+            "temperature": sampling.temperature,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "logit_bias": None,
+            "bad_words": None,
+            "allowed_token_ids": None,
+            "seed": seed,
+            "max_tokens": sampling.max_tokens,
+            "min_tokens": sampling.min_tokens,
+            "stop": list(sampling.stop),
+            "include_stop_str_in_output": True,
+            "stop_token_ids": sorted(self.policy.end_ids),
+            "ignore_eos": True,  # the line above is the whole rule
+            "logprobs": 0,  # the sampled token's
+            "flat_logprobs": True,
+            "detokenize": bool(sampling.stop),
+            "skip_special_tokens": True,
+            "spaces_between_special_tokens": True,
+            "output_kind": self._final_only,
+        }
+        return self._sampling_params(**spelled)
+
+    def _response(self, prompt: Prompt, output: Any, sampling: Sampling) -> Response:
+        token_ids, log_probs = list(output.token_ids), list(output.logprobs.logprobs)
+        if output.finish_reason not in ("stop", "length") or len(log_probs) != len(token_ids):
+            raise self._failed(f"a sample ended with {output.finish_reason!r}, {len(token_ids)} tokens")
+        text = self.policy.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return Response(
+            problem_id=prompt.problem_id,
+            prompt_ids=prompt.token_ids,
+            token_ids=token_ids,
+            log_probs=log_probs,
+            text=cut_after(str(text), sampling.stop),
+            finish_reason=output.finish_reason,
+            weight_version=self.weight_version,
+        )
+
+    def _push(self) -> None:
+        """Wake what sleeps, replace the weights in place, forget what was computed with the old ones, look."""
+        began = time.monotonic()
+
+        def replace() -> None:
+            if self.asleep:
+                self.llm.wake_up(tags=["weights"])
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self.policy.named_weights()})
+            self.llm.apply_model(_repack_tied_head)
+            if self.asleep:
+                self.llm.wake_up(tags=["kv_cache"])
+            if not self.llm.reset_prefix_cache():
+                raise RuntimeError("the prefix cache could not be emptied: requests are still running")
+
+        self._call(replace)
+        self.asleep = False
+        self.sync_metrics = {"time/push": time.monotonic() - began}
+        if self.attest != "off":
+            found = self.look()
+            if not found.holds:
+                text = f"after weight hand-over {self.weight_version}, vLLM does not hold the trainer's weights: {found}"
+                if self.attest == "stop":
+                    raise EngineError(f"{text}; use rollout=hf, or rollout.attest=warn to go on all the same")
+                self.say(f"! {text}")
+
+    def look(self) -> Attestation:
+        """Compare engine and trainer as they are now. The probe stays in the prefix cache, to betray a stale one."""
+        began = time.monotonic()
+        probe = self._sample([self._probe], PROBE, 1)[0]
+        trainer = self.policy.score([(probe.prompt_ids, probe.token_ids)], PROBE.temperature, self.max_len)[0]
+
+        def compare(model: nn.Module) -> tuple[int, tuple[str, ...]]:
+            fused = getattr(model, "packed_modules_mapping", {})
+            return differing_tensors(model, self.policy.named_weights(), fused)
+
+        compared, differing = self._call(lambda: self.llm.apply_model(compare))[0]
+        gap = largest_gap(probe.log_probs, trainer)
+        self.sync_metrics |= {"rollout/attest_gap": gap, "time/attest": time.monotonic() - began}
+        return Attestation(gap, gap_bound(self.policy.compute_dtype), compared, differing)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Run on vLLM's thread; whatever goes wrong there becomes one error, and the engine counts as dead."""
+        if self._failure is not None:
+            raise EngineError(f"rollout=vllm: the engine is dead since: {self._failure}")
+        try:
+            return self._owner.call(function, self.timeout_s)
+        except TimeoutError as error:
+            raise self._failed(f"no answer within rollout.timeout_s={self.timeout_s:g}: it hangs, or needs more") from error
+        except Exception as error:
+            raise self._failed(f"{type(error).__name__}: {error}") from error
+
+    def _failed(self, reason: str) -> EngineError:
+        self._failure = reason
+        return EngineError(f"rollout=vllm failed: {reason}{last_lines(self.log)}")
+
+    def close(self) -> None:
+        """Stop the engine and give its memory back; a hung one is left to the end of the process."""
+        llm = self.__dict__.pop("llm", None)
+        if llm is not None:
+            try:
+                self._owner.call(lambda: _shut_down(llm), min(self.timeout_s, 10.0))
+            except Exception as error:
+                self.say(f"! vLLM did not shut down in good order: {type(error).__name__}: {error}")
+        self._owner.stop()
+
+
+class _Owner:
+    """A thread that does one call after the other. Not one of a pool: a process may end while it hangs."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="vllm", daemon=True).start()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function = call
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+    def call(self, function: Callable[[], T], timeout: float) -> T:
+        future: Future[T] = Future()
+        self._calls.put((future, function))
+        return future.result(timeout)
+
+    def stop(self) -> None:
+        self._calls.put(None)
+
+
+def _repack_tied_head(model: nn.Module) -> None:
+    """On the processor, vLLM multiplies with a packed copy of a tied output head, which a reload does not renew."""
+    head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
+    if head is not None and embedding is not None and head.weight is embedding.weight and not head.weight.is_cuda:
+        head.quant_method.process_weights_after_loading(head)
+
+
+def _shut_down(llm: Any) -> None:
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    llm.llm_engine.engine_core.shutdown()
+    cleanup_dist_env_and_memory()

@@ -1,0 +1,22 @@
+"""Tasks whose answer is checked rather than compared: one module a task, one function a prompt format in each.
+
+`r1_zero(response, gold)` and `question_only(response, gold)` are plug-ins of the grader and run in its killable
+worker processes. How an answer is read out of a response is the same as everywhere, and so is what it earns:
+format, answer and reward are 0 or 1, and the reward is the answer's. It must not know data sets or the trainer.
+"""
+
+from collections.abc import Callable
+
+from rlreason.grading.formats import Extracted
+
+
+def graded(read: Extracted, is_right: Callable[[str], bool]) -> dict[str, float]:
+    """What a plug-in returns for an answer that was read out of a response.
+
+    >>> graded(Extracted(True, "4"), lambda answer: answer == "4")
+    {'format_reward': 1.0, 'answer_reward': 1.0, 'reward': 1.0}
+    >>> graded(Extracted(False, None), lambda answer: True)["reward"]
+    0.0
+    """
+    right = float(read.formatted and read.answer is not None and is_right(read.answer))
+    return {"format_reward": float(read.formatted), "answer_reward": right, "reward": right}

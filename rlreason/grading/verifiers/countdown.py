@@ -1,0 +1,105 @@
+r"""Countdown: does an expression use exactly the given numbers, and is its value exactly the target?
+
+The rule is TinyZero's (Jiayi-Pan/TinyZero, verl/utils/reward_score/countdown.py): the numbers written in the answer
+are the given ones, each as often as it was given and none left out; the answer is the expression alone, so
+`(1 + 2) * 3 = 9` is wrong. Different here: values are fractions, not floats within 1e-5; only + - * / and signs
+count (Python's `**` and `//` do not); `\times`, `\div` and their like are read as * and /; and a well-formed wrong
+answer earns 0 where TinyZero gives 0.1, because format, answer and reward are 0 or 1 everywhere here.
+
+A gold is one right expression, or, where none is known, the numbers and the target: `3 5 7 -> 22`. A response that
+cannot be read is wrong; a gold that cannot be read raises, and the grader counts an error.
+"""
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from rlreason.grading import formats
+from rlreason.grading.verifiers import graded
+
+LONGEST = 500  # characters of an answer; six numbers need about 50
+WRITTEN = re.compile(r"[0-9+\-*/() ]+")
+SPELLINGS = {"\\times": "*", "\\cdot": "*", "×": "*", "·": "*", "\\div": "/", "÷": "/", "−": "-"}  # noqa: RUF001
+OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+SIGNS: dict[type[ast.unaryop], Callable[[Fraction], Fraction]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+
+
+def r1_zero(response: str, gold: str) -> dict[str, float]:
+    """
+    >>> r1_zero("5 + 5 = 10 </think> <answer>(5 + 5) - 2</answer>", "5 5 2 -> 8")["reward"]
+    1.0
+    """
+    return graded(formats.r1_zero(response), lambda answer: solves(answer, gold))
+
+
+def question_only(response: str, gold: str) -> dict[str, float]:
+    return graded(formats.question_only(response), lambda answer: solves(answer, gold))
+
+
+def solves(answer: str, gold: str) -> bool:
+    """Whether `answer` meets the numbers and the target that `gold` carries.
+
+    >>> solves("2 * (4 + 7)", "(7 + 4) * 2"), solves("22", "(7 + 4) * 2"), solves("7 * 2 + 4", "7 4 2 -> 22")
+    (True, False, False)
+    """
+    given, target = read_gold(gold)
+    expression = plain(answer)
+    return expression is not None and numbers(expression) == given and value(expression) == target
+
+
+def read_gold(gold: str) -> tuple[list[int], Fraction]:
+    """The given numbers, sorted, and the target."""
+    left, arrow, right = gold.partition("->")
+    target = Fraction(int(right)) if arrow else value(gold)
+    if target is None:
+        raise ValueError(f"gold {gold!r} is neither an expression nor NUMBERS -> TARGET")
+    return numbers(left), target
+
+
+def plain(answer: str) -> str | None:
+    r"""The answer in Python's spelling, or None where anything but whole numbers, + - * / and brackets is in it.
+
+    >>> plain(r" (3 \times 5)  + 7 "), plain("3 * 5 + 7 = 22")
+    ('(3 * 5) + 7', None)
+    """
+    if len(answer) > LONGEST:
+        return None
+    for spelling, sign in SPELLINGS.items():
+        answer = answer.replace(spelling, sign)
+    answer = " ".join(answer.split())
+    return answer if WRITTEN.fullmatch(answer) else None
+
+
+def numbers(expression: str) -> list[int]:
+    """All numbers written in it, sorted."""
+    return sorted(map(int, re.findall("[0-9]+", expression)))
+
+
+def value(expression: str) -> Fraction | None:
+    """The exact value of a plain expression, or None where it has none.
+
+    >>> value("1 / (1 - 2 / 3)"), value("1 / (2 - 2)"), value("2 ** 9"), value("(1 + ")
+    (Fraction(3, 1), None, None, None)
+    """
+    try:
+        return _value(ast.parse(expression, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):  # the last two: nested too deep
+        return None
+
+
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=int(number)):
+            return Fraction(number)
+        case ast.BinOp(left, operation, right) if type(operation) in OPERATIONS:
+            return OPERATIONS[type(operation)](_value(left), _value(right))
+        case ast.UnaryOp(sign, operand) if type(sign) in SIGNS:
+            return SIGNS[type(sign)](_value(operand))
+    raise ValueError(f"{type(node).__name__} is no arithmetic")

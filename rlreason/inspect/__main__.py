@@ -1,0 +1,91 @@
+"""`python -m rlreason.inspect RUN [--category NAME] [-n 10] [--step N] [--rollouts] [--markdown FILE]`.
+
+Shows responses of an evaluation or of a training run's newest evaluation, with a guess at what went wrong in each,
+and writes them as Markdown.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlreason.errors import ConfigError
+from rlreason.grading.audit import SETTINGS, UsageError, grade_rows
+from rlreason.grading.grader import FORMATS
+from rlreason.inspect import cases
+from rlreason.inspect.cases import Row
+from rlreason.records import write_whole
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m rlreason.inspect", description=__doc__)
+    parser.add_argument("run", type=Path, help="folder of an evaluation or of a training run")
+    parser.add_argument("--category", choices=cases.CATEGORIES, help="only these; disagree: a second grader differs")
+    parser.add_argument("-n", type=int, default=10, help="how many cases, in the order of the file")
+    parser.add_argument("--step", type=int, help="of a training run; the newest if not given")
+    parser.add_argument("--rollouts", action="store_true", help="training responses instead of evaluations")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="where the text for a write-up goes")
+    chosen = parser.parse_args(arguments)
+    try:
+        if chosen.n < 1:
+            raise ConfigError(f"-n {chosen.n} shows nothing: give a number above 0")
+        inspect(chosen.run, chosen.category, chosen.n, chosen.step, chosen.rollouts, chosen.markdown)
+    except (ConfigError, UsageError) as mistake:
+        print(f"inspect: {mistake}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def inspect(run: Path, category: str | None, n: int, step: int | None, rollouts: bool, file: Path | None) -> None:
+    path = cases.response_file(run, step, rollouts)
+    rows = cases.read_rows(path)
+    reward, settings = cases.read_settings(run)
+    print(f"{path}\n{cases.counts_line(rows)}")
+    if category == "disagree":
+        chosen = disagreeing(rows, reward, settings)
+    else:
+        chosen = [row for row in rows if cases.is_in(row, category)]
+    if not chosen:
+        print(f"none of them is in category {category}: choose another, or leave it out")
+        return
+    counted = dict(cases.tally(chosen, reward))
+    print(f"\nwhy (a guess), over all {len(chosen)} of {category or 'any category'}:")
+    for kind, count in counted.items():
+        print(f"{count:>7}  {kind}")
+    shown = chosen[:n]
+    found = [
+        cases.reasons(row, reward, second) for row, second in zip(shown, opinions(shown, reward, settings), strict=True)
+    ]
+    for number, (row, why) in enumerate(zip(shown, found, strict=True), 1):
+        print("\n" + cases.case_text(number, row, why))
+    target = file or run / "inspect.md"
+    heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {category or 'any category'}."
+    write_whole(target, cases.markdown(run, heading, shown, found, counted))
+    print(f"\nwritten to {target}")
+
+
+def opinions(rows: Sequence[Row], reward: str, settings: dict[str, Any]) -> list[bool | None]:
+    """What plain math-verify thinks of each answer; None where the reward's format is not known to it."""
+    if reward not in FORMATS:
+        return [None] * len(rows)
+    second = f"rlreason.grading.peers:{reward}_math_verify"
+    grades = grade_rows(rows, second, {key: value for key, value in settings.items() if key in SETTINGS})
+    return [None if grade.outcome in ("timeout", "error") else grade.answer > 0 for grade in grades]
+
+
+def disagreeing(rows: Sequence[Row], reward: str, settings: dict[str, Any]) -> list[Row]:
+    """Rows whose answer a second grader judges otherwise."""
+    if reward not in FORMATS:
+        raise ConfigError(f"--category disagree: {reward} has no second grader; only {' and '.join(FORMATS)} have one")
+    formatted = [row for row in rows if row["format_reward"] > 0]
+    thought = opinions(formatted, reward, settings)
+    return [
+        row
+        for row, second in zip(formatted, thought, strict=True)
+        if second is not None and second != (row["outcome"] == "correct")
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+r"""A guess in plain words at why a response earned what it earned. Pure functions of text.
+
+A guess and no verdict: it reads the response as the grader's format rules do, then tries looser readings. It must
+not know files or processes.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+from rlreason.grading.answers import decide, decide_pair
+from rlreason.grading.formats import THINK_TO_ANSWER, candidates
+from rlreason.grading.grader import FORMATS
+from rlreason.grading.verdict import Settings, gold_texts
+
+_ATTRIBUTE = re.compile(r"<answer\s[^>]*>")
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_SETTINGS = Settings()
+SHOWN_CHARS = 60
+
+
+class Reason(NamedTuple):
+    kind: str  # the same words for the same mistake, so that they can be counted
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+
+def why(response: str, gold: Any, reward: str, outcome: str, truncated: bool) -> list[Reason]:
+    """The likeliest reason first, then what else is worth knowing."""
+    cut = [Reason("cut at the token limit")] if truncated else []
+    if outcome == "correct":
+        return [Reason("right"), *cut]
+    if reward not in FORMATS:
+        return [Reason("not earned", f"{reward} has rules of its own"), *cut]
+    golds = gold_texts(gold) or []
+    formatted, answer = FORMATS[reward](response)
+    if not formatted:
+        stated = states(response, golds)
+        found = [Reason("the last number in it is the right one", stated)] if stated else []
+        return [format_reason(response, reward), *cut, *found]
+    if outcome not in ("wrong", "correct"):
+        return [Reason("the grader could not work it out", outcome), *cut]
+    return [answer_reason(answer, golds), *cut]
+
+
+def format_reason(response: str, reward: str) -> Reason:
+    r"""What is missing for the format reward.
+
+    >>> str(format_reason("so 4 </think> It is <answer>4</answer>", "r1_zero"))
+    'text between </think> and <answer>: It is'
+    >>> str(format_reason("so it is 4", "question_only"))
+    'no \\boxed{}'
+    """
+    if reward == "question_only":
+        return Reason("\\boxed is never closed" if "\\boxed" in response else "no \\boxed{}")
+    if attribute := _ATTRIBUTE.search(response):
+        return Reason("the answer tag has attributes", _short(attribute.group()))
+    if "</think>" not in response:
+        return Reason("no </think>", "it answers without ending its thinking" if "<answer>" in response else "")
+    if "<answer>" not in response:
+        return Reason("no <answer> tag")
+    if THINK_TO_ANSWER in response:
+        return Reason("no </answer>")
+    before, _, _ = response.partition("<answer>")
+    _, thought, between = before.rpartition("</think>")
+    if not thought:
+        return Reason("<answer> comes before </think>")
+    if between.strip():
+        return Reason("text between </think> and <answer>", _short(between.strip()))
+    return Reason("not exactly one space between </think> and <answer>", repr(between))
+
+
+def answer_reason(answer: str | None, golds: list[str]) -> Reason:
+    """How a formatted answer misses the gold.
+
+    >>> str(answer_reason("It costs 18 dollars a day", ["18"]))
+    "a unit or a sentence around the right answer: 'It costs 18 dollars a day'"
+    >>> str(answer_reason("17", ["18"]))
+    "another answer: '17' instead of '18'"
+    """
+    if answer is None:
+        return Reason("no answer can be read", "text behind </answer>")
+    if not answer.strip():
+        return Reason("the answer is empty")
+    shown = repr(_short(answer.strip()))
+    if decide(candidates(answer, "sentence"), golds, _SETTINGS)[0].outcome == "correct":
+        return Reason("a unit or a sentence around the right answer", shown)
+    if any(_bare(answer) == _bare(gold) for gold in golds):
+        return Reason("equal once marks are stripped: parser suspect", shown)
+    if any(_equal(number, gold) for number in _NUMBER.findall(answer) for gold in golds):
+        return Reason("the right number is one of several", shown)
+    if not re.search(r"\d", answer) and any(re.search(r"\d", gold) for gold in golds):
+        return Reason("no number in the answer", shown)
+    return Reason("another answer", f"{shown} instead of {_short(' or '.join(golds))!r}")
+
+
+def states(response: str, golds: list[str]) -> str:
+    """The last number of the response where it equals a gold answer, else nothing."""
+    numbers = [n.rstrip(",") for n in _NUMBER.findall(response)]
+    return numbers[-1] if numbers and any(_equal(numbers[-1], gold) for gold in golds) else ""
+
+
+def _equal(answer: str, gold: str) -> bool:
+    verdict = decide_pair(answer, gold, _SETTINGS)
+    return verdict is not None and verdict.outcome == "correct"
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[^\w.]+", "", text).lower().rstrip(".")
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + " ..."

@@ -1,0 +1,144 @@
+"""`algorithm=best_of_n`: one set of samples per problem; what the best, the likeliest, the most frequent of N is worth."""
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rlreason.config.jobs import BestOfN
+from rlreason.console import Console
+from rlreason.errors import ConfigError
+from rlreason.evaluation import is_correct
+from rlreason.jobs.evaluate import announce, closing
+from rlreason.jobs.plot import draw_best_of_n
+from rlreason.jobs.respond import Responses, conclude, respond
+from rlreason.jobs.selection import best_at, is_exact, majority_at, pass_at, subsets_of
+from rlreason.jobs.store import enter
+from rlreason.jobs.tables import curves_table
+from rlreason.jobs.votes import answer_classes, can_vote
+from rlreason.narration import shown
+from rlreason.records import write_whole
+from rlreason.setup.house import build
+from rlreason.statistics import Floats, bootstrap_intervals
+from rlreason.types import Sample
+
+Scorer = Callable[[str, str], float]  # (question, response) -> a number, the higher the better
+Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value, low, high) for each N
+
+
+def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
+    """Ask for all samples once, choose among them in every way; returns the accuracy of a single response."""
+    console = Console()
+    scorer = load_scorer(run.scorer)
+    again = enter(folder, config)
+    house = build(run, folder, console)
+    try:
+        announce(console, run, house, folder, again)
+        responses, store = respond(run, house, folder, console)
+        values = estimates(run, responses, house.grader.reward, scorer)
+        curves = with_intervals(values, run.seed)
+        write_whole(folder / "best_of_n.csv", as_csv(run.n_list, curves))
+        title = f"{run.model.name}, {run.data.name}, {len(responses.problems)} problems x {run.responses} samples"
+        t = run.sampling.temperature
+        subtitle = (
+            f"prompt={run.prompt.name}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
+        )
+        draw_best_of_n(folder / "best_of_n.png", {"": (run.n_list, curves)}, title, subtitle)
+        conclude(folder, house, responses, store, {"n_list": list(run.n_list), "best_of_n": curves})
+        console.say("\n" + curves_table(run.n_list, curves))
+        for line in explanations(run, house.grader.reward):
+            console.say(line)
+        closing(console, responses, folder)
+        console.say(f"curves: {shown(folder / 'best_of_n.png')}, numbers: {shown(folder / 'best_of_n.csv')}")
+    finally:
+        house.close()
+    return responses.metrics["eval/accuracy"]
+
+
+def load_scorer(name: str | None) -> Scorer | None:
+    """A function by its `module:function` name, tried once."""
+    if name is None:
+        return None
+    module, _, function = name.partition(":")
+    try:
+        found: Scorer = getattr(importlib.import_module(module), function)
+        float(found("How many?", "probe"))
+    except Exception as error:  # whatever a stranger's module does
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"scorer={name} cannot be imported, or fails on ('How many?', 'probe') ({reason}): give module:function, "
+            "importable from here, returning a number"
+        ) from error
+    return found
+
+
+def estimates(run: BestOfN, responses: Responses, reward: str, scorer: Scorer | None) -> dict[str, Floats]:
+    """For each way to choose, its expected success on every problem for every N: (problems, len(n_list))."""
+    n, at = run.responses, run.n_list
+    groups = [responses.samples[i : i + n] for i in range(0, len(responses.samples), n)]
+    right = [[is_correct(s) for s in group] for group in groups]
+    questions = [p.question for p in responses.problems]
+    out = {"pass@N": np.array([[pass_at(n, sum(r), k) for k in at] for r in right])}
+    scores: dict[str, list[list[float]]] = {
+        "best mean log-prob": [[mean(s.old_log_probs) for s in group] for group in groups],
+        "best summed log-prob": [[math.fsum(s.old_log_probs) for s in group] for group in groups],
+    }
+    if scorer:
+        scores["best by scorer"] = [
+            [float(scorer(q, s.response.text)) for s in group] for q, group in zip(questions, groups, strict=True)
+        ]
+    for name, of_groups in scores.items():
+        out[name] = np.array([[best_at(s, r, k) for k in at] for s, r in zip(of_groups, right, strict=True)])
+    if can_vote(reward):
+        subsets = [subsets_of(n, k, run.seed) for k in at]
+        classes = [_classes(group, run, reward) for group in groups]
+        out["maj@N"] = np.array(
+            [[majority_at(c, r, chosen) for chosen in subsets] for c, r in zip(classes, right, strict=True)]
+        )
+    return out
+
+
+def _classes(group: Sequence[Sample], run: BestOfN, reward: str) -> list[int | None]:
+    return answer_classes([s.response.text for s in group], reward, run.grading.percent, run.grading.rel_tol)
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / max(len(values), 1)
+
+
+def with_intervals(values: dict[str, Floats], seed: int) -> Curves:
+    """Mean over problems with its bootstrap interval; all ways and all N meet the same draws of problems."""
+    together = np.concatenate(list(values.values()), axis=1)
+    low, high = bootstrap_intervals(together, seed)
+    points = list(zip(together.mean(0).tolist(), low.tolist(), high.tolist(), strict=True))
+    width = len(points) // len(values)
+    return {name: points[i * width : (i + 1) * width] for i, name in enumerate(values)}
+
+
+def as_csv(n_list: Sequence[int], curves: Curves) -> str:
+    """
+    >>> as_csv([1], {"pass@N": [(0.5, 0.25, 0.75)]})
+    'N,method,value,low,high\\n1,pass@N,0.5,0.25,0.75\\n'
+    """
+    rows = [
+        f"{n},{name},{v:.6g},{low:.6g},{high:.6g}"
+        for name, points in curves.items()
+        for n, (v, low, high) in zip(n_list, points, strict=True)
+    ]
+    return "\n".join(["N,method,value,low,high", *rows]) + "\n"
+
+
+def explanations(run: BestOfN, reward: str) -> list[str]:
+    """What the columns mean, as far as it is not in their names."""
+    t = run.sampling.temperature
+    lines = [
+        f"log-probabilities are those of the sampled tokens under the model at T={t:g}; every column is the expectation "
+        f"over random N of the {run.responses} samples"
+    ]
+    if not can_vote(reward):
+        lines.append(f"no maj@N: {reward} does not say where a response's answer stands")
+    elif not all(is_exact(run.responses, k) for k in run.n_list):
+        lines.append(f"maj@N: over random subsets (seed {run.seed}) where there are too many to take all")
+    return lines

@@ -1,0 +1,16 @@
+"""Which job a run that does not train asks for."""
+
+from pathlib import Path
+
+from rlreason.config.jobs import BestOfN, Evaluate
+from rlreason.config.run import Run
+from rlreason.jobs.best_of_n import best_of_n
+from rlreason.jobs.evaluate import evaluate_model
+
+
+def start(run: Run, folder: Path, config: str) -> float:
+    """Do the job, leave everything in `folder`, return the accuracy."""
+    if isinstance(run, BestOfN):
+        return best_of_n(run, folder, config)
+    assert isinstance(run, Evaluate)
+    return evaluate_model(run, folder, config)

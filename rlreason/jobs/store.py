@@ -1,0 +1,135 @@
+"""Responses on disk as they finish, so that an interruption loses none and the same command goes on.
+
+    responses.unfinished.jsonl    a line per graded response, as it ends; first a line that says what was asked
+    responses.jsonl               all of them in order, written whole at the end
+
+A torn last line is what a killed process leaves: it is dropped. It must not know models, engines or settings.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from rlreason.errors import ConfigError
+from rlreason.records import finite, provenance, refuse_occupied, response_row, write_whole
+from rlreason.types import Grade, Problem, Response, Sample
+
+UNFINISHED, WHOLE = "responses.unfinished.jsonl", "responses.jsonl"
+
+
+def enter(folder: Path, config: str) -> bool:
+    """Make the folder this job's own; whether an interrupted job with the same settings was here.
+
+    One with other settings is refused: its responses would be mixed with others.
+    """
+    refuse_occupied(folder)
+    path = folder / "config.yaml"
+    if path.exists():
+        if (before := path.read_text(encoding="utf-8")) != config:
+            raise ConfigError(
+                f"hydra.run.dir={folder} holds an interrupted run with other settings ({changed(before, config)}): "
+                "type its command again to go on with it, or choose another folder"
+            )
+        return True
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
+    write_whole(path, config)
+    return False
+
+
+def changed(before: str, now: str) -> str:
+    """The first setting in which two configs differ, in words.
+
+    >>> changed("seed: 0\\nsampling: {max_tokens: 48}", "seed: 0\\nsampling: {max_tokens: 64}")
+    'sampling.max_tokens=48 there, 64 here'
+    """
+    old, new = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(now))
+    key = next((k for k in dict.fromkeys((*old, *new)) if old.get(k) != new.get(k)), "")
+    return f"{key}={old.get(key)} there, {new.get(key)} here"
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(node, dict):
+        return {prefix[:-1]: node}
+    return {key: v for name, child in node.items() for key, v in _flat(child, f"{prefix}{name}.").items()}
+
+
+class Store:
+    """The responses that are already there, by problem; and a log for those that come."""
+
+    def __init__(self, folder: Path, identity: str, problems: Sequence[Problem], n: int) -> None:
+        """`identity` says what is asked of whom: responses to anything else are refused.
+
+        Problems that lack some of their `n` responses are asked again as a whole.
+        """
+        self.path, self.n = folder / UNFINISHED, n
+        self._problems = {p.id: p for p in problems}
+        lines = _lines(self.path)
+        if lines and lines[0].get("identity") != identity:
+            raise ConfigError(
+                f"{self.path} holds responses of another model or to other problems than these settings now give "
+                "(a file behind them has changed): choose another hydra.run.dir"
+            )
+        found: dict[str, dict[int, dict[str, Any]]] = {}
+        for row in lines[1:]:
+            found.setdefault(row["problem_id"], {})[row["sample"]] = row
+        kept = {id: [rows[j] for j in range(n)] for id, rows in found.items() if len(rows) == n}
+        self.samples = {id: [sample_of(row) for row in rows] for id, rows in kept.items()}
+        again = [{"identity": identity}, *(row for rows in kept.values() for row in rows)]
+        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in again))
+        self._log: IO[str] = self.path.open("a", encoding="utf-8")
+
+    def add(self, number: int, sample: Sample) -> None:
+        """Write a response down at once; `number` is its place among the responses to its problem."""
+        row = row_of(sample, self._problems[sample.group], number)
+        self._log.write(json.dumps(row | {"log_probs": sample.response.log_probs}) + "\n")
+        self._log.flush()
+
+    def close(self) -> None:
+        self._log.close()
+
+    def finish(self, rows: Sequence[dict[str, Any]]) -> None:
+        """All responses in order, under their right name. The log stays until the job's summary is written."""
+        self.close()
+        write_whole(self.path.with_name(WHOLE), "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def row_of(sample: Sample, problem: Problem, number: int) -> dict[str, Any]:
+    """A saved response, in the form that training runs give theirs, and which of its problem's it is."""
+    row: dict[str, Any] = finite(response_row(0, sample, problem) | {"sample": number})
+    return row
+
+
+def sample_of(row: dict[str, Any]) -> Sample:
+    """The sample that a line of the log was written from."""
+    response = Response(
+        problem_id=row["problem_id"],
+        prompt_ids=row["prompt_ids"],
+        token_ids=row["token_ids"],
+        log_probs=row["log_probs"],
+        text=row["response"],
+        finish_reason=row["finish_reason"],
+        weight_version=row["weight_version"],
+    )
+    grade = Grade(row["format_reward"], row["answer_reward"], row["reward"], row["outcome"], row["path"])
+    return Sample(response, grade)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """What is whole in the log; a last line without its end was being written when the process was killed."""
+    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+    rows = []
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"{path}, line {number} is not JSON ({error.msg}): remove the line, or the file"
+            ) from error
+    return rows

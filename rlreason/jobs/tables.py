@@ -1,0 +1,82 @@
+"""What a job shows in the terminal, as text. It knows samples and numbers; it must not know tensors or files."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlreason.evaluation import is_correct, share
+from rlreason.types import Sample
+
+#: The three categories of the CS336 handout. Whatever earned no full answer reward is not correct.
+CATEGORIES = {
+    "correct": "format 1, answer 1 (correct)",
+    "format1_wrong": "format 1, answer 0",
+    "format0": "format 0, answer 0",
+}
+FAILED = ("timeout", "refused", "error")  # outcomes that say something about the grader
+
+
+def category(sample: Sample) -> str:
+    if is_correct(sample):
+        return "correct"
+    return "format1_wrong" if sample.grade.format > 0 else "format0"
+
+
+def categories(samples: Sequence[Sample]) -> dict[str, dict[str, Any]]:
+    """Count, share and 95% interval of each category; the shares add up to 1."""
+    rows = {}
+    for name in CATEGORIES:
+        value, low, high = share(samples, lambda s, name=name: category(s) == name)  # type: ignore[misc]
+        rows[name] = {"count": sum(category(s) == name for s in samples), "share": value, "interval": [low, high]}
+    return rows
+
+
+def category_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """
+    >>> print(category_table({"correct": {"count": 3, "share": 0.75, "interval": [0.3, 0.95]}}))
+    category                       count   share   95% interval
+    format 1, answer 1 (correct)       3   0.750   0.300-0.950
+    """
+    lines = [f"{'category':28} {'count':>7} {'share':>7}   95% interval"]
+    for name, row in rows.items():
+        low, high = row["interval"]
+        lines.append(f"{CATEGORIES[name]:28} {row['count']:>7} {row['share']:>7.3f}   {low:.3f}-{high:.3f}")
+    return "\n".join(lines)
+
+
+def ungraded(samples: Sequence[Sample]) -> dict[str, int]:
+    """Grades that the grader could not work out, by kind; they count as not correct."""
+    return {name: sum(s.grade.outcome == name for s in samples) for name in FAILED}
+
+
+def figure_lines(metrics: Mapping[str, float], max_tokens: int, failed: Mapping[str, int]) -> str:
+    """Lengths, cut responses, entropy and what the grader could not work out, of all, correct and other responses."""
+
+    def by_kind(name: str, form: str) -> str:
+        kinds = (("", "all"), ("_correct", "correct"), ("_wrong", "others"))
+        told = [f"{metrics[key]:{form}} {word}" for suffix, word in kinds if (key := f"eval/{name}{suffix}") in metrics]
+        return ", ".join(told)
+
+    lines = [
+        f"length     {by_kind('length', '.1f')} (tokens); cut at {max_tokens}: {metrics['eval/truncated']:.1%}",
+        f"entropy    {by_kind('entropy', '.3f')} (nats per token)",
+    ]
+    if any(failed.values()):
+        counts = ", ".join(f"{count} {name}" for name, count in failed.items() if count)
+        lines.append(f"! grader   {counts}: these count as not correct (grading_incidents.jsonl)")
+    return "\n".join(lines)
+
+
+def curves_table(n_list: Sequence[int], curves: Mapping[str, Sequence[Sequence[float]]]) -> str:
+    """One row per N, one column per way to choose; `curves[name]` holds (value, low, high) for each N.
+
+    >>> print(curves_table([1, 4], {"pass@N": [(0.25, 0.1, 0.4), (0.5, 0.3, 0.7)]}))
+      N               pass@N
+      1    0.250 (0.10-0.40)
+      4    0.500 (0.30-0.70)
+    """
+    width = max(20, *map(len, curves)) + 1
+    lines = [f"{'N':>3}" + "".join(f"{name:>{width}}" for name in curves)]
+    for place, n in enumerate(n_list):
+        cells = [f"{v:.3f} ({low:.2f}-{high:.2f})" for v, low, high in (rows[place] for rows in curves.values())]
+        lines.append(f"{n:>3}" + "".join(f"{cell:>{width}}" for cell in cells))
+    return "\n".join(lines)

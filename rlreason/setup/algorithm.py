@@ -1,0 +1,90 @@
+"""The algorithm of a run, from its settings: which sequences are learned from, and with what credit."""
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+
+from rlreason.algorithms.base import Algorithm
+from rlreason.algorithms.expert_iteration import ExpertIteration
+from rlreason.algorithms.grpo import GroupRelative, Scorer
+from rlreason.algorithms.questions import Questions
+from rlreason.algorithms.sft import Imitation
+from rlreason.config.grpo import GRPO
+from rlreason.config.imitation import EI, SFT
+from rlreason.config.run import Run, Training
+from rlreason.console import Console
+from rlreason.errors import ConfigError
+from rlreason.policy import Policy
+from rlreason.setup.house import House
+from rlreason.setup.learner import credit_rule
+from rlreason.setup.traces import make_traces
+from rlreason.types import Problem
+
+
+def make_algorithm(run: Training, house: House, console: Console) -> Algorithm:
+    policy, rollouts, train = house.policy, house.rollouts, house.train_problems
+    check_amount(run, train)
+    if isinstance(run, SFT):
+        traces, notices = make_traces(run, policy, train, rollouts.prompt_ids)
+        for notice in notices:
+            console.say(f"! {notice}")
+        return Imitation(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
+    if isinstance(run, EI):
+        return ExpertIteration(
+            rollouts=rollouts,
+            questions=Questions(train, run.seed, run.skip_solved),
+            sampling=house.sampling,
+            n_steps=run.n_steps,
+            per_step=run.questions,
+            group_size=run.group_size,
+            epochs=run.sft_epochs,
+            batch_size=run.train_batch_size,
+            max_per_question=run.max_per_question,
+            deduplicate=run.deduplicate,
+            restart=run.restart,
+        )
+    assert isinstance(run, GRPO)
+    return GroupRelative(
+        rollouts=rollouts,
+        questions=Questions(train, run.seed, run.skip_solved),
+        sampling=house.sampling,
+        n_steps=run.n_steps,
+        per_step=run.questions,
+        group_size=run.group_size,
+        epochs=run.epochs_per_rollout,
+        batch_size=run.train_batch_size,
+        rule=credit_rule(run),
+        kl_estimator=run.kl_estimator,
+        refill_rounds=run.refill_rounds,
+        reference=make_reference(run, policy),
+        behaviour=scorer(run, policy) if run.updates_per_rollout > 1 else None,
+    )
+
+
+def scorer(run: Run, policy: Policy) -> Scorer:
+    """Log-probabilities under `policy` as it is when asked, at the temperature that was sampled."""
+    return partial(policy.score, temperature=run.sampling.temperature, token_budget=run.micro_batch_tokens)
+
+
+def make_reference(run: GRPO, policy: Policy) -> Scorer | None:
+    """A frozen copy of the policy as it is now, only where a KL term asks for it: it costs the model's memory again."""
+    if run.kl_placement == "none":
+        return None
+    frozen = Policy(
+        copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.compute_dtype, policy.device
+    )
+    return scorer(run, frozen)
+
+
+def check_amount(run: Run, train: Sequence[Problem]) -> None:
+    """A step asks different questions; with fewer than it needs, every batch would silently be smaller."""
+    if isinstance(run, GRPO) and len(train) < run.questions:
+        raise ConfigError(
+            f"rollout_batch_size={run.rollout_batch_size} with group_size={run.group_size} asks {run.questions} "
+            f"different questions a step, and there are {len(train)}: lower rollout_batch_size, or give more data"
+        )
+    if isinstance(run, EI) and len(train) < run.questions:
+        raise ConfigError(
+            f"question_batch_size={run.question_batch_size} asks for more different questions a step than the "
+            f"{len(train)} there are: lower it, or give more data"
+        )

@@ -1,0 +1,34 @@
+"""The protocol of a run's evaluations, from its settings."""
+
+from collections.abc import Sequence
+
+from rlreason.config.run import Run
+from rlreason.config.store import resource_dir
+from rlreason.data.files import fingerprint
+from rlreason.prompts import load_template
+from rlreason.protocol import Protocol, make_protocol
+from rlreason.types import Problem
+
+
+def protocol_of(run: Run, problems: Sequence[Problem], samples: int = 1) -> Protocol:
+    """How `samples` responses to each of these problems are asked for and judged.
+
+    Prompts that come with the data are part of its hash. Workers and memory of the grader stay out: they change its
+    speed. So does the engine: it may only round otherwise.
+    """
+    templated = any(p.prompt is None for p in problems)
+    verifier = run.data.verifier
+    return make_protocol(
+        prompt=load_template(run.prompt.file, resource_dir("prompts")) if templated else "(given with the data)",
+        reward=run.prompt.reward if verifier is None else f"{verifier}:{run.prompt.reward}",
+        grading={key: getattr(run.grading, key) for key in ("extract", "timeout_s", "percent", "rel_tol")},
+        sampling={
+            "temperature": float(run.sampling.temperature),
+            "min_tokens": run.sampling.min_tokens,
+            "max_tokens": run.sampling.max_tokens,
+        },
+        stop=run.prompt.stop,
+        data=fingerprint(problems),
+        problems=len(problems),
+        samples=samples,
+    )

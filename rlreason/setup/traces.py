@@ -1,0 +1,36 @@
+"""The traces of an SFT run as token ids: prompt, response and end token, none too long for the model."""
+
+from collections.abc import Callable, Sequence
+
+from rlreason.algorithms.sft import imitation_sample
+from rlreason.config.run import Run
+from rlreason.data.traces import trace_text
+from rlreason.errors import ConfigError
+from rlreason.policy import Policy
+from rlreason.types import Problem, Sample
+
+
+def make_traces(
+    run: Run, policy: Policy, problems: Sequence[Problem], prompt_ids: Callable[[Problem], list[int]]
+) -> tuple[list[Sample], list[str]]:
+    """(samples with credit 1, notices). What does not fit is refused, or left out and counted (data.bad_rows)."""
+    room = min(run.micro_batch_tokens, policy.max_context)
+    key = "micro_batch_tokens" if room == run.micro_batch_tokens else "the model's context"
+    encode, end = policy.tokenizer.encode, policy.tokenizer.eos_token_id
+    traces, too_long = [], []
+    for problem in problems:
+        text = trace_text(problem, run.prompt.trace)
+        ids = [*encode(text, add_special_tokens=False), end]
+        sample = imitation_sample(prompt_ids(problem), ids, text, problem.id)
+        if len(sample.response.prompt_ids) + len(ids) > room:
+            too_long.append((problem.id, len(sample.response.prompt_ids) + len(ids)))
+        else:
+            traces.append(sample)
+    if not too_long:
+        return traces, []
+    named = ", ".join(f"{name} ({size} tokens)" for name, size in too_long[:3]) + (" ..." if len(too_long) > 3 else "")
+    problem_text = f"{len(too_long)} of {len(problems)} traces are longer than {key}={room} with their prompts: {named}"
+    if run.data.bad_rows != "skip" or not traces:
+        cure = "set data.bad_rows=skip to leave them out" if traces else "shorten them"
+        raise ConfigError(f"{problem_text}; raise micro_batch_tokens as far as the model allows, or {cure}")
+    return traces, [f"left out: {problem_text}"]

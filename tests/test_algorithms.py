@@ -1,0 +1,277 @@
+"""Which questions are asked, what is kept of the answers, and how it is cut into optimizer steps."""
+
+import random
+import threading
+from collections import Counter
+
+import pytest
+import torch
+
+from rlreason.algorithms.base import Collected, cut_into_batches
+from rlreason.algorithms.expert_iteration import ExpertIteration, chosen_responses
+from rlreason.algorithms.feed import Feed
+from rlreason.algorithms.grpo import GroupRelative, live_groups
+from rlreason.algorithms.questions import Questions
+from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
+from rlreason.algorithms.sft import Imitation, imitation_sample
+from rlreason.engines.base import Sampling
+from rlreason.learner import Learner, TokenObjective
+from rlreason.objectives.credit import CreditRule
+from rlreason.types import Grade, Problem, Response, Sample
+
+
+def numbered(count: int) -> list[Problem]:
+    return [Problem(str(i), f"question {i}", str(i)) for i in range(count)]
+
+
+def answer(problem_id: str, correct: bool, text: str = "", ended: bool = True) -> Sample:
+    grade = Grade(1.0, float(correct), float(correct), "correct" if correct else "wrong")
+    return Sample(Response(problem_id, [5], [1, 2], [-0.5, -0.1], text, "stop" if ended else "length"), grade)
+
+
+class ByChance:
+    """Grades that a seed and the response decide: some groups are all right, some all wrong, most are mixed."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def grade_batch(self, responses, golds):
+        rights = [random.Random(f"{r}{g}").random() < self.share for r, g in zip(responses, golds, strict=True)]
+        return [Grade(1.0, float(right), float(right), "correct" if right else "wrong") for right in rights]
+
+
+@pytest.fixture
+def rollouts_of(engine, policy):
+    return lambda share: Rollouts(engine, ByChance(share), lambda p: policy.encode_prompt(p.question), seed=0)
+
+
+def test_a_step_asks_each_question_once_and_a_pass_covers_all():
+    questions = Questions(numbered(10), seed=0)
+    steps = [questions.take(4) for _ in range(10)]
+    assert all(len({p.id for p in step}) == 4 for step in steps)
+    assert {p.id for step in steps[:3] for p in step} == {str(i) for i in range(10)}  # 12 places for 10 problems
+    again, other = Questions(numbered(10), seed=0), Questions(numbered(10), seed=1)
+    assert steps == [again.take(4) for _ in range(10)]
+    assert steps[0] != other.take(4)
+    assert len(Questions(numbered(10), seed=0).take(50)) == 10  # more asked for than there are
+
+
+def test_a_continued_run_asks_what_an_uninterrupted_one_asks():
+    whole = Questions(numbered(9), seed=3, skip_solved=1)
+    for step in range(4):
+        taken = whole.take(4)
+        whole.note([answer(p.id, correct=int(p.id) % 3 == step % 3) for p in taken for _ in range(2)])
+    continued = Questions(numbered(9), seed=3, skip_solved=1)
+    continued.state = whole.state
+    assert [continued.take(2) for _ in range(5)] == [whole.take(2) for _ in range(5)]
+
+
+def test_solved_questions_are_left_out_until_nothing_is_left():
+    questions = Questions(numbered(6), seed=0, skip_solved=2)
+    for _ in range(2):
+        questions.note([answer("0", True), answer("0", True), answer("1", True), answer("1", False)])
+    assert questions.n_solved == 1
+    assert {p.id for p in questions.take(6)} == {"1", "2", "3", "4", "5"}
+    questions.note([answer("0", False)])  # a wrong answer ends the streak
+    assert questions.n_solved == 0
+    for _ in range(2):
+        questions.note([answer(str(i), True) for i in range(6)])
+    assert questions.take(3) == []
+
+
+def test_batches_cover_every_sample_once_a_pass():
+    samples = [answer(str(i), True) for i in range(10)]
+    batches = cut_into_batches(samples, 4, ["a", "b"])
+    assert [len(b) for b in batches] == [4, 4, 2] * 2
+    assert Counter(id(s) for b in batches for s in b) == {id(s): 2 for s in samples}
+    assert [s.group for s in batches[0]] != [s.group for s in batches[3]]
+    assert cut_into_batches(samples, 10, ["a", "b"]) == [samples, samples]
+    assert cut_into_batches([], 4, ["a"]) == []
+
+
+def traces(policy, count: int) -> list[Sample]:
+    encode, end = policy.tokenizer.encode, policy.tokenizer.eos_token_id
+    return [imitation_sample(encode(f"{i} + 1 ="), [*encode(f" {i + 1}"), end], f" {i + 1}") for i in range(count)]
+
+
+def test_sft_passes_over_all_traces_and_ends_where_its_epochs_end(policy):
+    given = traces(policy, 10)
+    sft = Imitation(given, batch_size=4, seed=0, epochs=1.5)
+    assert sft.n_steps == 4
+    batches = [sft.collect(step).batches[0] for step in range(1, 5)]
+    assert [len(b) for b in batches] == [4, 4, 4, 3]
+    seen = [id(s) for b in batches for s in b]
+    assert set(seen[:10]) == {id(s) for s in given}
+    assert len(set(seen[10:])) == 5
+    assert [id(s) for s in sft.collect(2).batches[0]] == seen[4:8]  # a function of the step alone
+    assert Imitation(given, 4, seed=0, steps=7).n_steps == 7
+    assert Imitation(given[:2], 4, seed=0, epochs=1).collect(1).metrics["sft/sequences"] == 2
+
+
+def test_sft_learns_the_response_and_its_end_and_nothing_of_the_prompt(policy):
+    """The loss is the mean of -log p over response tokens, the end token among them; any split gives its gradient."""
+    given = traces(policy, 6)
+    rows = [(s.response.prompt_ids, s.response.token_ids) for s in given]
+    scores = policy.score(rows, 1.0, 4096)
+    assert all(s.response.token_ids[-1] == policy.tokenizer.eos_token_id for s in given)
+    expected = -sum(map(sum, scores)) / sum(map(len, scores))
+    objective = TokenObjective(length_norm="token")
+    whole = Learner(policy, objective, 1e-3).gradient(given)
+    assert whole.loss == pytest.approx(expected, rel=1e-5)
+    n = sum(map(len, scores))
+    assert all(torch.allclose(g, torch.full_like(g, -1 / n)) for g in whole.tokens)
+    parts = Learner(policy, objective, 1e-3, micro_batch_size=1).gradient(given)
+    for a, b in zip(whole.parameters, parts.parameters, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+def test_sft_lowers_the_loss_of_its_traces(policy):
+    sft = Imitation(traces(policy, 8), batch_size=8, seed=0, steps=30)
+    learner = Learner(policy, TokenObjective(length_norm="token"), 1e-2)
+    losses = [learner.update(sft.collect(step).batches[0])["train/loss"] for step in range(1, 31)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_what_expert_iteration_keeps():
+    samples = [
+        answer("a", True, "1 + 1 = 2"),
+        answer("a", True, " 1 + 1  = 2"),
+        answer("a", True, "2"),
+        answer("a", False, "3"),
+        answer("b", True, "2"),
+        answer("b", True, "no end", ended=False),
+    ]
+    assert chosen_responses(samples, None, deduplicate=False) == {0, 1, 2, 4}
+    assert chosen_responses(samples, None, deduplicate=True) == {0, 2, 4}
+    assert chosen_responses(samples, 1, deduplicate=False) == {0, 4}
+    assert chosen_responses(samples, 2, deduplicate=True) == {0, 2, 4}
+
+
+def expert(rollouts, problems, **changes) -> ExpertIteration:
+    settings = {"n_steps": 3, "per_step": 6, "group_size": 4, "epochs": 2, "batch_size": 5} | changes
+    often = Sampling(1.0, 2, 24, stop=tuple("aeiouns"))  # a model with random weights rarely ends by itself
+    return ExpertIteration(rollouts, Questions(problems, 0), often, **settings)
+
+
+def test_expert_iteration_learns_from_correct_responses_only(rollouts_of, problems):
+    collected = expert(rollouts_of(0.4), problems).collect(1)
+    kept = [s for s in collected.samples if s.kept]
+    assert 0 < len(kept) < len(collected.samples) == 24
+    assert {id(s) for batch in collected.batches for s in batch} == {id(s) for s in kept}
+    assert all(s.grade.outcome == "correct" and not s.response.truncated and s.advantage == 1.0 for s in kept)
+    assert all(s.advantage == 0.0 for s in collected.samples if not s.kept)
+    assert collected.metrics["ei/kept"] == len(kept)
+    assert sum(map(len, collected.batches)) == 2 * len(kept)
+
+
+def test_expert_iteration_without_anything_correct_says_so_and_learns_nothing(rollouts_of, problems):
+    collected = expert(rollouts_of(0.0), problems, restart=True).collect(1)
+    assert collected.batches == []
+    assert not collected.restart
+    assert "none of 24 responses was correct" in collected.notices["nothing_correct"]
+
+
+def test_star_starts_each_step_from_the_first_weights(policy):
+    learner = Learner(policy, TokenObjective(length_norm="token"), 1e-2, can_restart=True)
+    first = [p.detach().clone() for p in learner.parameters]
+    losses = []
+    for _ in range(2):
+        losses.append([learner.update(traces(policy, 4))["train/loss"] for _ in range(3)])
+        assert any(not torch.equal(a, b) for a, b in zip(first, learner.parameters, strict=True))
+        learner.restart()
+        assert all(torch.equal(a, b) for a, b in zip(first, learner.parameters, strict=True))
+    assert losses[0] == losses[1]  # the optimizer forgot too
+    with pytest.raises(ValueError, match="can_restart"):
+        Learner(policy, TokenObjective(), 1e-2).restart()
+
+
+def grpo(rollouts, problems, **changes) -> GroupRelative:
+    settings = {"n_steps": 3, "per_step": 6, "group_size": 4, "epochs": 1, "batch_size": 24} | changes
+    return GroupRelative(rollouts, Questions(problems, 0), Sampling(1.0, 2, 8), rule=CreditRule(), **settings)
+
+
+def test_refilling_replaces_groups_without_signal_as_far_as_it_may(rollouts_of, problems):
+    plain = grpo(rollouts_of(0.12), problems).collect(1)
+    dead = 6 - len(live_groups(plain.samples))
+    assert dead > 0
+    refilled = grpo(rollouts_of(0.12), problems, refill_rounds=20).collect(1)
+    (batch,) = refilled.batches
+    assert len(batch) == 24
+    assert len(live_groups(batch)) == 6
+    assert "refill_bound" not in refilled.notices
+    assert live_groups(plain.samples) <= live_groups(batch)  # what was good stays
+    discarded = [s for s in refilled.samples if id(s) not in {id(b) for b in batch}]
+    assert len(discarded) == refilled.metrics["rollout/discarded"] >= 4 * dead
+    assert not any(s.kept or s.advantage for s in discarded)
+    assert Counter(Counter(s.group for s in refilled.samples).values()).keys() == {4}  # no question was asked twice
+
+
+def test_refilling_stops_at_its_bound_and_says_so(rollouts_of, problems):
+    collected = grpo(rollouts_of(0.0), problems, refill_rounds=3).collect(1)
+    assert collected.metrics["rollout/refill_rounds"] == 3
+    assert len(collected.samples) == 4 * 6 * 4
+    assert len(collected.batches[0]) == 24  # the batch keeps its size, without credit
+    assert "3 rounds of refilling found 0 of 6 groups" in collected.notices["refill_bound"]
+
+
+def test_refilling_ends_when_the_questions_end(rollouts_of, problems):
+    collected = grpo(rollouts_of(0.0), problems[:8], refill_rounds=50).collect(1)
+    assert collected.metrics["rollout/refill_rounds"] == 1
+    assert len({s.group for s in collected.samples}) == 8
+
+
+class Counting:
+    """An algorithm that notes from which thread, and at which moment, each step was collected."""
+
+    n_steps = 4
+
+    def __init__(self) -> None:
+        self.log: list[tuple[int, str]] = []
+
+    def collect(self, step: int) -> Collected:
+        self.log.append((step, threading.current_thread().name))
+        return Collected([], [], {"step": step})
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_feed_hands_over_every_step_once_and_in_order(ahead):
+    algorithm = Counting()
+    feed = Feed(algorithm, ahead)
+    for step in range(1, 5):
+        assert feed.take(step).metrics["step"] == step
+        feed.wait()
+        assert [s for s, _ in algorithm.log] == list(range(1, min(step + 1 + ahead, 5)))  # exactly one ahead
+    feed.close()
+    assert ahead == any(name.startswith("sampling ahead") for _, name in algorithm.log)
+
+
+def test_an_error_of_sampling_ahead_reaches_the_loop():
+    class Failing(Counting):
+        def collect(self, step):
+            if step == 2:
+                raise RuntimeError("engine died")
+            return super().collect(step)
+
+    feed = Feed(Failing(), ahead=True)
+    feed.take(1)
+    with pytest.raises(RuntimeError, match="engine died"):
+        feed.wait()
+    feed.close()
+
+
+def test_metrics_tell_correct_from_other_responses():
+    samples = [answer("a", True), answer("a", False)]
+    samples[0].entropy, samples[1].entropy = 1.0, 3.0
+    m = rollout_metrics(samples)
+    assert (m["rollout/entropy"], m["rollout/entropy_correct"], m["rollout/entropy_wrong"]) == (2.0, 1.0, 3.0)
+    assert m["rollout/surprise"] == pytest.approx(0.3)
+    assert "rollout/length_correct" not in rollout_metrics([answer("a", False)])
+
+
+def test_learning_gives_each_sample_its_entropy(policy):
+    given = traces(policy, 3)
+    Learner(policy, TokenObjective(length_norm="token"), 1e-3, micro_batch_size=1).update(given)
+    assert all(s.entropy is not None and s.entropy > 0 for s in given)
+    first = given[0].entropy
+    Learner(policy, TokenObjective(length_norm="token"), 1e-3).update(given)
+    assert given[0].entropy == first  # that of the weights it met first

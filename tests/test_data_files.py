@@ -1,0 +1,273 @@
+"""Rows of every shape become problems; a row that is no use is named with its line, or counted and said."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlreason.config.data import Data, Fields, FileData, Stories
+from rlreason.data.files import BadRow, file_rows, fingerprint, read_table
+from rlreason.data.rows import field_names, own_id, to_problem
+from rlreason.errors import ConfigError
+from rlreason.setup.data import read_files
+from rlreason.types import Problem
+
+BOX = r"The probabilities add up to $1$, so the rest is $1-\frac13-\frac5{12}=\boxed{\frac{1}{4}}$."
+
+
+def lines(file: Path, rows) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def sums(n: int, start: int = 0) -> list[dict[str, str]]:
+    return [{"question": f"{i}+{i}?", "answer": f"{i}+{i}=<<{i}+{i}={2 * i}>>{2 * i}\n#### {2 * i}"}
+            for i in range(start, start + n)]  # fmt: skip
+
+
+def read(data: FileData) -> tuple[list[Problem], list[Problem], list[str]]:
+    notes: list[str] = []
+    return *read_files(data, notes.append), notes
+
+
+def parse(row, gold="auto", wrap=False, max_chars=1000, **names) -> Problem:
+    return to_problem(row, "id", field_names(names), gold, max_chars, wrap)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (  # GSM8K
+            {"question": " Q1 ", "answer": "half: 48/2 = <<48/2=24>>24\n#### 1,024"},
+            Problem("id", "Q1", "1024", "half: 48/2 = <<48/2=24>>24"),
+        ),
+        ({"question": "Q", "answer": "(1,2)"}, Problem("id", "Q", "(1,2)")),
+        ({"question": "Q", "answer": 7}, Problem("id", "Q", "7")),
+        (  # MATH
+            {"problem": "P", "level": "Level 1", "solution": BOX, "type": "Counting & Probability"},
+            Problem("id", "P", r"\frac{1}{4}", BOX),
+        ),
+        (  # MATH-500: the answer field is the gold, as it is
+            {"problem": "P", "solution": BOX, "answer": r"\frac14", "level": 3, "unique_id": "test/1.json"},
+            Problem("id", "P", r"\frac14", BOX),
+        ),
+        ({"question": "Q", "answer": BOX}, Problem("id", "Q", r"\frac{1}{4}", BOX)),
+        (  # the handout's sft.jsonl: both texts are kept to the last space
+            {"prompt": "User: Q\nAI: <think>", "response": " so 4 </think> <answer>4</answer>", "ground_truth": "4"},
+            Problem("id", "User: Q\nAI: <think>", "4", None, "User: Q\nAI: <think>",
+                    " so 4 </think> <answer>4</answer>"),
+        ),
+        ({"prompt": "P", "response": "R"}, Problem("id", "P", "", None, "P", "R")),
+        (  # Tulu: a chat beside the question; its last sentence states the answer
+            {"id": "personahub_1", "prompt": "Q", "messages": [
+                {"role": "user", "content": "Q"},
+                {"role": "assistant", "content": "#### Step 1\nAdd.\nFinal Answer: The final answer is $60$. "
+                                                 "I hope it is correct."}]},
+            Problem("id", "Q", "60", None, None,
+                    "#### Step 1\nAdd.\nFinal Answer: The final answer is $60$. I hope it is correct."),
+        ),
+        (  # RLVR: the question as a chat
+            {"messages": [{"role": "user", "content": "Q"}], "ground_truth": "8", "dataset": "MATH"},
+            Problem("id", "Q", "8"),
+        ),
+    ],
+)  # fmt: skip
+def test_rows_of_every_known_shape(row, expected):
+    assert parse(row) == expected
+
+
+def test_fields_can_be_named_and_a_prompt_can_be_a_question():
+    row = {"prompt": "Q", "chosen": "so \\boxed{3}", "label": "4"}
+    assert parse(row, response="chosen", answer="label") == Problem("id", "Q", "4", None, "Q", "so \\boxed{3}")
+    assert parse(row, question="prompt", solution="chosen") == Problem("id", "Q", "3", "so \\boxed{3}")
+    assert parse(row, question="prompt", response="chosen", wrap=True) == Problem("id", "Q", "3", "so \\boxed{3}")
+
+
+@pytest.mark.parametrize(
+    ("rule", "answer", "solution", "gold"),
+    [
+        ("auto", None, r"\boxed{1} no, \boxed{\{2\}}", r"\{2\}"),
+        ("auto", None, "nothing here", ""),
+        ("auto", "a #### b\nc", None, "a #### b\nc"),
+        ("hash", "x\n#### -1,000.5", None, "-1000.5"),
+        ("boxed", "ignored", r"\boxed{5}", "5"),
+        ("final", None, r"The final answer is $\frac{1}{2}$. I hope it is correct.", r"\frac{1}{2}"),
+        ("field", r"\boxed{5}", None, r"\boxed{5}"),
+    ],
+)
+def test_the_gold_answer_by_rule(rule, answer, solution, gold):
+    row = {"question": "Q", "answer": answer, "solution": solution}
+    assert parse(row, gold=rule).answer == gold
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"{not json", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b'{"question": "q", "answer": ' + b"9" * 5000 + b"}", "is not JSON"),
+        (b'{"question": "q"}', "has no text under 'ground_truth', 'answer', 'solution' or 'response'"),
+        (b'{"answer": "1"}', "has no text under 'question', 'problem', 'prompt' or 'messages'"),
+        (b'{"question": " ", "answer": "1"}', "has no text under 'question'"),
+        (b'{"prompt": "p", "response": ""}', "has no text under 'response'"),
+        (b'{"question": ["q"], "answer": "1"}', "has no text under 'question'"),
+        (b'["q", "a"]', "is no JSON object"),
+        (b'{"question": "q", "answer": "work ####  "}', "has nothing after '####'"),
+        (b'{"problem": "q", "solution": "\\\\boxed{ }"}', "has an empty gold answer"),
+        (b'{"question": "caf\xe9", "answer": "1"}', "is not UTF-8"),
+        (b'{"question": "\\ud800", "answer": "1"}', "has half a surrogate pair"),
+        (b'{"prompt": "p", "response": "' + b"x" * 1_000_000 + b'"}', "has more than data.max_chars=100000 characters"),
+        (b'{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}', "has messages other"),
+        (b'{"messages": "hello"}', "has messages that are no list of role and content"),
+    ],
+)
+def test_a_bad_row_stops_with_file_line_and_cure_or_is_counted(tmp_path, line, says):
+    good = b'{"question": "q", "answer": "1"}\n'
+    (tmp_path / "train.jsonl").write_bytes(good + b"\n" + line + b"\n" + good.replace(b'"q"', b'"r"'))
+    lines(tmp_path / "test.jsonl", sums(1))
+    data = FileData(name="x", path=str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        read(data)
+    text = str(caught.value)
+    assert text.startswith(f"{tmp_path}/train.jsonl, line 3 {says}")
+    assert text.endswith("or set data.bad_rows=skip to leave such rows out")
+    assert len(text.splitlines()) == 1
+    train, _, notes = read(replace(data, bad_rows="skip"))
+    assert [p.id for p in train] == ["x-train-0", "x-train-2"]
+    (note,) = notes
+    assert "1 of 3 rows left out; 1 because the row " + says in note
+    assert "(line 3)" in note
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["question", "answer", "solution", "prompt", "response", "messages", "role", "content", "id"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(row=JSON, gold=st.sampled_from(["auto", "hash", "boxed", "final", "field"]))
+def test_no_row_whatsoever_breaks_the_reading(row, gold):
+    """A problem that can be stored, hashed and asked, or a reason in words."""
+    try:
+        outcome = parse(row, gold=gold)
+    except BadRow as reason:
+        outcome = reason
+    name = own_id(row, field_names({})) or "none"
+    if isinstance(outcome, BadRow):
+        assert str(outcome).startswith(("has ", "is "))
+    else:
+        assert outcome.question.strip()
+        assert len(fingerprint([replace(outcome, id=name)])) == 12
+        assert outcome.prompt is None or outcome.prompt.strip()
+        assert outcome.answer == outcome.answer.strip()
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.lists(st.binary(max_size=12) | st.sampled_from([b'{"question":"q","answer":"1"}', b"", b"[]"])))
+def test_every_line_is_a_problem_or_counted(tmp_path_factory, rows):
+    file = tmp_path_factory.mktemp("lines") / "x.jsonl"
+    text = b"\n".join([b'{"question":"q","answer":"1"}', *rows])
+    file.write_bytes(text)
+    there = sum(1 for line in text.split(b"\n") if line.strip())
+    names = field_names({})
+    read_row = lambda row, id: to_problem(row, id, names, "auto", 99, False)  # noqa: E731
+    table = read_table(file_rows(file), "x", "x", read_row, lambda row: own_id(row, names), skip=True)
+    left_out = there - len(table.problems)
+    assert bool(table.notes) == bool(left_out)
+    assert all(f"{left_out} of {there} rows left out" in note for note in table.notes)
+
+
+def test_a_file_without_a_single_problem_is_refused(tmp_path):
+    lines(tmp_path / "train.jsonl", [[], []]), lines(tmp_path / "test.jsonl", sums(1))
+    with pytest.raises(ConfigError, match=r"train\.jsonl holds no row that can be used; 2 because .*line 1, line 2"):
+        read(FileData(name="x", path=str(tmp_path), bad_rows="skip"))
+    lines(tmp_path / "train.jsonl", [])
+    with pytest.raises(ConfigError, match=r"train\.jsonl holds no row that can be used: give one"):
+        read(FileData(name="x", path=str(tmp_path)))
+
+
+def test_a_json_file_holds_a_list(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(sums(3)))
+    lines(tmp_path / "validation.jsonl", sums(2, start=9))
+    train, validation, _ = read(FileData(name="x", path=str(tmp_path)))
+    assert [p.answer for p in train] == ["0", "2", "4"]
+    assert [p.id for p in validation] == ["x-validation-0", "x-validation-1"]
+    (tmp_path / "train.json").write_text('{"question": "q"}')
+    with pytest.raises(ConfigError, match=r"train\.json holds no list: .* name it \.jsonl"):
+        read(FileData(name="x", path=str(tmp_path)))
+
+
+def test_the_rows_own_ids_are_kept_where_each_is_one_of_its_own(tmp_path):
+    rows = [{"unique_id": f"test/{i}.json", **row} for i, row in enumerate(sums(3))]
+    others = [{"id": 100 + i, **row} for i, row in enumerate(sums(2, start=9))]
+    lines(tmp_path / "train.jsonl", rows), lines(tmp_path / "test.jsonl", others)
+    data = FileData(name="x", path=str(tmp_path))
+    train, validation, _ = read(data)
+    assert [p.id for p in train + validation] == ["test/0.json", "test/1.json", "test/2.json", "100", "101"]
+    lines(tmp_path / "test.jsonl", [{**row, "id": "test/0.json"} for row in others[:1]])
+    train, validation, _ = read(data)
+    assert [p.id for p in train + validation] == ["x-train-0", "x-train-1", "x-train-2", "x-test-0"]
+
+
+def test_files_of_one_name_get_different_ids(tmp_path):
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    a, b = lines(tmp_path / "a/x.jsonl", sums(2)), lines(tmp_path / "b/x.jsonl", sums(2, start=5))
+    train, validation, _ = read(FileData(name="jsonl", train=str(a), validation=str(b)))
+    assert [p.id for p in train + validation] == ["jsonl-train-0", "jsonl-train-1"] + [
+        f"jsonl-validation-{i}" for i in (0, 1)
+    ]
+
+
+def test_sources_that_are_not_there_are_named_before_anything_is_read(tmp_path):
+    file = str(lines(tmp_path / "train.jsonl", sums(2)))
+    for data, says in (
+        (FileData(name="x", path="/nowhere"), "data.path=/nowhere is no folder: give a folder with train.jsonl"),
+        (FileData(name="x", path=str(tmp_path), validation="test"), f"data.path={tmp_path} holds no test.jsonl"),
+        (FileData(name="x"), "data.train=train is no file"),
+        (FileData(name="x", path="a/hub", train="/nowhere/x.jsonl"), "data.train=/nowhere/x.jsonl is no file"),
+        (FileData(name="x", train=file), "data.validation has no value: give data.validation=FILE"),
+        (FileData(name="x", train=file, validation=file, n_validation=1), "set one of them to null"),
+        (FileData(name="x", train=file, n_validation=0), "data.n_validation=0 must be above 0"),
+        (FileData(name="x", train=file, n_validation=1, gold="box"), "data.gold=box is none of auto, hash"),
+        (Data(name="x", limit=0), "data.limit=0 must be at least 1"),
+        (Data(name="x", filter="right"), "data.filter=right is none of none, correct"),
+        (Data(name="x", min_pass_rate=0.1), "need data.pass_rates=FILE"),
+        (Data(name="x", pass_rates="/nowhere"), "data.pass_rates=/nowhere is no file"),
+        (Stories(name="x", overlap="no"), "data.overlap=no is none of refuse, drop, allow"),
+    ):
+        (line,) = data.problems()
+        assert says in line
+    assert FileData(name="x", train=file, n_validation=1).problems() == []
+    assert FileData(name="x", path="openai/gsm8k").problems() == []
+
+
+def test_a_hub_name_without_the_hub_says_what_to_do():
+    with pytest.raises(ConfigError, match=r"data\.path=openai/gsm8k .*(pip install|give a folder)"):
+        read(FileData(name="gsm8k", path="openai/gsm8k", hub_config="main"))
+
+
+def test_a_folder_without_validation_says_how_to_hold_some_out(tmp_path):
+    lines(tmp_path / "train.jsonl", sums(20))
+    with pytest.raises(ConfigError, match=r"neither validation nor test: .* data\.n_validation=200"):
+        read(FileData(name="x", path=str(tmp_path)))
+    train, validation, _ = read(FileData(name="x", path=str(tmp_path), n_validation=4))
+    assert (len(train), len(validation)) == (16, 4)
+    assert sorted(p.question for p in train + validation) == sorted(r["question"] for r in sums(20))
+
+
+def test_the_fields_of_the_config_are_the_fields_of_a_row():
+    assert set(field_names({})) == set(vars(Fields()))

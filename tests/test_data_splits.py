@@ -1,0 +1,271 @@
+"""What a run trains on and is measured on: held out, without overlap, filtered, checked, drawn, and said."""
+
+import os
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from test_data_files import BOX, lines, parse, read, sums
+
+from rlreason.config.data import FileData
+from rlreason.config.store import resource_dir, typed
+from rlreason.data.files import fingerprint, question_hash
+from rlreason.data.golds import check_answers
+from rlreason.data.splits import by_pass_rate, hold_out, read_pass_rates, subset, without_overlap
+from rlreason.data.traces import check_template, filter_correct, trace_text, with_traces
+from rlreason.errors import ConfigError
+from rlreason.grading import Grader
+from rlreason.prompts import load_template, render
+from rlreason.setup.data import load_data
+from rlreason.types import Problem
+
+GSM8K = Path(os.environ.get("RLREASON_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))
+CONF = resource_dir("conf")
+R1_ZERO = load_template("r1_zero.prompt", resource_dir("prompts"))
+TRACE = " {solution} </think> <answer>{answer}</answer>"
+
+
+@pytest.fixture(scope="module")
+def grader():
+    with Grader("r1_zero") as grader:
+        yield grader
+
+
+def fill(question: str) -> str:
+    return render(R1_ZERO, question)
+
+
+def problems_of(n: int) -> list[Problem]:
+    return [Problem(f"p{i}", f"{i} + {i}?", str(2 * i), solution=f"it is {2 * i}") for i in range(n)]
+
+
+def test_what_is_held_out_is_nested_and_never_trained_on():
+    problems = problems_of(50)
+    small, large = hold_out(problems, 5, seed=0), hold_out(problems, 20, seed=0)
+    assert set(small[1]) < set(large[1])
+    assert set(small[0]).isdisjoint(small[1])
+    assert hold_out(problems, 5, seed=1)[1] != small[1]
+    with pytest.raises(ConfigError, match=r"data\.n_validation=50 leaves nothing of 50"):
+        hold_out(problems, 50, seed=0)
+
+
+def test_overlap_is_refused_dropped_or_allowed():
+    train, validation = problems_of(10), [Problem("v0", "3  +\n3?", "6"), Problem("v1", "new?", "1")]
+    with pytest.raises(ConfigError, match=r"data\.overlap=refuse: 1 training questions .* \(p3 is v0\): drop takes"):
+        without_overlap(train, validation, "refuse", fill)
+    rest, (note,) = without_overlap(train, validation, "drop", fill)
+    assert [p.id for p in rest] == [f"p{i}" for i in range(10) if i != 3]
+    assert "dropped" in note
+    same, (note,) = without_overlap(train, validation, "allow", fill)
+    assert same == train
+    assert "may be memory" in note
+    assert without_overlap(train, validation[1:], "refuse", fill) == (train, [])
+
+
+def test_overlap_sees_through_a_whole_prompt():
+    """The handout's sft.jsonl holds filled prompts, its validation.jsonl bare problems."""
+    train = [parse({"prompt": fill("1+1?"), "response": " 2 </think> <answer>2</answer>"})]
+    with pytest.raises(ConfigError, match=r"data\.overlap=refuse: 1 training questions"):
+        without_overlap(train, [Problem("v", "1+1?", "2")], "refuse", fill)
+
+
+def test_pass_rates_keep_what_can_be_learned_from(tmp_path):
+    problems = problems_of(5)
+    counts = [(8, 0), (8, 1), (8, 4), (8, 8)]
+    rows = [{"problem_id": p.id, "question_hash": question_hash(p.question + "\n"), "samples": n, "correct": c}
+            for p, (n, c) in zip(problems, counts, strict=False)]  # fmt: skip
+    rates = read_pass_rates(lines(tmp_path / "r.jsonl", [*rows, {**rows[1], "correct": 3}]))
+    assert rates[question_hash(problems[1].question)] == 4 / 16
+    kept, said = by_pass_rate(problems, rates, 0.1, 0.9)
+    assert [p.id for p in kept] == ["p1", "p2"]
+    assert said.startswith("! kept 2 of 5 problems with a pass rate in [0.1, 0.9]")
+    assert "1 below, 1 above, 1 without a pass rate" in said
+    with pytest.raises(ConfigError, match=r"widen data\.min_pass_rate"):
+        by_pass_rate(problems, rates, 0.95, 0.96)
+    with pytest.raises(ConfigError, match=r"4 without a pass rate: make the file with algorithm=evaluate"):
+        by_pass_rate([replace(p, question=p.question + "!") for p in problems[:4]], rates, 0.0, 1.0)
+    for broken in ({"question_hash": "x", "samples": 0, "correct": 0}, {"samples": 1}, ["x"]):
+        with pytest.raises(ConfigError, match=r"line 2 is no pass rate"):
+            read_pass_rates(lines(tmp_path / "broken.jsonl", [rows[0], broken]))
+
+
+def test_a_filled_trace_is_graded_correct_by_its_own_reward():
+    """The trace of every prompt option, filled from rows as GSM8K and MATH have them."""
+    rows = [*sums(3, start=4), {"problem": "P", "solution": BOX}]
+    problems = [parse(row) for row in rows]
+    for option in sorted((CONF / "prompt").glob("*.yaml")):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            prompt = compose("config", [f"prompt={option.stem}", "model=smollm2_135m"]).prompt
+        if ":" in prompt.reward:
+            continue
+        check_template(prompt.trace)
+        traces = [trace_text(p, prompt.trace) for p in problems]
+        assert not any("<<" in trace for trace in traces)
+        assert "4+4=8" in traces[0]
+        with Grader(prompt.reward) as grader:
+            assert {g.outcome for g in grader.grade_batch(traces, [p.answer for p in problems])} == {"correct"}, option
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{solution} {question}", "has {question}, {solution}"),
+        ("done", "has no field"),
+        ("{solution", "double literal braces"),
+        ("{}", "has {}"),
+        (r"{solution} \boxed{answer}}", "double literal braces"),
+    ],
+)
+def test_a_broken_trace_template_is_one_line(template, says):
+    with pytest.raises(ConfigError) as caught:
+        check_template(template)
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("prompt.trace=")
+
+
+def test_a_given_response_is_imitated_word_for_word():
+    assert trace_text(Problem("a", "q", "1", "s", response=" <<1>> "), TRACE) == " <<1>> "
+
+
+def test_problems_without_a_trace_are_refused_or_counted():
+    problems = [*problems_of(3), Problem("bare", "q", "1"), Problem("goldless", "q", "", "s")]
+    with pytest.raises(ConfigError, match=r"^2 of 5 training problems have neither .*bare, goldless.*bad_rows=skip"):
+        with_traces(problems, TRACE, skip=False)
+    kept, (note,) = with_traces(problems, TRACE, skip=True)
+    assert kept == problems[:3]
+    assert "2 of 5" in note
+    assert with_traces(problems[:3], TRACE, skip=False) == (problems[:3], [])
+    with pytest.raises(ConfigError, match="SFT needs data with responses or solutions"):
+        with_traces(problems[3:4], TRACE, skip=True)
+    with pytest.raises(ConfigError, match="problem bare has no solution"):
+        trace_text(problems[3], TRACE)
+
+
+def test_the_filter_keeps_what_the_grader_accepts_and_says_how_many(grader):
+    response = " so </think> <answer>{}</answer>"
+    problems = [Problem(str(i), f"q{i}", "4", response=response.format(4)) for i in range(3)]
+    problems += [Problem("wrong", "q", "4", response=response.format(5)), Problem("plain", "q", "4", response="4")]
+    problems += [Problem("goldless", "q", "", response=response.format(4))]
+    kept, said = filter_correct(problems, lambda p: trace_text(p, TRACE), grader.grade_batch)
+    assert kept == problems[:3]
+    assert said == (
+        "kept 3 of 6 traces whose answer the grader accepts; dropped: 1 wrong, 1 unformatted, 1 without a gold answer"
+    )
+    with pytest.raises(ConfigError, match=r"kept 0 of 3 .*data\.response_as=solution"):
+        filter_correct(problems[3:], lambda p: trace_text(p, TRACE), grader.grade_batch)
+
+
+def test_gold_answers_that_cannot_be_earned_are_named(grader):
+    problems = [*problems_of(3), Problem("bad", "q", r"\boxed{"), Problem("none", "q", "")]
+    for on_bad, left in (("keep", 5), ("drop", 3)):
+        kept, (none, bad) = check_answers(problems, grader, on_bad)
+        assert kept == problems[:left]
+        assert none.startswith("! 1 of 5 problems have no gold answer") and none.endswith(": none")  # noqa: PT018
+        assert bad.startswith("! 1 of 5 gold answers do not grade themselves") and bad.endswith(": bad")  # noqa: PT018
+    assert check_answers(problems[:3], grader, "keep") == (problems[:3], [])
+    with pytest.raises(ConfigError, match="none of 1 problems has a gold answer, so nothing can be earned"):
+        check_answers(problems[4:], grader, "keep")
+
+
+def loaded(tmp_path, *overrides: str, grader=None):
+    """Train, validation and what was said, through the real options."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        run = typed(compose("config", ["model=smollm2_135m", "data=jsonl", f"data.path={tmp_path}", *overrides]))
+    said: list[str] = []
+    return *load_data(run, grader=grader, say=said.append), said
+
+
+def test_the_limit_is_drawn_after_the_filters_and_is_nested(tmp_path, grader):
+    """Half of the traces are wrong; 8 and 16 of the other half are drawn."""
+    rows = [{"question": r["question"], "response": f" </think> <answer>{2 * i + i % 2}</answer>", "answer": str(2 * i)}
+            for i, r in enumerate(sums(40))]  # fmt: skip
+    lines(tmp_path / "train.jsonl", rows), lines(tmp_path / "test.jsonl", sums(2, start=90))
+    few, many = (
+        loaded(tmp_path, "data.filter=correct", f"data.limit={n}", "algorithm=sft", grader=grader) for n in (8, 16)
+    )
+    assert (len(few[0]), len(many[0])) == (8, 16)
+    assert set(few[0]) < set(many[0])
+    assert all(int(p.answer) % 4 == 0 for p in many[0])
+    assert few[2] == ["kept 20 of 40 traces whose answer the grader accepts; dropped: 20 wrong"]
+    other = loaded(tmp_path, "data.filter=correct", "data.limit=8", "seed=1", grader=grader)
+    assert set(other[0]) != set(few[0])
+    assert other[1] == few[1]
+    assert "all are used" in loaded(tmp_path, "data.limit=99", grader=grader)[2][-1]
+
+
+def test_sft_needs_traces_and_grpo_does_not(tmp_path, grader):
+    lines(tmp_path / "train.jsonl", [{"question": "1+1?", "answer": "2"}])
+    lines(tmp_path / "test.jsonl", sums(2, start=90))
+    assert len(loaded(tmp_path, grader=grader)[0]) == 1
+    with pytest.raises(ConfigError, match="SFT needs data with responses or solutions"):
+        loaded(tmp_path, "algorithm=sft", grader=grader)
+
+
+def test_pairs_without_gold_answers_can_be_imitated_but_not_earned(tmp_path, grader):
+    lines(tmp_path / "train.jsonl", [{"prompt": "Q", "response": "R"}])
+    lines(tmp_path / "test.jsonl", sums(2, start=90))
+    train, _, said = loaded(tmp_path, "algorithm=sft", grader=grader)
+    assert (train[0].prompt, train[0].response, said) == ("Q", "R", [])
+    with pytest.raises(ConfigError, match="nothing can be earned"):
+        loaded(tmp_path, grader=grader)
+
+
+def test_pass_rates_through_the_options(tmp_path, grader):
+    lines(tmp_path / "train.jsonl", sums(4)), lines(tmp_path / "test.jsonl", sums(2, start=90))
+    rates = [{"question_hash": question_hash(r["question"]), "samples": 4, "correct": i} for i, r in enumerate(sums(4))]
+    file = lines(tmp_path / "rates.jsonl", rates)
+    train, _, said = loaded(tmp_path, f"data.pass_rates={file}", "data.min_pass_rate=0.3", grader=grader)
+    assert [p.question for p in train] == ["2+2?", "3+3?"]
+    assert said == [
+        "kept 2 of 4 problems with a pass rate in [0.3, 1]; dropped: 2 below, 0 above, 0 without a pass rate"
+    ]
+
+
+@pytest.mark.parametrize("option", ["gsm8k", "math", "tulu_math"])
+def test_the_named_sets_read_their_own_kind_of_rows(tmp_path, option):
+    """As the hub and the course have them; the hub itself is out of reach here."""
+    chat = lambda i: [{"role": "user", "content": f"{i}+{i}?"}, {"role": "assistant", "content": f"\\boxed{{{2 * i}}}"}]  # noqa: E731
+    make = {
+        "gsm8k": lambda i: sums(1, start=i)[0],
+        "math": lambda i: {"problem": f"{i}+{i}?", "solution": f"It is $\\boxed{{{2 * i}}}$.", "level": "Level 1"},
+        "tulu_math": lambda i: {"id": f"personahub_{i}", "prompt": f"{i}+{i}?", "messages": chat(i)},
+    }[option]
+    lines(tmp_path / "train.jsonl", map(make, range(8)))
+    lines(tmp_path / "test.jsonl", map(make, range(90, 92)))
+    held = ["data.n_validation=2"] if option == "tulu_math" else []
+    train, validation, said = loaded(tmp_path, f"data={option}", *held)
+    assert said == []
+    assert (len(train), len(validation)) == (6 if held else 8, 2)
+    for p in train + validation:
+        assert int(p.answer) == 2 * int(p.question.split("+")[0])
+        assert p.solution
+        assert p.prompt is p.response is None
+
+
+def test_the_fingerprint_sees_every_text():
+    problem = Problem("a", "q", "1", "s", "p", "r")
+    changed = [replace(problem, **{key: "x"}) for key in ("id", "question", "answer", "solution", "prompt", "response")]
+    assert len({fingerprint([p]) for p in [problem, *changed]}) == 7
+    assert fingerprint([replace(problem, solution=None, response="s")]) != fingerprint(
+        [replace(problem, response=None)]
+    )
+    order = problems_of(9)
+    random.Random(0).shuffle(order)
+    assert fingerprint(order) != fingerprint(problems_of(9))
+
+
+@pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K is not here; set RLREASON_GSM8K to its folder")
+def test_the_real_gsm8k(grader):
+    """Read in well under a second, no question in both halves, and every solution a correct trace."""
+    began = time.monotonic()
+    train, test, notes = read(FileData(name="gsm8k", path=str(GSM8K), validation="test", gold="hash"))
+    assert time.monotonic() - began < 1
+    assert (len(train), len(test), notes) == (7473, 1319, [])
+    assert all(p.answer.lstrip("-").replace(".", "").isdigit() for p in train + test)
+    assert without_overlap(train, test, "refuse", str) == (train, [])
+    assert subset(train, 128, 0) == subset(train, 256, 0)[:128]
+    kept, said = filter_correct(train, lambda p: trace_text(p, TRACE), grader.grade_batch)
+    assert (kept, said) == (train, "kept 7473 of 7473 traces whose answer the grader accepts")

@@ -1,0 +1,307 @@
+"""Countdown and reasoning-gym: problems that are what they say, and verifiers that take right answers only."""
+
+import json
+import random
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlreason.config.tasks import Countdown, Gym
+from rlreason.data.countdown import is_validation, load_countdown, make_countdown
+from rlreason.data.gym import make_gym
+from rlreason.errors import ConfigError
+from rlreason.grading import Grader
+from rlreason.grading.verifiers import countdown as verifier
+from rlreason.grading.verifiers import gym as gym_verifier
+
+COUNTDOWN = "rlreason.grading.verifiers.countdown"
+GYM = "rlreason.grading.verifiers.gym"
+
+
+def numbers_and_target(problem):
+    """Read from the question, as a model must."""
+    numbers, target = problem.question.removeprefix("Use the numbers ").split(". ")[0].split(" to make ")
+    return sorted(map(int, numbers.split(", "))), int(target)
+
+
+# Countdown: the verifier
+
+
+def trees(numbers: list[int]) -> list[tuple[str, Fraction | None]]:
+    """Every bracketed expression over the numbers in this order, with its value (None: divides by zero)."""
+    if len(numbers) == 1:
+        return [(str(numbers[0]), Fraction(numbers[0]))]
+    found = []
+    for cut in range(1, len(numbers)):
+        for left, a in trees(numbers[:cut]):
+            for right, b in trees(numbers[cut:]):
+                bad = a is None or b is None
+                found += [
+                    (f"({left}+{right})", None if bad else a + b),
+                    (f"({left} - {right})", None if bad else a - b),
+                    (f"({left}*{right})", None if bad else a * b),
+                    (f"({left} / {right})", None if bad or b == 0 else a / b),
+                ]
+    return found
+
+
+def test_the_verifier_agrees_with_brute_force():
+    rng = random.Random(0)
+    right = 0
+    for count in (1, 2, 3, 3, 3, 4, 4, 4):
+        numbers = [rng.randint(0, 6) for _ in range(count)]
+        target = rng.randint(0, 8)
+        gold = f"{' '.join(map(str, numbers))} -> {target}"
+        for text, value in trees(rng.sample(numbers, len(numbers))):
+            assert verifier.solves(text, gold) == (value == target), (text, gold)
+            right += value == target
+            assert not verifier.solves(f"{text} + 0", gold)
+    assert right > 20
+
+
+@given(st.recursive(st.integers(0, 99).map(str), lambda inner: st.tuples(inner, st.sampled_from("+-*/"), inner)))
+def test_any_expression_solves_itself_and_no_other_numbers(tree):
+    def text(node):
+        return node if isinstance(node, str) else f"({text(node[0])} {node[1]} {text(node[2])})"
+
+    gold = text(tree)
+    if verifier.value(gold) is not None and len(gold) <= verifier.LONGEST:
+        assert verifier.solves(gold[1:-1] if gold[0] == "(" else gold, gold)
+        assert not verifier.solves(f"{gold} * 1", gold)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("3 * 5 + 7", 1),
+        ("(7 + (3 * 5))", 1),
+        ("7--3*5", 1),
+        ("+7+3*5", 1),
+        (r"3 \times 5 + 7", 1),
+        ("3 \u00d7 5\n+ 7", 1),
+        ("22", 0),
+        ("3 * 5 + 7 = 22", 0),  # the expression alone: TinyZero's rule too
+        ("3 * 5", 0),
+        ("3 * 5 + 7 * 1", 0),
+        ("3 * 5 + 7 + 3 - 3", 0),
+        ("35 - 7 * 1", 0),
+        ("3 * 5 + 7.0", 0),
+        ("3 * 5 7", 0),
+        ("3 ** 5 - 7", 0),
+        ("3 // 5 + 7", 0),
+        ("3, 5, 7", 0),
+        ("3(5)+7", 0),
+        ("", 0),
+        ("()", 0),
+    ],
+)
+def test_the_rule_of_countdown(answer, right):
+    assert verifier.solves(answer, "3 5 7 -> 22") == bool(right)
+
+
+HOSTILE = [
+    "9**9**9**9**9",
+    "9" * 10_000,
+    "(" * 10_000 + "3*5+7" + ")" * 10_000,
+    "(" * 240 + "3*5+7" + ")" * 240,
+    "-" * 490 + "3",
+    "3" + "*9" * 240,
+    "\u0663*\u0665+\u0667",  # Arabic-Indic digits: int() would read them
+    "\uff13*\uff15+\uff17",
+    "__import__('os').system('true')",
+    "target",
+    "exit()",
+    "(lambda: 22)()",
+    "3*5+7 if 1 else 0",
+    "3/(5-5)+7",
+    "3*5+7\x00",
+    "1e9999",
+    "0x16",
+    "2_2",
+    "3*5+7#",
+    "3*5+\\\n7",
+    "\ud800",
+    "((((",
+    ")" * 300,
+]
+
+
+@pytest.mark.parametrize("answer", HOSTILE)
+def test_a_hostile_answer_is_wrong_at_once(answer):
+    assert verifier.solves(answer, "3 5 7 -> 22") is False
+
+
+@given(st.text(alphabet="0123456789+-*/() .=\\\n[]{}", max_size=60))
+def test_no_text_raises(text):
+    assert verifier.solves(text, "3 5 7 -> 22") in (True, False)
+
+
+@pytest.mark.parametrize("gold", ["", "3 5 7", "3 5 -> two", "(1 +"])
+def test_a_gold_without_a_target_is_an_error_and_not_a_wrong_answer(gold):
+    with pytest.raises(ValueError):  # noqa: PT011
+        verifier.solves("3 + 5", gold)
+
+
+@pytest.mark.parametrize(
+    ("form", "wrap"),
+    [("r1_zero", " steps </think> <answer> {} </answer>"), ("question_only", "steps, so \\boxed{{{}}}.")],
+)
+def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
+    problems = make_countdown(20, seed=3)
+    with Grader(reward=f"{COUNTDOWN}:{form}") as grader:
+        golds = [p.answer for p in problems]
+        right = grader.grade_batch([wrap.format(p.answer) for p in problems], golds)
+        wrong = grader.grade_batch([wrap.format(numbers_and_target(p)[1]) for p in problems], golds)
+        bare = grader.grade_batch(golds, golds)
+        hostile = grader.grade_batch([wrap.format(text) for text in HOSTILE], golds[:1] * len(HOSTILE))
+    assert {(g.format, g.answer, g.reward, g.outcome) for g in right} == {(1.0, 1.0, 1.0, "correct")}
+    assert {(g.format, g.answer, g.reward, g.outcome) for g in wrong} == {(1.0, 0.0, 0.0, "wrong")}
+    assert {(g.format, g.answer, g.reward, g.outcome) for g in bare} == {(0.0, 0.0, 0.0, "unformatted")}
+    assert {g.outcome for g in hostile} <= {"wrong", "unformatted"}
+
+
+# Countdown: the problems
+
+
+@pytest.mark.parametrize("settings", [{}, {"min_count": 2, "max_count": 6}, {"max_value": 9, "max_target": 30}])
+def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solution(settings):
+    for problem in make_countdown(300, seed=1, **settings):
+        numbers, target = numbers_and_target(problem)
+        assert verifier.read_gold(problem.answer) == (numbers, target)
+        assert verifier.solves(problem.answer, f"{' '.join(map(str, numbers))} -> {target}")
+        steps = [step.split(" = ") for step in problem.solution.split(", ")]
+        assert len(steps) == len(numbers) - 1
+        assert all(verifier.value(left) == int(right) > 0 for left, right in steps)
+        assert int(steps[-1][1]) == target <= settings.get("max_target", 100)
+        assert max(numbers) <= settings.get("max_value", 99)
+
+
+def test_seeds_reproduce_and_differ_and_the_halves_cannot_meet():
+    train, validation = make_countdown(500, seed=0), make_countdown(200, seed=0, validation=True)
+    assert train == make_countdown(500, seed=0)
+    assert train[:100] == make_countdown(100, seed=0)
+    assert train != make_countdown(500, seed=1)
+    for seed in range(3):  # whatever the seeds are
+        others = {str(numbers_and_target(p)) for p in make_countdown(500, seed=seed)}
+        assert not others & {str(numbers_and_target(p)) for p in validation}
+    assert len({p.id for p in train + validation}) == len({str(numbers_and_target(p)) for p in train + validation})
+    assert {len(numbers_and_target(p)[0]) for p in train} == {3, 4}
+
+
+def test_too_small_a_space_is_said():
+    with pytest.raises(ConfigError, match=r"data\.max_value=2.*only about.*raise"):
+        make_countdown(100, seed=0, max_value=2, max_count=3)
+
+
+def row_file(folder, n, seed=0):
+    rng = random.Random(seed)
+    rows = [{"nums": rng.choices(range(1, 60), k=3), "target": rng.randint(1, 99)} for _ in range(n)]
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_rows_with_nums_and_target_become_problems_that_cannot_meet(tmp_path):
+    path = row_file(tmp_path, 400)
+    train, validation, notes = load_countdown(path, "rows", 200, 30, skip=False)
+    assert (len(train), len(validation), notes) == (200, 30, [])
+    assert len({p.id for p in train + validation}) == 230
+    for problem in train + validation:
+        numbers, target = verifier.read_gold(problem.answer)
+        assert (numbers, target) == numbers_and_target(problem)
+        assert is_validation(numbers, int(target)) == (problem in validation)
+    assert train[:50] == load_countdown(path, "rows", 50, 1, skip=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ('{"target": 5}', "nums"),
+        ('{"nums": [1, "2"], "target": 5}', "nums"),
+        ('{"nums": [1, -2], "target": 5}', "nums"),
+        ('{"nums": [], "target": 5}', "nums"),
+        ('{"nums": [1, 2], "target": 2.5}', "target"),
+        ('{"nums": [1, 2]}', "target"),
+        ("[1, 2]", "nums"),
+        ("nums", "JSON"),
+    ],
+)
+def test_a_bad_row_is_named_or_skipped_and_counted(tmp_path, row, says):
+    path = row_file(tmp_path, 400)
+    with open(path, "a") as file:
+        file.write(row)
+    with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 401 .*{says}"):
+        load_countdown(path, "rows", 200, 30, skip=False)
+    train, _, notes = load_countdown(path, "rows", 200, 30, skip=True)
+    assert len(train) == 200
+    assert "1 of 401 rows left out" in notes[0]
+
+
+def test_too_few_rows_and_no_file_are_said(tmp_path):
+    path = row_file(tmp_path, 100)
+    with pytest.raises(ConfigError, match=r"data\.n_train=500 is more than the \d+ train problems"):
+        load_countdown(path, "rows", 500, 5, skip=False)
+    with pytest.raises(ConfigError, match=r"data\.n_validation=50 is more than the \d+ validation problems"):
+        load_countdown(path, "rows", 50, 50, skip=False)
+    with pytest.raises(ConfigError, match=r"data\.path=nowhere\.jsonl is no"):
+        load_countdown("nowhere.jsonl", "rows", 5, 5, skip=False)
+
+
+# reasoning-gym
+
+
+def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
+    pytest.importorskip("reasoning_gym")
+    tasks = ["leg_counting", "chain_sum", "spell_backward", "countdown", "mini_sudoku"]
+    problems = make_gym(tasks, 23, seed=0)
+    assert len({p.question for p in problems}) == len({p.id for p in problems}) == 23
+    assert [p.id.rsplit("-", 1)[0] for p in problems[:6]] == [*tasks, tasks[0]]
+    assert problems == make_gym(tasks, 23, seed=0) != make_gym(tasks, 23, seed=1)
+    golds = [p.answer for p in problems]
+    with Grader(reward=f"{GYM}:r1_zero", timeout_s=10) as grader:
+        right = grader.grade_batch([f"</think> <answer> {json.loads(g)['answer']} </answer>" for g in golds], golds)
+        shifted = [*golds[5:], *golds[:5]]  # the answer to another problem of, mostly, the same task
+        wrong = grader.grade_batch([f"</think> <answer>{json.loads(g)['answer']}</answer>" for g in shifted], golds)
+        nonsense = grader.grade_batch(["</think> <answer>@</answer>"] * 23, golds)
+    assert {(g.reward, g.outcome) for g in right} == {(1.0, "correct")}
+    assert sum(g.reward for g in wrong) < 6
+    assert {(g.format, g.reward) for g in nonsense} == {(1.0, 0.0)}
+    assert gym_verifier.question_only(f"\\boxed{{{json.loads(golds[1])['answer']}}}", golds[1])["reward"] == 1.0
+
+
+@pytest.mark.parametrize("task", ["graph_color", "rearc"])
+def test_a_task_that_cannot_check_its_own_answers_is_refused(task):
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(ConfigError, match=f"data.task={task}: .*choose another task"):
+        make_gym([task], 3, seed=0)
+
+
+def test_a_task_that_is_none_is_named_with_its_neighbours():
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(ConfigError, match=r"data\.task=leg_count is no task.*leg_counting"):
+        make_gym(["leg_count"], 3, seed=0)
+
+
+def test_without_the_package_the_command_that_installs_it_is_given():
+    try:
+        import reasoning_gym  # noqa: F401
+    except ImportError:
+        with pytest.raises(ConfigError, match=r"pip install 'rlreason\[gym\]'"):
+            make_gym(["leg_counting"], 3, seed=0)
+    else:
+        pytest.skip("the package is there")
+
+
+# Settings
+
+
+def test_settings_out_of_range_are_named():
+    assert Countdown(name="countdown").problems() == []
+    assert Gym(name="g", task="gcd").problems() == Gym(name="g", task=["gcd", "lcm"]).problems() == []
+    assert "min_count=5" in Countdown(name="c", min_count=5).problems()[0]
+    assert "n_train=0" in Countdown(name="c", n_train=0).problems()[0]
+    assert "max_target=0" in Countdown(name="c", max_target=0).problems()[0]
+    for task in ([], 3, ["gcd", 3], "", ["gcd", "gcd"]):
+        assert "data.task=" in Gym(name="g", task=task).problems()[0]

@@ -1,0 +1,430 @@
+"""What makes a model need less memory changes that and nothing else, or says what else it changes."""
+
+import copy
+from importlib.util import find_spec
+from itertools import pairwise
+
+import pytest
+import torch
+from conftest import random_pairs
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    get_scheduler,
+)
+
+from rlreason.adapters import add_lora, require_peft
+from rlreason.config.model import LoRA, Model, TinyModel
+from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.hf import HFEngine
+from rlreason.errors import ConfigError
+from rlreason.learner import Learner, TokenObjective
+from rlreason.memory import freeze, recompute_layers
+from rlreason.models.tiny import build_model
+from rlreason.optimizers import make_optimizer
+from rlreason.packing import pack
+from rlreason.policy import Policy, load_policy
+from rlreason.schedule import learning_rate_at
+from rlreason.setup.model import choose_trained
+from rlreason.types import Grade, Response, Sample
+
+BFLOAT16 = torch.bfloat16
+
+
+def needs(library):
+    return pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is an optional extra")
+
+
+@pytest.fixture
+def untied(tokenizer):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.3, tie_word_embeddings=False, eos_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def fresh(tokenizer, layers=2, **options):
+    return Policy(build_model(len(tokenizer), width=32, layers=layers, init_scale=0.3, seed=1), tokenizer, **options)
+
+
+def given_samples(policy, count=6):
+    grade = Grade(1.0, 1.0, 1.0, "correct", path="given")
+    pairs = random_pairs(len(policy.tokenizer), count)
+    return [Sample(Response("p", p, r, [], "", "stop"), grade, advantage=1.0) for p, r in pairs]
+
+
+def gradients(policy, pairs):
+    policy.model.zero_grad()
+    log_probs, entropy = policy.log_probs(pack(pairs))
+    (log_probs.sum() + 0.3 * entropy.sum()).backward()
+    return log_probs.detach(), {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
+
+
+def engine_gap(policy):
+    """The largest difference between the embedded engine's log-probabilities and the policy's."""
+    prompts = [Prompt(str(i), p, seed=i) for i, (p, _) in enumerate(random_pairs(len(policy.tokenizer), 4))]
+    responses = HFEngine(policy).generate(prompts, Sampling(1.0, 0, 10), n=2)
+    scores = policy.score([(r.prompt_ids, r.token_ids) for r in responses], 1.0, 256)
+    return max(abs(a - b) for r, s in zip(responses, scores, strict=True) for a, b in zip(r.log_probs, s, strict=True))
+
+
+# Recomputed activations
+
+
+def saved_bytes(policy, pairs):
+    """Bytes that the graph of one forward pass holds on to, weights not counted."""
+    weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
+    held = {}
+
+    def note(tensor):
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        log_probs, _ = policy.log_probs(pack(pairs))
+    assert log_probs.requires_grad
+    return sum(size for place, size in held.items() if place not in weights)
+
+
+def test_recomputed_activations_give_the_same_gradient_from_less_memory(tokenizer):
+    plain, lean = fresh(tokenizer, layers=6), fresh(tokenizer, layers=6)
+    recompute_layers(lean.model)
+    pairs = random_pairs(len(tokenizer), 8)
+    (expected, wanted), (found, got) = gradients(plain, pairs), gradients(lean, pairs)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert wanted.keys() == got.keys()
+    for name in wanted:
+        torch.testing.assert_close(got[name], wanted[name], atol=1e-6, rtol=1e-5)
+    assert saved_bytes(lean, pairs) < 0.4 * saved_bytes(plain, pairs)
+
+
+def test_recomputing_turns_no_dropout_on_and_leaves_sampling_alone(tokenizer):
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=0,
+        resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5, initializer_range=0.3,
+    )  # fmt: skip
+    policy = Policy(GPT2LMHeadModel(config), tokenizer)
+    pairs = random_pairs(len(tokenizer), 4)
+    expected, wanted = gradients(policy, pairs)
+    recompute_layers(policy.model)
+    found, got = gradients(policy, pairs)
+    assert torch.equal(found, expected)
+    for name in wanted:
+        torch.testing.assert_close(got[name], wanted[name], atol=1e-6, rtol=1e-5)
+    assert engine_gap(policy) < 5e-5
+
+
+def test_a_copy_recomputes_with_its_own_weights(tokenizer):
+    """A frozen reference is a deepcopy of the policy: training the policy must not move it."""
+    policy = fresh(tokenizer)
+    recompute_layers(policy.model)
+    reference = Policy(copy.deepcopy(policy.model), tokenizer)
+    pairs = random_pairs(len(tokenizer), 3)
+    before = reference.score(pairs, 1.0, 512)
+    Learner(policy, TokenObjective(), 1e-2).update(given_samples(policy))
+    assert reference.score(pairs, 1.0, 512) == before != policy.score(pairs, 1.0, 512)
+
+
+# Weights in half precision
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_half_weights_round_everything_but_the_head(tokenizer, untied, tied):
+    def make(**options):
+        return fresh(tokenizer, **options) if tied else Policy(copy.deepcopy(untied), tokenizer, **options)
+
+    full, half = make(compute_dtype=BFLOAT16), make(weights=BFLOAT16)
+    kept = {name for name, p in half.model.named_parameters() if p.dtype == torch.float32}
+    assert kept == ({"model.embed_tokens.weight"} if tied else {"lm_head.weight"})
+    assert half.head.dtype == torch.float32
+    assert (half.model.get_input_embeddings().weight is half.head) == tied
+    assert half.compute_dtype == BFLOAT16
+    for (name, a), (_, b) in zip(full.model.named_parameters(), half.model.named_parameters(), strict=True):
+        assert torch.equal(a if name in kept else a.bfloat16(), b)
+    assert all(buffer.dtype != BFLOAT16 for buffer in half.model.buffers())
+    pairs = random_pairs(len(tokenizer), 6)
+    (expected, _), (found, _) = full.log_probs(pack(pairs)), half.log_probs(pack(pairs))
+    assert found.dtype == torch.float32
+    assert (found - expected).abs().mean() < 0.05
+    assert engine_gap(half) < 0.3  # half-precision products in another order
+
+
+def test_half_weights_are_trained_saved_and_loaded(tokenizer, tmp_path):
+    policy = fresh(tokenizer, weights=BFLOAT16)
+    learner = Learner(policy, TokenObjective(length_norm="token"), 1e-2)
+    losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(5)]
+    assert losses[-1] < losses[0]
+    policy.save(tmp_path / "model")
+    again = load_policy(str(tmp_path / "model"), weights="bfloat16")
+    pairs = random_pairs(len(tokenizer), 3)
+    assert again.score(pairs, 1.0, 512) == policy.score(pairs, 1.0, 512)
+
+
+# Frozen weights
+
+
+def test_frozen_weights_stay_and_the_rest_moves(tokenizer, untied):
+    policy = Policy(untied, tokenizer)
+    said = freeze(policy.model, ["model.embed_tokens*", "layers.0.*"])
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    Learner(policy, TokenObjective(), 1e-2).update(given_samples(policy))
+    moved = {name for name, p in policy.model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {n for n in before if not n.startswith(("model.embed_tokens", "model.layers.0."))}
+    assert "lm_head.weight" in moved
+    assert "both frozen" not in said
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head*"])
+def test_freezing_one_of_two_tied_weights_freezes_both_and_says_so(policy, name):
+    assert "output head = embeddings: both frozen" in freeze(policy.model, [name])
+    assert not policy.head.requires_grad
+    before = policy.head.detach().clone()
+    Learner(policy, TokenObjective(), 1e-2).update(given_samples(policy))
+    assert torch.equal(policy.head, before)
+
+
+def test_a_pattern_without_a_match_gets_near_names_and_all_is_too_much(policy):
+    with pytest.raises(ConfigError, match=r"model\.embed_token\.\* matches no name.*model\.embed_tokens\.weight"):
+        freeze(policy.model, ["model.embed_token.*"])
+    assert all(p.requires_grad for p in policy.model.parameters())
+    with pytest.raises(ConfigError, match="leaves nothing to train"):
+        freeze(policy.model, ["*"])
+
+
+# Low-rank adapters
+
+
+@needs("peft")
+@pytest.mark.parametrize("tied", [True, False])
+def test_adapters_start_as_nothing_and_alone_are_trained(tokenizer, untied, tied):
+    policy = fresh(tokenizer) if tied else Policy(untied, tokenizer)
+    pairs = random_pairs(len(tokenizer), 4)
+    before, weights = policy.score(pairs, 1.0, 512), {n: w.clone() for n, w in policy.named_weights()}
+    layers = [m for n, m in policy.model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
+    expected = sum(4 * (m.in_features + m.out_features) for m in layers)
+    add_lora(policy.model, 4, 8.0, None, seed=0)
+    assert policy.score(pairs, 1.0, 512) == before
+    assert sum(p.numel() for p in policy.model.parameters() if p.requires_grad) == expected
+    learner = Learner(policy, TokenObjective(length_norm="token"), 1e-2)
+    losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(5)]
+    assert losses[-1] < losses[0]
+    merged = dict(policy.named_weights())
+    assert merged.keys() == weights.keys()
+    adapted = {n for n in weights if not torch.equal(merged[n], weights[n])}
+    assert adapted == {n for n in weights if n.endswith("proj.weight")}
+    assert engine_gap(policy) < 5e-5
+
+
+@needs("peft")
+def test_a_saved_adapted_policy_is_a_plain_model_and_training_goes_on(policy, tmp_path):
+    add_lora(policy.model, 4, 8.0, ["q_proj", "down_proj"], seed=0)
+    learner = Learner(policy, TokenObjective(), 1e-2)
+    learner.update(given_samples(policy))
+    pairs = random_pairs(len(policy.tokenizer), 4)
+    before = policy.score(pairs, 1.0, 512)
+    policy.save(tmp_path / "model")
+    assert policy.score(pairs, 1.0, 512) == before
+    assert learner.update(given_samples(policy))["train/grad_norm"] > 0
+    plain, report = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    loaded = Policy(plain, policy.tokenizer)
+    for ours, theirs in zip(before, loaded.score(pairs, 1.0, 512), strict=True):
+        assert ours == pytest.approx(theirs, abs=2e-5)
+
+
+@needs("peft")
+def test_adapters_of_half_weights_are_exact_and_seeded(tokenizer):
+    def adapted(seed):
+        policy = fresh(tokenizer, weights=BFLOAT16)
+        add_lora(policy.model, 4, 8.0, None, seed)
+        return policy
+
+    first, again, other = adapted(0), adapted(0), adapted(1)
+    for policy in (first, again):
+        assert all(p.dtype == torch.float32 for p in policy.model.parameters() if p.requires_grad)
+        Learner(policy, TokenObjective(), 1e-4).update(given_samples(policy))
+    pairs = random_pairs(len(tokenizer), 3)
+    assert first.score(pairs, 1.0, 512) == again.score(pairs, 1.0, 512)
+    a = {n: p for n, p in other.model.named_parameters() if ".lora_A" in n}
+    assert not any(torch.equal(p, first.model.get_parameter(n)) for n, p in a.items())
+
+
+@needs("peft")
+def test_an_unknown_target_is_refused_with_near_names(policy):
+    with pytest.raises(ConfigError, match=r"model\.lora\.targets: q_prj matches no name in this model: try q_proj"):
+        add_lora(policy.model, 4, 8.0, ["q_prj"], seed=0)
+
+
+@pytest.mark.skipif(find_spec("peft") is not None, reason="peft is here")
+def test_without_peft_one_line_says_how_to_get_it():
+    with pytest.raises(ConfigError, match=r"pip install 'rlreason\[lora\]'"):
+        require_peft()
+
+
+# All together, and what is said
+
+
+@needs("peft")
+def test_everything_at_once_trains_and_is_described(tokenizer):
+    settings = TinyModel("tiny", weights="bfloat16", gradient_checkpointing=True, lora=LoRA(rank=2))
+    assert not settings.problems()
+    policy = fresh(tokenizer, weights=BFLOAT16)
+    choose_trained(settings, policy, seed=0)
+    learner = Learner(policy, TokenObjective(length_norm="token"), 2e-2)
+    losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(6)]
+    assert losses[-1] < losses[0]
+    said = policy.describe()
+    for words in (
+        "bfloat16 products",
+        "weights kept in bfloat16",
+        "LoRA rank 2: 0.00",
+        "of 2 layers are computed again",
+    ):
+        assert words in said, said
+    assert "rounded away" not in said  # the adapters are float32
+
+
+def test_what_pure_half_precision_costs_is_said(tokenizer):
+    policy = fresh(tokenizer, weights=BFLOAT16)
+    choose_trained(Model("m", weights="bfloat16", freeze=["layers.0.*"]), policy, seed=0)
+    assert "less than 0.2% of a weight is rounded away; frozen weights: 0.0" in policy.describe()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (Model("m", weights="float16"), "model.weights=float16 is neither"),
+        (Model("m", weights="bfloat16", dtype="float32"), "model.dtype=float32 with model.weights=bfloat16"),
+        (Model("m", freeze=["a"], lora=LoRA(rank=4)), "model.freeze=['a'] with model.lora.rank=4"),
+        (Model("m", lora=LoRA(rank=-1)), "model.lora.rank=-1 must be at least 1"),
+        (Model("m", lora=LoRA(rank=4, alpha=0.0)), "model.lora.alpha=0.0 must be above 0"),
+        (Model("m", lora=LoRA(rank=4, targets=[])), "model.lora.targets=[] adapts nothing"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_in_one_line(settings, said):
+    (line,) = settings.problems()
+    assert line.startswith(said)
+
+
+# Weights by name
+
+
+def test_named_weights_are_those_of_a_saved_folder(policy, untied, tokenizer, tmp_path):
+    for each, count in ((policy, 26), (Policy(untied, tokenizer), 21)):
+        each.save(tmp_path / str(count))
+        with safe_open(tmp_path / str(count) / "model.safetensors", "pt") as file:
+            saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        named = dict(each.named_weights())
+        assert len(named) == count
+        assert named.keys() == saved.keys()
+        assert all(torch.equal(named[name], saved[name]) for name in saved)
+
+
+def test_names_do_not_show_a_compiled_layer(policy):
+    expected = [name for name, _ in policy.named_weights()]
+    policy.model.model.layers[0] = torch.compile(policy.model.model.layers[0])
+    assert [name for name, _ in policy.named_weights()] == expected
+
+
+# Optimizers
+
+
+def ours(name):
+    return lambda parameters: make_optimizer(name, parameters, 0.05, (0.9, 0.95), 0.01)
+
+
+def torchs(parameters):
+    return torch.optim.AdamW(parameters, lr=0.05, betas=(0.9, 0.95), weight_decay=0.01)
+
+
+def quadratic(make, steps=40):
+    """A large and a small parameter after some steps towards zero, and bytes of the large one's moments."""
+    torch.manual_seed(0)
+    parameters = [torch.randn(64, 256, requires_grad=True), torch.randn(7, requires_grad=True)]
+    optimizer = make(parameters)
+    for step in range(steps):
+        sum(p.square().sum() for p in parameters).backward()
+        optimizer.param_groups[0]["lr"] = 0.05 * (1 - step / steps)
+        optimizer.step()
+        optimizer.zero_grad()
+    tensors = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    return [p.detach() for p in parameters], sum(t.numel() * t.element_size() for t in tensors if t.numel() > 256)
+
+
+def test_adamw_is_torchs_and_decays_every_parameter():
+    (large, small), moments = quadratic(ours("adamw"))
+    (large_torch, small_torch), _ = quadratic(torchs)
+    assert torch.equal(large, large_torch)
+    assert torch.equal(small, small_torch)
+    assert moments == 8 * large.numel()
+    still = [torch.ones(3, 3, requires_grad=True), torch.ones(3, requires_grad=True)]
+    optimizer = make_optimizer("adamw", still, 0.1, (0.9, 0.95), 0.5)
+    for p in still:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert all(torch.allclose(p, torch.tensor(0.95)) for p in still)
+
+
+@needs("bitsandbytes")
+def test_8_bit_moments_take_a_quarter_and_go_nearly_the_same_way():
+    (large, small), moments = quadratic(torchs)
+    (large8, small8), moments8 = quadratic(ours("adamw_8bit"))
+    assert 0.25 * moments <= moments8 < 0.27 * moments
+    torch.testing.assert_close(small8, small, atol=1e-5, rtol=1e-4)  # too small to be kept in 8 bits
+    assert (large8 - large).abs().mean() < 0.02
+    assert large8.abs().mean() < 0.5
+
+
+@needs("bitsandbytes")
+@pytest.mark.parametrize("weights", [torch.float32, BFLOAT16])
+def test_8_bit_adamw_trains_a_policy(tokenizer, weights):
+    policy = fresh(tokenizer, weights=weights)
+    learner = Learner(policy, TokenObjective(length_norm="token"), 1e-2, optimizer="adamw_8bit")
+    losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(5)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is here")
+def test_without_bitsandbytes_one_line_says_how_to_get_it():
+    with pytest.raises(ConfigError, match=r"pip install 'rlreason\[8bit\]'"):
+        make_optimizer("adamw_8bit", [torch.zeros(1, requires_grad=True)], 1e-3, (0.9, 0.95), 0.0)
+
+
+# The learning rate
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_rates_are_those_of_transformers_but_the_warm_up_is_a_step_ahead(kind, warmup):
+    name = "constant_with_warmup" if kind == "constant" else kind
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    (theirs,) = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=10).lr_lambdas
+    for done in range(10):
+        ours = learning_rate_at(done, 1.0, 10.0, 2.0, kind, warmup)
+        assert ours == pytest.approx(2.0 * theirs(done + 1 if done < warmup - 1 else max(done, warmup)), abs=1e-12)
+
+
+@given(
+    kind=st.sampled_from(["constant", "linear", "cosine"]),
+    total=st.integers(1, 40),
+    updates=st.integers(1, 7),
+    share=st.floats(0, 1),
+)
+def test_every_update_moves_and_rates_rise_to_the_peak_and_then_only_fall(kind, total, updates, share):
+    warmup = round(share * total)
+    rates = [learning_rate_at(u / updates, 1 / updates, total, 0.1, kind, warmup) for u in range(total * updates)]
+    assert all(0 < rate <= 0.1 for rate in rates)
+    top = max(warmup * updates - 1, 0)
+    assert rates[top] == pytest.approx(0.1)
+    assert all(a < b for a, b in pairwise(rates[: top + 1]))
+    assert all(a == b if kind == "constant" else a > b - 1e-12 for a, b in pairwise(rates[top:]))

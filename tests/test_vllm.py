@@ -1,0 +1,348 @@
+"""The real vLLM on the processor: it samples what the trainer would, holds its weights, and fails in words."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import PROMPT
+from torch import nn
+
+from rlreason.engines.attest import differing_tensors, gap_bound, largest_gap
+from rlreason.engines.base import Prompt, Sampling, seed_for
+from rlreason.engines.hf import HFEngine
+from rlreason.engines.vllm import VLLMEngine
+from rlreason.engines.vllm_start import plan_memory
+from rlreason.errors import ConfigError, EngineError
+from rlreason.models.tiny import build_model
+from rlreason.policy import Policy, load_policy
+
+pytest.importorskip("vllm")
+
+
+@pytest.fixture(scope="module", params=["tied", "untied"])
+def folder(request, tokenizer, tmp_path_factory) -> Path:
+    """A model as its makers may ship it: with sampling settings of their own, which must not reach the engine."""
+    model = build_model(len(tokenizer), width=128, init_scale=0.3, seed=1)
+    if request.param == "untied":
+        model.config.tie_word_embeddings = False
+        model = type(model)(model.config)
+        assert model.lm_head.weight is not model.model.embed_tokens.weight
+    path = tmp_path_factory.mktemp("shipped") / "model"
+    Policy(model, tokenizer).save(path)
+    settings = {"do_sample": True, "top_k": 20, "top_p": 0.5, "repetition_penalty": 1.5, "temperature": 0.6}
+    settings_file = path / "generation_config.json"
+    settings_file.write_text(json.dumps(json.loads(settings_file.read_text()) | settings))
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(folder, tmp_path_factory):
+    """One engine for the file, on a policy of its own; the tests that move the policy hand it over again."""
+    log = tmp_path_factory.mktemp("log") / "vllm.log"
+    policy, said = load_policy(str(folder)), []
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    made = VLLMEngine(policy, log, max_len=512, max_rows=32, say=said.append)
+    assert torch.equal(torch.get_rng_state(), torch_state)  # vLLM seeds both as it starts
+    assert random.getstate() == python_state
+    assert [line.split()[0] for line in said] == ["starting", "vLLM"]
+    yield made
+    made.close()
+
+
+def prompts_for(policy, problems, count=6):
+    return [
+        Prompt(p.id, policy.encode_prompt(PROMPT.format(question=p.question)), seed_for(0, p.id))
+        for p in problems[:count]
+    ]
+
+
+def move(policy: Policy, seed: int, scale: float = 0.05) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale * parameter.abs().mean())
+
+
+def worst_gap(engine, responses, temperature: float) -> float:
+    scores = engine.policy.score([(r.prompt_ids, r.token_ids) for r in responses], temperature, 4096)
+    return max(largest_gap(r.log_probs, score) for r, score in zip(responses, scores, strict=True))
+
+
+def test_greedy_tokens_are_the_embedded_engines(engine, problems):
+    prompts, sampling = prompts_for(engine.policy, problems), Sampling(0.0, max_tokens=24, stop=("</answer>",))
+    theirs, ours = (e.generate(prompts, sampling, 1) for e in (engine, HFEngine(engine.policy)))
+    assert [r.token_ids for r in theirs] == [r.token_ids for r in ours]
+    assert [r.text for r in theirs] == [r.text for r in ours]
+    assert max(largest_gap(a.log_probs, b.log_probs) for a, b in zip(theirs, ours, strict=True)) < 1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_log_probs_are_the_trainers_at_every_temperature_and_no_shipped_setting_leaks(engine, problems, temperature):
+    """Top-k, top-p or a penalty from the model's folder would put these off by tenths and more."""
+    shipped = engine.policy.model.generation_config
+    assert shipped.top_k == 20
+    assert shipped.repetition_penalty == 1.5
+    responses = engine.generate(prompts_for(engine.policy, problems), Sampling(temperature, max_tokens=24), 8)
+    assert worst_gap(engine, responses, temperature) < 1e-3
+    assert len({t for r in responses for t in r.token_ids}) > 100  # top-k 20 alone would not forbid this, top-p would
+
+
+def test_sampled_tokens_reach_below_the_shipped_top_k(engine):
+    """A first token outside the 20 likeliest, which top_k=20 makes impossible."""
+    prompt = Prompt("p", [5, 6, 7], seed=3)
+    with torch.no_grad():
+        logits = engine.policy.model(input_ids=torch.tensor([prompt.token_ids]), use_cache=False).logits[0, -1]
+    likeliest = set(logits.topk(20).indices.tolist())
+    firsts = {r.token_ids[0] for r in engine.generate([prompt], Sampling(1.3, max_tokens=1), 256)}
+    assert firsts - likeliest
+
+
+def test_before_min_tokens_the_end_is_banned_and_the_log_probs_say_so(engine):
+    end = engine.policy.tokenizer.eos_token_id
+    before = engine.policy.head[end].clone()
+    with torch.no_grad():  # make ending the likeliest thing to do
+        engine.policy.head[end] *= 30
+    engine.load_weights(engine.policy)
+    try:
+        prompts = [Prompt(str(i), [5, 6, 7 + i], seed=100 * i) for i in range(8)]
+        free = engine.generate(prompts, Sampling(1.0, 0, 10), 4)
+        held = engine.generate(prompts, Sampling(1.0, 6, 10), 4)
+        ours = HFEngine(engine.policy).generate(prompts, Sampling(0.0, 6, 10), 1)
+        theirs = engine.generate(prompts, Sampling(0.0, 6, 10), 1)
+    finally:
+        with torch.no_grad():
+            engine.policy.head[end] = before
+        engine.load_weights(engine.policy)
+    assert min(len(r.token_ids) for r in free) < 6
+    assert all((r.token_ids[-1] == end) == (r.finish_reason == "stop") for r in free)  # the end token is kept
+    for r in held:
+        assert end not in r.token_ids[:6]
+        assert r.truncated == (len(r.token_ids) == 10 and r.token_ids[-1] != end)
+    assert [r.token_ids for r in theirs] == [r.token_ids for r in ours]
+    assert max(largest_gap(a.log_probs, b.log_probs) for a, b in zip(theirs, ours, strict=True)) < 1e-3
+
+
+def test_samples_depend_on_their_own_seed_and_not_on_the_batch(engine, problems):
+    prompts, sampling = prompts_for(engine.policy, problems, 5), Sampling(1.0, 0, 16)
+    together = [r.token_ids for r in engine.generate(prompts, sampling, 4)]
+    again = [r.token_ids for r in engine.generate(prompts, sampling, 4)]
+    apart = [r.token_ids for p in prompts for r in engine.generate([p], sampling, 4)]
+    assert together == again == apart
+    for i in range(len(prompts)):
+        assert len(set(map(tuple, together[4 * i : 4 * i + 4]))) == 4  # a group is not one sample four times
+    engine.generate([Prompt("p", [5], 2**63 - 1)], sampling, 4)  # the largest seed there is
+
+
+@pytest.mark.parametrize("stop", ["text", " ", "e"])
+def test_a_stop_string_ends_the_response_and_stays_in_it(engine, stop):
+    prompts = [Prompt(str(i), [5, 6, 7], seed=100 * i) for i in range(8)]
+    free = engine.generate(prompts, Sampling(1.0, 0, 24), 4)
+    stop = max(free, key=lambda r: len(r.text)).text[4:7] if stop == "text" else stop
+    assert any(stop in r.text for r in free)
+    for before, after in zip(free, engine.generate(prompts, Sampling(1.0, 0, 24, stop=(stop,)), 4), strict=True):
+        assert after.token_ids == before.token_ids[: len(after.token_ids)]  # the same random numbers, cut earlier
+        if stop in before.text:
+            assert after.finish_reason == "stop"
+            assert after.text == before.text[: before.text.index(stop) + len(stop)]
+            whole = engine.policy.tokenizer.decode(after.token_ids, skip_special_tokens=True)
+            assert whole.startswith(after.text)  # the ids hold the whole last token
+
+
+def test_finished_responses_are_handed_out_at_once_with_their_place(engine, problems):
+    seen: list[tuple[int, object]] = []
+    prompts, sampling = prompts_for(engine.policy, problems, 3), Sampling(1.0, 0, 40, stop=("=",))
+    responses = engine.generate(prompts, sampling, 4, lambda place, response: seen.append((place, response)))
+    assert sorted(place for place, _ in seen) == list(range(12))
+    assert all(responses[place] is response for place, response in seen)
+    lengths = [len(response.token_ids) for _, response in seen]
+    assert len(set(lengths)) > 1
+    assert lengths == sorted(lengths)
+    assert [r.problem_id for r in responses] == [p.problem_id for p in prompts for _ in range(4)]
+
+
+def test_a_hand_over_moves_the_engine_and_is_stamped(engine, problems):
+    prompts, sampling = prompts_for(engine.policy, problems, 2), Sampling(0.0, 0, 16)
+    before, version = engine.generate(prompts, sampling, 1), engine.weight_version
+    move(engine.policy, seed=2, scale=0.5)
+    engine.load_weights(engine.policy)
+    after = engine.generate(prompts, sampling, 1)
+    assert [r.token_ids for r in before] != [r.token_ids for r in after]
+    assert [r.token_ids for r in after] == [
+        r.token_ids for r in HFEngine(engine.policy).generate(prompts, sampling, 1)
+    ]
+    assert engine.weight_version == after[0].weight_version == version + 1 == before[0].weight_version + 1
+    assert engine.sync_metrics["rollout/attest_gap"] < 1e-3
+
+
+def test_a_forgotten_hand_over_is_seen(engine):
+    assert engine.look().holds
+    move(engine.policy, seed=3)
+    found = engine.look()
+    assert found.gap > 10 * found.bound
+    assert "model.embed_tokens.weight" in found.differing
+    engine.load_weights(engine.policy)
+    assert engine.look().holds
+
+
+def test_a_single_stale_norm_is_seen_even_if_it_moved_by_one_rounding(engine):
+    norm = engine.policy.model.model.norm.weight
+    with torch.no_grad():
+        norm[0] = torch.nextafter(norm[0], torch.tensor(9.0))
+    found = engine.look()
+    assert not found.holds
+    assert found.differing == ("model.norm.weight",)
+    engine.load_weights(engine.policy)
+
+
+def test_a_stale_prefix_cache_is_seen(engine):
+    """The weights are all new, and only what was computed with the old ones is left."""
+    assert engine.look().holds  # leaves the probe in the cache
+    move(engine.policy, seed=4)
+    engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": engine.policy.named_weights()})
+    head = engine.llm.apply_model(lambda m: m.lm_head.quant_method.process_weights_after_loading(m.lm_head))
+    assert len(head) == 1
+    found = engine.look()
+    assert not found.differing
+    assert found.gap > 10 * found.bound
+    engine.llm.reset_prefix_cache()
+    assert engine.look().holds
+
+
+def test_a_stale_output_head_is_seen(engine):
+    """What the processor's packed copy of a tied head does when nobody renews it."""
+    move(engine.policy, seed=5)
+    engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": engine.policy.named_weights()})
+    engine.llm.reset_prefix_cache()
+    assert engine.look().gap > gap_bound(torch.float32)
+    engine.load_weights(engine.policy)
+    assert engine.look().holds
+
+
+class Forgetful(Policy):
+    """Hands over everything but one weight, as a new architecture or a renamed layer would."""
+
+    def named_weights(self):
+        return ((name, weight) for name, weight in super().named_weights() if name != "model.norm.weight")
+
+
+def test_what_to_do_about_a_failed_look_is_a_setting(engine):
+    whole, said = engine.policy, []
+    move(whole, seed=6, scale=1.0)
+    forgetful = Forgetful(whole.model, whole.tokenizer)
+    engine.say, engine.attest = said.append, "warn"
+    engine.load_weights(forgetful)
+    assert "does not hold the trainer's weights" in said[0]
+    engine.attest = "off"
+    engine.load_weights(forgetful)
+    assert "rollout/attest_gap" not in engine.sync_metrics
+    engine.attest = "stop"
+    with pytest.raises(EngineError, match=r"differ by .* nats \(bound 0.001\).*rollout.attest=warn"):
+        engine.load_weights(forgetful)
+    engine.load_weights(whole)
+
+
+def test_a_prompt_that_does_not_fit_is_a_users_mistake(engine):
+    with pytest.raises(ConfigError, match=r"max_tokens=100 and the prompt of long \(450 tokens\).*512"):
+        engine.generate([Prompt("long", [5] * 450, 0)], Sampling(max_tokens=100), 1)
+    assert len(engine.generate([Prompt("long", [5] * 412, 0)], Sampling(max_tokens=100), 1)) == 1
+
+
+def test_an_interrupted_call_leaves_nothing_behind_for_the_next(engine, problems):
+    prompts, sampling = prompts_for(engine.policy, problems, 3), Sampling(1.0, 0, 24)
+    expected = [r.token_ids for r in engine.generate(prompts, sampling, 2)]
+
+    def interrupt(place: int, response: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompts, sampling, 2, interrupt)
+    assert [r.token_ids for r in engine.generate(prompts, sampling, 2)] == expected
+
+
+def test_any_thread_may_ask_while_the_trainer_works_in_another(engine, problems):
+    prompts, sampling = prompts_for(engine.policy, problems), Sampling(1.0, 0, 24)
+    expected = [r.token_ids for r in engine.generate(prompts, sampling, 4)]
+    answers: list[list[int]] = []
+    thread = threading.Thread(target=lambda: answers.extend(r.token_ids for r in engine.generate(prompts, sampling, 4)))
+    thread.start()
+    while thread.is_alive():
+        engine.policy.score([([5, 6], [7, 8])], 1.0, 64)
+    assert answers == expected
+
+
+def test_the_first_thread_keeps_its_thread_count(engine):
+    assert torch.set_num_threads.__module__ != "vllm.v1.worker.cpu_worker"
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(2)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import psutil, torch
+from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.vllm import VLLMEngine
+from rlreason.errors import EngineError
+from rlreason.policy import load_policy
+
+folder, log = sys.argv[1], Path(sys.argv[2])
+policy = load_policy(folder)
+
+def ask(engine):
+    try:
+        engine.generate([Prompt("p", [5, 6], 0)], Sampling(max_tokens=4), 1)
+    except EngineError as error:
+        print("EngineError:", error, flush=True)
+
+def crash(*args):
+    raise RuntimeError("planted failure")
+
+for fault, timeout in ((crash, 60), (lambda *args: time.sleep(60), 3)):
+    engine = VLLMEngine(policy, log, max_len=256, max_rows=4, timeout_s=60, say=lambda _: None)
+    engine.timeout_s = timeout
+    engine.llm.apply_model(lambda model: model.register_forward_pre_hook(fault) and None)
+    began = time.monotonic()
+    ask(engine)
+    ask(engine)
+    engine.close()
+    print(f"took {time.monotonic() - began:.0f} s", flush=True)
+print("children", len(psutil.Process().children()), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_dead_and_a_hung_engine_end_in_one_clear_error_and_the_process_ends(folder, tmp_path):
+    arguments = [sys.executable, "-c", SCRIPT, str(folder), str(tmp_path / "vllm.log")]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    said = [line for line in lines if line.startswith("EngineError")]
+    assert said[0] == "EngineError: rollout=vllm failed: RuntimeError: planted failure"
+    assert said[1].endswith("the engine is dead since: RuntimeError: planted failure")
+    assert said[2].startswith("EngineError: rollout=vllm failed: no answer within rollout.timeout_s=3")
+    assert any(line.startswith("  last lines of ") for line in lines)
+    assert int(next(line for line in reversed(lines) if line.startswith("took")).split()[1]) < 20
+    assert lines[-1] == "children 0"
+
+
+@pytest.mark.slow
+def test_a_grpo_run_with_vllm_from_the_command_line(tmp_path):
+    small = ["n_steps=3", "eval_problems=8", "model.warm_start.steps=60", "rollout_batch_size=16", "group_size=4"]
+    command = [sys.executable, "-m", "rlreason", "rollout=vllm", *small, f"hydra.run.dir={tmp_path / 'run'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "starting vLLM" in done.stdout
+    assert "WARNING" not in done.stdout + done.stderr  # vLLM's own talk is in its log
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    gaps = [row["rollout/logprob_gap_mean"] for row in rows if "rollout/logprob_gap_mean" in row]
+    assert len(gaps) == 3
+    assert max(gaps) < 1e-3
+    assert [row["rollout/staleness"] for row in rows if "rollout/staleness" in row] == [0, 0, 0]
