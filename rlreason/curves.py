@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-PANELS = (
+Panel = tuple[str, tuple[tuple[str, str], ...]]  # heading, ((metric, label), ...)
+PANELS: tuple[Panel, ...] = (
     ("accuracy and reward", (("eval/accuracy", "validation accuracy"), ("reward/mean", "training reward"))),
     ("response length (tokens)", (("eval/length", "validation"), ("rollout/length", "training"))),
-    ("entropy (nats per token)", (("train/entropy", "training"),)),
+    ("entropy (nats per token)", (("eval/entropy", "validation"), ("train/entropy", "training"))),
     ("gradient norm before clipping", (("train/grad_norm", "training"),)),
 )
+IMITATION: Panel = ("loss (nats per token)", (("train/loss", "training"),))
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -25,7 +27,10 @@ def series(rows: list[dict[str, Any]], name: str) -> tuple[list[int], list[float
 
 
 def draw_curves(folder: Path, title: str) -> Path:
-    """Four panels over training steps: what was learned, how long responses grew, how sure the model is, how steady."""
+    """Four panels over training steps: what was learned, how long responses grew, how sure the model is, how steady.
+
+    Where given or found responses are imitated, the last one is the loss, which says something there.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -33,10 +38,13 @@ def draw_curves(folder: Path, title: str) -> Path:
 
     rows = read_metrics(folder)
     fig, axes = plt.subplots(2, 2, figsize=(10, 6.4), constrained_layout=True)
-    for ax, (heading, lines) in zip(axes.flat, PANELS, strict=True):
-        for name, label in lines:
+    imitates = any("sft/epoch" in row or "ei/kept" in row for row in rows)
+    panels = (*PANELS[:3], IMITATION) if imitates else PANELS
+    for ax, (heading, lines) in zip(axes.flat, panels, strict=True):
+        drawn = [(name, label) for name, label in lines if series(rows, name)[0]]
+        for name, label in drawn:
             steps, values = series(rows, name)
-            strong = name.startswith("eval/") or len(lines) == 1
+            strong = name.startswith("eval/") or len(drawn) == 1
             style = {"marker": "o", "markersize": 4, "linewidth": 2} if name.startswith("eval/") else {"linewidth": 1.4}
             ax.plot(steps, values, label=label, alpha=1.0 if strong else 0.55, **style)
             if name == "eval/accuracy":
@@ -44,12 +52,13 @@ def draw_curves(folder: Path, title: str) -> Path:
                 ax.fill_between(steps, low, high, alpha=0.15, label="95% interval")
         ax.set_title(heading, fontsize=10, loc="left")
         ax.set_xlabel("step", fontsize=9)
+        ax.xaxis.get_major_locator().set_params(integer=True)
         ax.grid(alpha=0.25)
         if heading.startswith("accuracy"):
             ax.set_ylim(-0.02, 1.02)
         elif heading.startswith(("response", "entropy")):
             ax.set_ylim(bottom=0)
-        if len(lines) > 1:
+        if len(drawn) > 1:
             ax.legend(fontsize=8, frameon=False)
     fig.suptitle(title, fontsize=11, x=0.01, ha="left")
     path = folder / "curves.png"

@@ -5,6 +5,10 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 
+COLUMNS = (
+    "question", "response", "gold", "format_reward", "answer_reward", "reward", "outcome", "entropy", "length",
+)  # fmt: skip
+
 
 class WandbMirror:
     """Sends every metrics row; training rows are drawn over `train_step`, evaluations over `eval_step`."""
@@ -31,6 +35,14 @@ class WandbMirror:
 
     def log(self, row: dict[str, float]) -> None:
         self.run.log(row)
+
+    def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None:
+        """Responses to read: prompt, response, gold answer, rewards, entropy and length."""
+        import wandb
+
+        data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
+        key = "train_step" if name == "rollouts" else "eval_step"
+        self.run.log({f"generations/{name}": wandb.Table(["step", *COLUMNS], data), key: step})
 
     def finish(self, summary: dict[str, Any]) -> None:
         self.run.summary.update(summary)

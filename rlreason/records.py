@@ -28,6 +28,7 @@ CONTENTS = (
     "config.yaml", "provenance.json", "objective.md", "metrics.jsonl", "curves.png", "grading_incidents.jsonl",
     "rollouts", "evals", "model", "model.partial", "wandb",
 )  # fmt: skip
+MIRRORED_ROWS = 32  # of a step's responses go to the mirror; the run folder has all of them
 PACKAGES = ("torch", "transformers", "math-verify", "hydra-core", "vllm", "flash-attn")
 
 
@@ -35,6 +36,8 @@ class Mirror(Protocol):
     """A second sink for metrics, such as Weights & Biases."""
 
     def log(self, row: dict[str, float]) -> None: ...
+
+    def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None: ...
 
     def finish(self, summary: dict[str, Any]) -> None: ...
 
@@ -61,10 +64,12 @@ class Records:
     def responses(self, kind: str, step: int, samples: Sequence[Sample], problems: Iterable[Problem]) -> None:
         """Every response of a step with its grade: `rollouts/` from training, `evals/` from evaluation."""
         by_id = {p.id: p for p in problems}
-        lines = (json.dumps(finite(response_row(step, s, by_id[s.group])), allow_nan=False) + "\n" for s in samples)
+        rows = [finite(response_row(step, s, by_id[s.group])) for s in samples]
         path = self.folder / kind / f"step_{step:05d}.jsonl"
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, "".join(lines))
+        write_whole(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+        if self.mirror:
+            self.mirror.table(kind, step, rows[:MIRRORED_ROWS])
 
     def document(self, name: str, text: str) -> None:
         """A text for people, such as the objective's card."""
@@ -126,7 +131,9 @@ def response_row(step: int, s: Sample, problem: Problem) -> dict[str, Any]:
         "outcome": s.grade.outcome,
         "path": s.grade.path,
         "advantage": round(s.advantage, 6),
+        "kept": s.kept,
         "length": len(s.response.token_ids),
+        "entropy": None if s.entropy is None else round(s.entropy, 5),
         "finish_reason": s.response.finish_reason,
         "weight_version": s.response.weight_version,
         "prompt_ids": s.response.prompt_ids,

@@ -24,7 +24,8 @@ def wilson_interval(successes: float, n: float, z: float = Z95) -> tuple[float, 
     p, z2 = successes / n, z * z
     middle = p + z2 / (2 * n)
     half = z * math.sqrt(max(0.0, p * (1 - p) / n + z2 / (4 * n * n)))
-    return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
+    low, high = (middle - half) / (1 + z2 / n), (middle + half) / (1 + z2 / n)
+    return max(0.0, min(p, low)), min(1.0, max(p, high))  # rounding must not put the share outside
 
 
 def cluster_interval(successes: Sequence[float], sizes: Sequence[int], z: float = Z95) -> tuple[float, float]:

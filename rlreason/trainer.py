@@ -54,7 +54,7 @@ def loop(
     """Every step of a run, from the first evaluation to the closing table."""
     began = time.monotonic() - house.seconds_to_build
     guards = Guards(getattr(run, "group_size", 1), console.say, run.guards.parity, run.guards.parity_bound)
-    feed = Feed(algorithm, ahead=getattr(run.rollout, "async_steps", 0) > 0)
+    feed = Feed(algorithm, ahead=run.rollout.async_steps > 0)
 
     def evaluated(step: int) -> tuple[list[Sample], dict[str, float]]:
         start = time.monotonic()

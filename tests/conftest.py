@@ -1,4 +1,4 @@
-"""Real parts, small: a tiny Qwen2 with its own tokenizer, an engine on its live weights, stories to answer."""
+"""Real parts, small: a tiny Llama with its own tokenizer, an engine on its live weights, stories to answer."""
 
 import random
 

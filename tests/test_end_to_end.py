@@ -114,6 +114,37 @@ def test_a_saved_model_trains_on_files_with_both_prompts(card, tmp_path):
 
 
 @pytest.mark.slow
+def test_sft_then_expert_iteration_from_its_model(tmp_path):
+    small = [word for word in SMALL if not word.startswith(("n_steps", "rollout_batch", "group_size"))]
+    done = rlreason(
+        "algorithm=sft", "n_steps=3", "train_batch_size=8", "lr_schedule=cosine", "warmup_steps=1", "data.limit=16",
+        *small, "hydra.run.dir=sft", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "sft", "train_step")
+    assert [r["sft/epoch"] for r in rows] == [0.5, 1.0, 1.5]
+    assert rows[1]["train/learning_rate"] > rows[2]["train/learning_rate"] > 0
+    assert not (tmp_path / "sft/rollouts").exists()
+    assert "maximum likelihood" in (tmp_path / "sft/objective.md").read_text()
+    done = rlreason(
+        "algorithm=ei", "n_ei_steps=2", "question_batch_size=8", "group_size=4", "sft_epochs=2", "train_batch_size=4",
+        "model=local", f"model.path={tmp_path / 'sft'}", "data=stories", "prompt=r1_zero_short", "scale=embedded",
+        "eval_problems=8", "sampling.max_tokens=16", "data.n_train=256", "data.n_validation=32", "threads=1",
+        "hydra.run.dir=ei", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "ei", "train_step")
+    assert len(rows) == 2
+    for r in rows:  # the handful of steps before leaves a model that is rarely right
+        saved = [json.loads(line) for line in (tmp_path / f"ei/rollouts/step_{r['train_step']:05d}.jsonl").open()]
+        assert len(saved) == 32
+        assert sum(s["kept"] for s in saved) == r["ei/kept"] == sum(s["outcome"] == "correct" for s in saved)
+        assert ("train/loss" in r) == (r["ei/kept"] > 0)
+    counts = json.loads((tmp_path / "ei/summary.json").read_text())["notices"]
+    assert counts.get("nothing_correct", 0) == sum(r["ei/kept"] == 0 for r in rows)
+
+
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_numbers(tmp_path):
     metrics = []
     for name in ("a", "b"):

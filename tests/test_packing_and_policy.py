@@ -122,7 +122,8 @@ def test_a_saved_policy_loads_with_transformers_and_scores_alike(policy, tmp_pat
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert plain.config._attn_implementation == "sdpa"  # nothing of ours is needed to load it
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert tokenizer.decode(tokenizer.encode("7+3=10 </think>")) == "7+3=10 </think>"
+    text = "User: Max has 18 apples, gets 13. How many?\n <think> 18+13=31 </think> <answer>31</answer>"
+    assert tokenizer.encode(text) == again.encode_prompt(text) == policy.encode_prompt(text)
 
 
 def test_a_model_that_caps_its_logits_is_refused(tokenizer):

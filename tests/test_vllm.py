@@ -13,16 +13,17 @@ import torch
 from conftest import PROMPT
 from torch import nn
 
-from rlreason.engines.attest import differing_tensors, gap_bound, largest_gap
+from rlreason.engines.attest import differing_tensors, largest_gap
 from rlreason.engines.base import Prompt, Sampling, seed_for
 from rlreason.engines.hf import HFEngine
-from rlreason.engines.vllm import VLLMEngine
+from rlreason.engines.vllm import VLLMEngine, repack_tied_head
 from rlreason.engines.vllm_start import plan_memory
 from rlreason.errors import ConfigError, EngineError
 from rlreason.models.tiny import build_model
 from rlreason.policy import Policy, load_policy
 
 pytest.importorskip("vllm")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
@@ -31,7 +32,9 @@ def folder(request, tokenizer, tmp_path_factory) -> Path:
     model = build_model(len(tokenizer), width=128, init_scale=0.3, seed=1)
     if request.param == "untied":
         model.config.tie_word_embeddings = False
-        model = type(model)(model.config)
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model = type(model)(model.config)
         assert model.lm_head.weight is not model.model.embed_tokens.weight
     path = tmp_path_factory.mktemp("shipped") / "model"
     Policy(model, tokenizer).save(path)
@@ -156,7 +159,7 @@ def test_a_stop_string_ends_the_response_and_stays_in_it(engine, stop):
 
 def test_finished_responses_are_handed_out_at_once_with_their_place(engine, problems):
     seen: list[tuple[int, object]] = []
-    prompts, sampling = prompts_for(engine.policy, problems, 3), Sampling(1.0, 0, 40, stop=("=",))
+    prompts, sampling = prompts_for(engine.policy, problems, 3), Sampling(1.0, 0, 40, stop=("e",))
     responses = engine.generate(prompts, sampling, 4, lambda place, response: seen.append((place, response)))
     assert sorted(place for place, _ in seen) == list(range(12))
     assert all(responses[place] is response for place, response in seen)
@@ -173,9 +176,7 @@ def test_a_hand_over_moves_the_engine_and_is_stamped(engine, problems):
     engine.load_weights(engine.policy)
     after = engine.generate(prompts, sampling, 1)
     assert [r.token_ids for r in before] != [r.token_ids for r in after]
-    assert [r.token_ids for r in after] == [
-        r.token_ids for r in HFEngine(engine.policy).generate(prompts, sampling, 1)
-    ]
+    assert [r.token_ids for r in after] == [r.token_ids for r in HFEngine(engine.policy).generate(prompts, sampling, 1)]
     assert engine.weight_version == after[0].weight_version == version + 1 == before[0].weight_version + 1
     assert engine.sync_metrics["rollout/attest_gap"] < 1e-3
 
@@ -205,8 +206,7 @@ def test_a_stale_prefix_cache_is_seen(engine):
     assert engine.look().holds  # leaves the probe in the cache
     move(engine.policy, seed=4)
     engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": engine.policy.named_weights()})
-    head = engine.llm.apply_model(lambda m: m.lm_head.quant_method.process_weights_after_loading(m.lm_head))
-    assert len(head) == 1
+    engine.llm.apply_model(repack_tied_head)
     found = engine.look()
     assert not found.differing
     assert found.gap > 10 * found.bound
@@ -215,11 +215,14 @@ def test_a_stale_prefix_cache_is_seen(engine):
 
 
 def test_a_stale_output_head_is_seen(engine):
-    """What the processor's packed copy of a tied head does when nobody renews it."""
+    """The processor's packed copy of a tied head stays as it was when nobody renews it, in most versions of vLLM."""
     move(engine.policy, seed=5)
     engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": engine.policy.named_weights()})
     engine.llm.reset_prefix_cache()
-    assert engine.look().gap > gap_bound(torch.float32)
+    found = engine.look()
+    stale = worst_gap(engine, engine.generate([Prompt("other", [9, 8, 7], 1)], Sampling(max_tokens=16), 4), 1.0) > 1e-3
+    assert (found.gap > found.bound) == stale
+    assert stale <= engine.policy.model.config.tie_word_embeddings
     engine.load_weights(engine.policy)
     assert engine.look().holds
 
@@ -253,6 +256,15 @@ def test_a_prompt_that_does_not_fit_is_a_users_mistake(engine):
     assert len(engine.generate([Prompt("long", [5] * 412, 0)], Sampling(max_tokens=100), 1)) == 1
 
 
+def test_more_prompt_tokens_than_one_step_reads_change_nothing(engine):
+    """12,000 tokens of prompts, where a step reads 4,096: a prompt is never cut in two."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [Prompt(str(i), torch.randint(2, 200, (400,), generator=generator).tolist(), i) for i in range(30)]
+    together = engine.generate(prompts, Sampling(1.0, 0, 4), 1)
+    assert worst_gap(engine, together, 1.0) < 1e-3
+    assert engine.generate(prompts[-1:], Sampling(1.0, 0, 4), 1)[0].token_ids == together[-1].token_ids
+
+
 def test_an_interrupted_call_leaves_nothing_behind_for_the_next(engine, problems):
     prompts, sampling = prompts_for(engine.policy, problems, 3), Sampling(1.0, 0, 24)
     expected = [r.token_ids for r in engine.generate(prompts, sampling, 2)]
@@ -276,6 +288,22 @@ def test_any_thread_may_ask_while_the_trainer_works_in_another(engine, problems)
     assert answers == expected
 
 
+def test_an_engine_that_sleeps_is_filled_anew_before_it_samples(engine, problems):
+    """The processor's vLLM answers the calls without giving memory back, so their order is what is tested."""
+    prompts, sampling = prompts_for(engine.policy, problems, 2), Sampling(1.0, 0, 16)
+    awake = [r.token_ids for r in engine.generate(prompts, sampling, 2)]
+    engine.sleeps = True
+    for _ in range(3):
+        assert [r.token_ids for r in engine.generate(prompts, sampling, 2)] == awake
+        assert engine.asleep
+    move(engine.policy, seed=7, scale=1.0)
+    engine.load_weights(engine.policy)
+    assert not engine.asleep
+    assert [r.token_ids for r in engine.generate(prompts, sampling, 2)] != awake
+    engine.sleeps = False
+    engine.load_weights(engine.policy)
+
+
 def test_the_first_thread_keeps_its_thread_count(engine):
     assert torch.set_num_threads.__module__ != "vllm.v1.worker.cpu_worker"
     assert torch.get_num_threads() == 1
@@ -284,18 +312,46 @@ def test_the_first_thread_keeps_its_thread_count(engine):
     torch.set_num_threads(1)
 
 
+def test_stacked_layers_are_compared_part_by_part():
+    """What a GPU keeps unpacked, in a model made by hand: q, k and v in one matrix, and a padded vocabulary."""
+    model = nn.ModuleDict(
+        {"embed": nn.Embedding(8, 4), "attn": nn.ModuleDict({"qkv_proj": nn.Linear(4, 8, bias=False)})}
+    )
+    stacked, table = model["attn"]["qkv_proj"].weight.detach(), model["embed"].weight.detach()
+    weights = {
+        "embed.weight": table[:5],
+        "attn.q_proj.weight": stacked[:4],
+        "attn.k_proj.weight": stacked[4:6].clone(),
+        "attn.v_proj.weight": stacked[6:],
+        "elsewhere.weight": table,
+    }
+    fused = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    assert differing_tensors(model, weights.items(), fused) == (4, ())
+    weights["attn.k_proj.weight"][1, 2] += 1e-3
+    assert differing_tensors(model, weights.items(), fused) == (4, ("attn.k_proj.weight",))
+
+
+def test_memory_is_planned_before_anything_is_loaded(policy):
+    plan = plan_memory(policy, torch.float32, max_len=100, max_rows=8, cache_gb=None)
+    token = 2 * 2 * 4 * 8 * 4  # keys and values, layers, heads, head_dim, bytes
+    assert plan.cache == token * (100 + 128) * 8
+    assert plan.weights == 4 * sum(p.numel() for p in policy.model.parameters())
+    with pytest.raises(ConfigError, match=r"rollout.kv_cache_gb=0.0001 does not hold one sequence of 100 tokens"):
+        plan_memory(policy, torch.float32, max_len=100, max_rows=8, cache_gb=0.0001)
+    with pytest.raises(ConfigError, match=r"free: lower rollout.max_rows"):
+        plan_memory(policy, torch.float32, max_len=100, max_rows=8, cache_gb=1e6)
+
+
 SCRIPT = """
 import sys, time
 from pathlib import Path
 import psutil, torch
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.vllm import VLLMEngine
+from rlreason.engines.vllm import VLLMEngine, repack_tied_head
 from rlreason.errors import EngineError
 from rlreason.policy import load_policy
 
 folder, log = sys.argv[1], Path(sys.argv[2])
-policy = load_policy(folder)
-
 def ask(engine):
     try:
         engine.generate([Prompt("p", [5, 6], 0)], Sampling(max_tokens=4), 1)
@@ -305,8 +361,8 @@ def ask(engine):
 def crash(*args):
     raise RuntimeError("planted failure")
 
-for fault, timeout in ((crash, 60), (lambda *args: time.sleep(60), 3)):
-    engine = VLLMEngine(policy, log, max_len=256, max_rows=4, timeout_s=60, say=lambda _: None)
+for fault, timeout, dtype in ((crash, 60, "float32"), (lambda *args: time.sleep(60), 3, "bfloat16")):
+    engine = VLLMEngine(load_policy(folder, dtype), log, max_len=256, max_rows=4, timeout_s=60, say=lambda _: None)
     engine.timeout_s = timeout
     engine.llm.apply_model(lambda model: model.register_forward_pre_hook(fault) and None)
     began = time.monotonic()
@@ -319,9 +375,12 @@ print("children", len(psutil.Process().children()), flush=True)
 
 
 @pytest.mark.slow
-def test_a_dead_and_a_hung_engine_end_in_one_clear_error_and_the_process_ends(folder, tmp_path):
-    arguments = [sys.executable, "-c", SCRIPT, str(folder), str(tmp_path / "vllm.log")]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+def test_a_dead_and_a_hung_engine_end_in_one_clear_error_and_the_process_ends(tokenizer, tmp_path):
+    Policy(build_model(len(tokenizer), width=64, heads=2), tokenizer).save(tmp_path / "model")
+    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), str(tmp_path / "vllm.log")]
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     said = [line for line in lines if line.startswith("EngineError")]

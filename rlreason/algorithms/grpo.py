@@ -40,6 +40,7 @@ class GroupRelative:
     refill_rounds: int = 0
     reference: Scorer | None = None  # given when a KL term needs it
     behaviour: Scorer | None = None  # given when old log-probabilities are needed: several optimizer steps per batch
+    sampled_ahead: bool = False  # by weights one hand-over old: the old log-probabilities are the engine's own
 
     def collect(self, step: int) -> Collected:
         problems = self.questions.take(self.per_step)
@@ -96,7 +97,10 @@ class GroupRelative:
         if self.reference is not None:
             for sample, score in zip(samples, self.reference(pairs), strict=True):
                 sample.reference_log_probs = score
-        if self.behaviour is not None:  # fixed here, once per rollout batch, before any weight moves
+        if self.sampled_ahead:
+            for sample in samples:
+                sample.old_log_probs = list(sample.response.log_probs)
+        elif self.behaviour is not None:  # fixed here, once per rollout batch, before any weight moves
             for sample, score in zip(samples, self.behaviour(pairs), strict=True):
                 sample.old_log_probs = score
         credit(samples, self.rule, self.kl_estimator)

@@ -23,7 +23,9 @@ class Data:
     """Keys of every kind of data: what is done with the problems once they are there."""
 
     name: str = MISSING
-    verifier: str | None = None  # a module with one function (response, gold) -> score per form of answer; null: equality
+    verifier: str | None = (
+        None  # a module with one function (response, gold) -> score per form of answer; null: equality
+    )
     limit: int | None = None  # train on so many problems, drawn by seed: 128 are among 256; null: all
     filter: str = "none"  # none | correct: keep the problems whose trace the grader accepts
     pass_rates: str | None = None  # a pass_rates.jsonl that algorithm=evaluate wrote on the training data

@@ -8,6 +8,8 @@ from rlreason.config.groups import Baseline, Loss, StdNorm
 from rlreason.config.run import Training
 from rlreason.objectives.rules import check_objective
 
+ON_POLICY_LOSSES = ("no_baseline", "reinforce_with_baseline")  # those without a ratio to the sampling policy
+
 
 @dataclass
 class GRPO(Training):
@@ -59,6 +61,11 @@ class GRPO(Training):
             )
         if self.guards.parity == "correct" and self.mismatch == "none":
             bad.append("guards.parity=correct needs weights that correct: set mismatch=truncate mismatch_cap=2")
+        if self.rollout.async_steps and self.mismatch == "none" and self.loss.loss_type in ON_POLICY_LOSSES:
+            bad.append(
+                f"rollout.async_steps=1 with loss={self.loss.loss_type}: samples are one hand-over old, and this loss "
+                "takes them for fresh: set mismatch=truncate mismatch_cap=2, or choose loss=grpo_clip"
+            )
         cache = self.overlong_cache
         if cache is not None and not 0 < cache <= self.sampling.max_tokens:
             bad.append(

@@ -76,13 +76,13 @@ class BestOfN(Asking):
         sound = [n for n in self.n_list if n >= 1]
         if sound != sorted(set(self.n_list)) or not sound:
             cure = f"[{','.join(map(str, sorted(set(sound)) or [1, 4, 8]))}]"
-            bad.append(
-                f"n_list={list(self.n_list)} must hold numbers from 1 on, in rising order, once each: try {cure}"
-            )
+            rule = "must hold numbers from 1 on, in rising order, once each"
+            bad.append(f"n_list={list(self.n_list)} {rule}: try n_list={cure}")
         elif self.samples is not None and self.samples < max(sound):
+            most = max(sound)
             bad.append(
-                f"n_list={list(self.n_list)} asks for the best of {max(sound)}, and samples={self.samples} gives fewer: "
-                f"set samples={max(sound)} or null, or take {max(sound)} out of n_list"
+                f"n_list={list(self.n_list)} asks for the best of {most}, and samples={self.samples} gives fewer: "
+                f"set samples={most} or null, or take {most} out of n_list"
             )
         if self.scorer is not None and not all(self.scorer.partition(":")):
             bad.append(f"scorer={self.scorer} must be module:function, as in scorer=my_scores:length, or null")

@@ -90,13 +90,21 @@ class TinyModel(Model):
 
 @dataclass
 class PretrainedModel(Model):
-    path: str = MISSING  # a model folder, or a hub name
+    path: str = MISSING  # a model folder, the folder of a run that left one, or a hub name
+
+    @property
+    def folder(self) -> str:
+        """Where the weights are: of a run's folder its `model/`."""
+        path = Path(self.path).expanduser()
+        left_by_run = not (path / "config.json").is_file() and (path / "model" / "config.json").is_file()
+        return str(path / "model" if left_by_run else path) if path.is_dir() else self.path
 
     def problems(self) -> list[str]:
         bad = super().problems()
-        path = Path(self.path).expanduser()
         looks_local = self.name == "local" or self.path.startswith((".", "/", "~"))
-        if looks_local and not (path / "config.json").is_file():
-            state = "has no config.json" if path.is_dir() else "is no folder"
-            bad.append(f"model.path={self.path} {state}: give a model folder in transformers' format")
+        if looks_local and not (Path(self.folder) / "config.json").is_file():
+            state = "has no config.json" if Path(self.folder).is_dir() else "is no folder"
+            bad.append(
+                f"model.path={self.path} {state}: give a model folder in transformers' format, or a run's folder"
+            )
         return bad

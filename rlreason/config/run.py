@@ -118,6 +118,10 @@ class Training(Run):
             bad.append(f"warmup_steps={self.warmup_steps} is more than n_steps={n_steps}: lower it")
         if self.optimizer not in ("adamw", "adamw_8bit"):
             bad.append(f"optimizer={self.optimizer} is none of adamw, adamw_8bit: choose one")
+        if self.rollout.async_steps and self.algorithm != "grpo":
+            bad.append(
+                f"rollout.async_steps=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
+            )
         if not 0 < self.sampling.temperature < math.inf:
             bad.append(
                 f"sampling.temperature={self.sampling.temperature}: the policy gradient needs samples, so it must be "

@@ -46,7 +46,8 @@ def gap_bound(dtype: torch.dtype) -> float:
     """The largest difference that two right engines show on a token, from rounding alone.
 
     float32: 2e-5 is measured between kernels, 2e-4 at worst, and the bound is 1e-3. bfloat16 keeps 8 bits, so hidden
-    states differ by some 2^-8 of themselves and logits of size 20 by tenths: 0.25 is measured, and the bound is 0.5.
+    states differ by some 2^-8 of themselves and logits of size 20 by tenths. Measured over twelve such probes: at most
+    0.12 for a pretrained model, 0.36 for one with large random weights; the bound is 0.5.
     """
     return 1e-3 if dtype == torch.float32 else 0.5
 

@@ -17,8 +17,6 @@ from rlreason.engines.rows import Batch, Row
 from rlreason.policy import Policy
 from rlreason.types import FinishReason, Response
 
-RENEW_BELOW = 0.8  # drop ended rows and let others join when fewer than this share is alive; it costs about two steps
-
 
 class HFEngine:
     """Samples with the policy's own module; `load_weights` only counts, because there is nothing to copy."""
@@ -37,7 +35,6 @@ class HFEngine:
     def close(self) -> None:
         """Nothing to stop: the engine owns no process and no memory between calls."""
 
-    @torch.no_grad()  # inference mode would cast the weights at every step: there autocast keeps no copy
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> list[Response]:
@@ -49,26 +46,25 @@ class HFEngine:
                 finished(row.place, response)
 
         def begin(place: int, prompt: Prompt) -> Row:
-            random = np.random.default_rng([prompt.seed, place % n])
-            return Row(place, prompt, random.random(sampling.max_tokens + 1))
+            return Row(place, prompt, np.random.default_rng([prompt.seed, place % n]).random(sampling.max_tokens))
 
         groups = [[begin(i * n + j, prompt) for j in range(n)] for i, prompt in enumerate(prompts)]
-        with self.policy.autocast():  # one region for all steps: weights are cast once
+        # One region for all steps, so that weights are cast once. Inference mode has less overhead, but there autocast
+        # would not keep what it has cast.
+        casts = self.policy.compute_dtype != torch.float32
+        with torch.no_grad() if casts else torch.inference_mode(), self.policy.autocast():
             self._sample(groups, sampling, collect)
         return [responses[place] for place in range(len(prompts) * n)]
 
     def _sample(self, groups: list[list[Row]], sampling: Sampling, collect: Callable[[Row], None]) -> None:
         """Decode up to `max_rows` rows side by side; waiting groups join as others end."""
-        ended, banned = (
-            self._ending_rule(sampling),
-            torch.tensor(sorted(self.policy.end_ids), device=self.policy.device),
-        )
-        # Rows of about one length run together, for attention reaches over the longest of them.
+        ended = self._ending_rule(sampling)
+        banned = torch.tensor(sorted(self.policy.end_ids), device=self.policy.device)
+        # Rows of about one length should run together, because attention reaches over the longest of them.
         waiting = deque(sorted(groups, key=lambda group: len(group[0].prompt.token_ids)))
-        longest = max((len(group[0].prompt.token_ids) for group in groups), default=0) + sampling.max_tokens
-        batch, alive = Batch(self.policy, longest), 0
+        batch, alive = Batch(self.policy, sampling.max_tokens), 0
         while waiting or alive:
-            if batch.cache.full or alive < RENEW_BELOW * len(batch.rows):
+            if waiting and batch.worn(alive):
                 batch.renew(self._joining(waiting, alive))
             ids, log_probs = batch.draw(sampling, banned)
             for row, token, log_prob in zip(batch.rows, ids.tolist(), log_probs.tolist(), strict=True):
@@ -76,7 +72,9 @@ class HFEngine:
                     collect(row)
             alive = sum(row.finish_reason is None for row in batch.rows)
             if alive:
-                batch.step(ids)
+                if not waiting and batch.worn(alive):
+                    batch.renew()  # before the step, which ended rows then do not share
+                batch.step()
 
     def _joining(self, waiting: deque[list[Row]], alive: int) -> list[list[Row]]:
         """The groups there is room for beside the rows alive; a group larger than `max_rows` runs alone."""

@@ -17,6 +17,8 @@ from rlreason.packing import pack
 from rlreason.policy import Policy
 from rlreason.types import FinishReason
 
+RENEW_BELOW = 0.8  # the share of rows alive below which ended rows are dropped and others join
+
 
 def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Sample by inverting the cumulative distribution at one uniform number per row.
@@ -45,7 +47,7 @@ class Row:
 
     place: int  # in the list that `generate` returns
     prompt: Prompt
-    uniforms: np.ndarray  # (max_tokens + 1,) float64: a full row that waits to be dropped still draws
+    uniforms: np.ndarray  # (max_tokens,) float64
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -61,68 +63,84 @@ class Row:
 
 
 class Batch:
-    """The rows under way. Between steps, `logits` (rows, vocab) belong to every row's next token."""
+    """The rows under way, all of which have their newest token in the newest column of the cache."""
 
-    def __init__(self, policy: Policy, longest: int) -> None:
+    def __init__(self, policy: Policy, max_tokens: int) -> None:
         self.policy = policy
-        self.longest = longest  # no prompt and response together hold more tokens
         self.rows: list[Row] = []
         self.cache = SlabCache()
-        self.starts = torch.zeros(0, dtype=torch.int64, device=policy.device)  # (rows,) first column of each row
-        self.logits = torch.zeros(0, policy.head.shape[0], device=policy.device)
+        none = torch.zeros(0, dtype=torch.int64, device=policy.device)
+        self.starts = none  # (rows,) the column of each row's first token
+        self.begun = none  # (rows,) the column of each response's first token
+        self.ids = none  # (rows,) the tokens just drawn
+        self.uniforms = torch.zeros(0, max_tokens, dtype=torch.float64, device=policy.device)
+        self.logits = torch.zeros(0, policy.head.shape[0], device=policy.device)  # (rows, vocab) of the next tokens
 
-    def renew(self, joining: Sequence[Sequence[Row]]) -> None:
-        """Drop the rows that have ended and let whole groups join, each of which has one prompt, read once.
+    def worn(self, alive: int) -> bool:
+        """Whether to renew. Ended rows still cost a step's work, but dropping them costs about one step."""
+        return self.cache.full or alive < RENEW_BELOW * len(self.rows)
 
-        The prompts are read end to end in one packed row, so that neither their padding nor their number costs
-        anything; each row then gets a copy that ends in the column where the other rows stand.
-        """
+    def renew(self, joining: Sequence[Sequence[Row]] = ()) -> None:
+        """Drop the rows that have ended; let whole groups join (after a step, so that all rows wait for a draw)."""
         device = self.policy.device
         kept = [i for i, row in enumerate(self.rows) if row.finish_reason is None]
-        self.rows = [self.rows[i] for i in kept] + [row for group in joining for row in group]
-        lengths = [len(row.prompt.token_ids) + len(row.token_ids) for row in self.rows]
-        width, index = max(lengths), torch.tensor(kept, dtype=torch.int64, device=device)
-        self.starts = width - torch.tensor(lengths, device=device)
-        self.logits = self.logits[index]
+        new = [row for group in joining for row in group]
+        self.rows = [self.rows[i] for i in kept] + new
+        index = torch.tensor(kept, dtype=torch.int64, device=device)
+        prompt_lengths = torch.tensor([len(row.prompt.token_ids) for row in new], dtype=torch.int64, device=device)
+        lengths = torch.cat([self.cache.get_seq_length() - self.starts[index], prompt_lengths])
+        width = int(lengths.max())
+        shift = width - self.cache.get_seq_length()
+        self.starts = width - lengths
+        self.begun = torch.cat([self.begun[index] + shift, torch.full_like(prompt_lengths, width)])
+        self.ids, self.logits, self.uniforms = self.ids[index], self.logits[index], self.uniforms[index]
         packed, columns = None, index.new_zeros(0, width)
-        if joining:
-            prompts = pack([(row.prompt.token_ids, []) for row, *_ in joining], device)
-            packed = DynamicCache()
-            hidden = self.policy.backbone(
-                input_ids=prompts.input_ids,
-                position_ids=prompts.position_ids,
-                past_key_values=packed,
-                use_cache=True,
-                cu_seq_lens_q=prompts.bounds,
-                cu_seq_lens_k=prompts.bounds,
-                max_length_q=prompts.longest,
-                max_length_k=prompts.longest,
-            ).last_hidden_state[0]
+        if new:
+            packed, first, ends = self._read_prompts([group[0].prompt for group in joining])
             repeats = torch.tensor([len(group) for group in joining], device=device)
-            ends = prompts.bounds[1:].long()
-            first = self.policy.logits(hidden[ends - 1])
-            self.logits = torch.cat([self.logits, first.repeat_interleave(repeats, 0)])
             columns = ends.repeat_interleave(repeats)[:, None] + torch.arange(-width, 0, device=device)
+            self.logits = torch.cat([self.logits, first.repeat_interleave(repeats, 0)])
+            uniforms = torch.from_numpy(np.stack([row.uniforms for row in new]))
+            self.uniforms = torch.cat([self.uniforms, uniforms.to(device)])
         self.cache.renew(index, width, packed, columns.clamp(min=0))  # in front of a start anything may stand
+
+    def _read_prompts(self, prompts: Sequence[Prompt]) -> tuple[DynamicCache, Tensor, Tensor]:
+        """The cache of the prompts end to end in one row, without padding; their next logits; where each ends."""
+        batch = pack([(prompt.token_ids, []) for prompt in prompts], self.policy.device)
+        cache = DynamicCache()
+        hidden = self.policy.backbone(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            past_key_values=cache,
+            use_cache=True,
+            cu_seq_lens_q=batch.bounds,
+            cu_seq_lens_k=batch.bounds,
+            max_length_q=batch.longest,
+            max_length_k=batch.longest,
+        ).last_hidden_state[0]
+        ends = batch.bounds[1:].long()
+        return cache, self.policy.logits(hidden[ends - 1]), ends
 
     def draw(self, sampling: Sampling, banned: Tensor) -> tuple[Tensor, Tensor]:
         """Every row's next token and its log-probability; `banned` tokens only from `min_tokens` on."""
-        device, counts = self.policy.device, [len(row.token_ids) for row in self.rows]
-        if min(counts) < sampling.min_tokens:
-            early = torch.tensor([count < sampling.min_tokens for count in counts], device=device)
-            self.logits[:, banned] = self.logits[:, banned].masked_fill(early[:, None], float("-inf"))
-        uniforms = np.array([row.uniforms[count] for row, count in zip(self.rows, counts, strict=True)])
-        return draw(self.logits, torch.from_numpy(uniforms).to(device), sampling.temperature)
+        done = self.cache.get_seq_length() - self.begun  # (rows,) tokens each has
+        if min(len(row.token_ids) for row in self.rows) < sampling.min_tokens:
+            early = (done < sampling.min_tokens)[:, None]
+            self.logits[:, banned] = self.logits[:, banned].masked_fill(early, float("-inf"))
+        # Rows that have ended and wait to be dropped draw too, past their last number.
+        turn = done.clamp(max=sampling.max_tokens - 1)[:, None]
+        self.ids, log_probs = draw(self.logits, self.uniforms.gather(1, turn)[:, 0], sampling.temperature)
+        return self.ids, log_probs
 
-    def step(self, ids: Tensor) -> None:
+    def step(self) -> None:
         """Read the token just drawn for each row."""
         column = self.cache.get_seq_length()
-        # Rows that have ended and wait to be dropped go on; a position past the context could break the others.
-        positions = (column - self.starts).clamp(max=self.longest - 1)
-        seen = torch.arange(column + 1, device=ids.device) >= self.starts[:, None]
+        seen = torch.arange(column + 1, device=self.starts.device) >= self.starts[:, None]
+        # Rows that wait to be dropped stay within the context: beyond it a position could break the others.
+        limit = self.begun - self.starts + self.uniforms.shape[1] - 1
         hidden = self.policy.backbone(
-            input_ids=ids[:, None],
-            position_ids=positions[:, None],
+            input_ids=self.ids[:, None],
+            position_ids=torch.minimum(column - self.starts, limit)[:, None],
             attention_mask=seen[:, None, None],
             past_key_values=self.cache,
             use_cache=True,

@@ -5,11 +5,8 @@ One thread owns vLLM: whoever calls, thread pools and order stay the same, and a
 It must not know rewards, answers or steps.
 """
 
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,13 +23,17 @@ from rlreason.engines.attest import (
 )
 from rlreason.engines.base import Finished, Prompt, Sampling
 from rlreason.engines.hf import cut_after
+from rlreason.engines.own_thread import OwnThread
 from rlreason.engines.vllm_start import (
+    engine_settings,
+    generators_kept,
     import_vllm,
     last_lines,
     model_folder,
     noise_into,
     plan_memory,
     process_state_kept,
+    sampling_fields,
 )
 from rlreason.errors import ConfigError, EngineError
 from rlreason.policy import Policy
@@ -68,7 +69,7 @@ class VLLMEngine:
         self.sync_metrics: dict[str, float] = {}
         self._probe = probe_prompt(policy.head.shape[0], self.max_len)
         self._failure: str | None = None
-        self._owner = _Owner()
+        self._owner = OwnThread("vllm")
         try:
             self._start(kv_cache_gb)
         except BaseException:
@@ -77,28 +78,11 @@ class VLLMEngine:
 
     def _start(self, kv_cache_gb: float | None) -> None:
         began = time.monotonic()
-        vllm = import_vllm(self.log)
+        vllm = self._vllm = import_vllm(self.log)
         memory = plan_memory(self.policy, self.policy.compute_dtype, self.max_len, self.max_rows, kv_cache_gb)
-        dtype = str(self.policy.compute_dtype).removeprefix("torch.")
-        self.say(f"starting vLLM {vllm.__version__} in {dtype}: {memory} ...")
-        settings: dict[str, Any] = {
-            "dtype": dtype,
-            "load_format": "dummy",  # the first hand-over brings the weights
-            "generation_config": "vllm",  # not the model's own
-            "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
-            "hf_overrides": {"head_dtype": "float32"},  # like the trainer, which never rounds logits
-            "max_model_len": self.max_len,
-            "max_num_seqs": self.max_rows,
-            "kv_cache_memory_bytes": memory.cache,
-            "enable_prefix_caching": True,
-            "seed": 0,
-        }
-        if self.on_gpu:
-            settings["enable_sleep_mode"] = self.sleeps
-            settings["gpu_memory_utilization"] = 0.9 * memory.free / torch.cuda.mem_get_info(self.policy.device)[1]
-            settings["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-        else:
-            settings["enforce_eager"] = True
+        dtype = self.policy.compute_dtype
+        self.say(f"starting vLLM {vllm.__version__} in {str(dtype).removeprefix('torch.')}: {memory} ...")
+        settings = engine_settings(dtype, self.max_len, self.max_rows, memory, self.policy.device, self.sleeps)
         threads = torch.get_num_threads()
 
         def make() -> Any:
@@ -106,8 +90,6 @@ class VLLMEngine:
             with process_state_kept(), noise_into(self.log), model_folder(self.policy) as folder:
                 return vllm.LLM(folder, **settings)
 
-        self._tokens_input, self._sampling_params = vllm.inputs.tokens_input, vllm.SamplingParams
-        self._final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         self.llm: Any = self._call(make)
         self._push()
         self.say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
@@ -139,58 +121,32 @@ class VLLMEngine:
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None
     ) -> list[Response]:
         engine = self.llm.llm_engine
+        spelled = sampling_fields(sampling, self.policy.end_ids)
+        spelled["output_kind"] = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         waiting = {str(place) for place in range(len(prompts) * n)}
 
         def begin() -> None:
             for i, prompt in enumerate(prompts):
                 for j in range(n):  # n requests, not one of n: each is handed out as soon as it has ended
-                    params = self._params(sampling, prompt.seed % 2**62 + j)
-                    engine.add_request(str(i * n + j), self._tokens_input(prompt.token_ids), params)
+                    params = spelled | {"seed": prompt.seed % 2**62 + j}
+                    ids = self._vllm.inputs.tokens_input(prompt.token_ids)
+                    engine.add_request(str(i * n + j), ids, self._vllm.SamplingParams(**params))
 
         responses: dict[int, Response] = {}
-        try:
-            self._call(begin)
-            while waiting:
-                for output in self._call(engine.step):
-                    place = int(output.request_id)
-                    waiting.discard(output.request_id)
-                    responses[place] = self._response(prompts[place // n], output.outputs[0], sampling)
-                    if finished is not None:
-                        finished(place, responses[place])
-        finally:
-            if waiting and self._failure is None:  # interrupted: the next call must not meet these
-                self._call(lambda: engine.abort_request(sorted(waiting)))
+        with generators_kept():  # vLLM draws from the global generators too, and throws that away
+            try:
+                self._call(begin)
+                while waiting:
+                    for output in self._call(engine.step):
+                        place = int(output.request_id)
+                        waiting.discard(output.request_id)
+                        responses[place] = self._response(prompts[place // n], output.outputs[0], sampling)
+                        if finished is not None:
+                            finished(place, responses[place])
+            finally:
+                if waiting and self._failure is None:  # interrupted: the next call must not meet these
+                    self._call(lambda: engine.abort_request(sorted(waiting)))
         return [responses[place] for place in range(len(prompts) * n)]
-
-    def _params(self, sampling: Sampling, seed: int) -> Any:
-        """Every field that shapes the distribution, spelled out. What a newer version adds keeps its default."""
-        spelled: dict[str, Any] = {
-            "n": 1,
-            "temperature": sampling.temperature,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "repetition_penalty": 1.0,
-            "logit_bias": None,
-            "bad_words": None,
-            "allowed_token_ids": None,
-            "seed": seed,
-            "max_tokens": sampling.max_tokens,
-            "min_tokens": sampling.min_tokens,
-            "stop": list(sampling.stop),
-            "include_stop_str_in_output": True,
-            "stop_token_ids": sorted(self.policy.end_ids),
-            "ignore_eos": True,  # the line above is the whole rule
-            "logprobs": 0,  # the sampled token's
-            "flat_logprobs": True,
-            "detokenize": bool(sampling.stop),
-            "skip_special_tokens": True,
-            "spaces_between_special_tokens": True,
-            "output_kind": self._final_only,
-        }
-        return self._sampling_params(**spelled)
 
     def _response(self, prompt: Prompt, output: Any, sampling: Sampling) -> Response:
         token_ids, log_probs = list(output.token_ids), list(output.logprobs.logprobs)
@@ -215,7 +171,7 @@ class VLLMEngine:
             if self.asleep:
                 self.llm.wake_up(tags=["weights"])
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self.policy.named_weights()})
-            self.llm.apply_model(_repack_tied_head)
+            self.llm.apply_model(repack_tied_head)
             if self.asleep:
                 self.llm.wake_up(tags=["kv_cache"])
             if not self.llm.reset_prefix_cache():
@@ -227,7 +183,7 @@ class VLLMEngine:
         if self.attest != "off":
             found = self.look()
             if not found.holds:
-                text = f"after weight hand-over {self.weight_version}, vLLM does not hold the trainer's weights: {found}"
+                text = f"vLLM does not hold the trainer's weights after hand-over {self.weight_version}: {found}"
                 if self.attest == "stop":
                     raise EngineError(f"{text}; use rollout=hf, or rollout.attest=warn to go on all the same")
                 self.say(f"! {text}")
@@ -254,7 +210,8 @@ class VLLMEngine:
         try:
             return self._owner.call(function, self.timeout_s)
         except TimeoutError as error:
-            raise self._failed(f"no answer within rollout.timeout_s={self.timeout_s:g}: it hangs, or needs more") from error
+            reason = f"no answer within rollout.timeout_s={self.timeout_s:g}: it hangs, or needs more"
+            raise self._failed(reason) from error
         except Exception as error:
             raise self._failed(f"{type(error).__name__}: {error}") from error
 
@@ -273,31 +230,7 @@ class VLLMEngine:
         self._owner.stop()
 
 
-class _Owner:
-    """A thread that does one call after the other. Not one of a pool: a process may end while it hangs."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="vllm", daemon=True).start()
-
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            future, function = call
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-
-    def call(self, function: Callable[[], T], timeout: float) -> T:
-        future: Future[T] = Future()
-        self._calls.put((future, function))
-        return future.result(timeout)
-
-    def stop(self) -> None:
-        self._calls.put(None)
-
-
-def _repack_tied_head(model: nn.Module) -> None:
+def repack_tied_head(model: nn.Module) -> None:
     """On the processor, vLLM multiplies with a packed copy of a tied output head, which a reload does not renew."""
     head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
     if head is not None and embedding is not None and head.weight is embedding.weight and not head.weight.is_cuda:

@@ -1,23 +1,25 @@
-"""What has to be right before a vLLM engine runs in this process: the library, its log, memory, a model folder.
+"""What vLLM is given: its place in this process, a log, memory, a model folder, and every argument spelled out.
 
-Everything here happens once, before the engine is made. It must not know sampling, training or settings.
+Facts about vLLM live here, its use in vllm.py. It must not know training, rewards or a run's settings.
 """
 
 import contextlib
 import copy
+import importlib.util
 import logging
 import os
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
 
+from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
 from rlreason.memory import model_size
 from rlreason.policy import Policy
@@ -26,7 +28,13 @@ OLDEST, NEWEST = (0, 26), (0, 32)
 INSTALL = "pip install 'vllm>=0.26,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
 
 
-def import_vllm(log: Path) -> ModuleType:
+def require_vllm() -> None:
+    """Cheap, for the beginning of a run: looks for vLLM and does not import it."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(f"rollout=vllm: vLLM is not installed: {INSTALL}; or choose rollout=hf")
+
+
+def import_vllm(log: Path) -> Any:
     """vLLM with its engine in this process and its talk in a file. A user without it reads one line."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # so that the handler below is the only one
@@ -104,17 +112,14 @@ def plan_memory(policy: Policy, dtype: torch.dtype, max_len: int, max_rows: int,
 
     A token's keys and values take 2 * layers * kv_heads * head_dim numbers.
     """
-    if policy.device.type == "cuda":
-        free = torch.cuda.mem_get_info(policy.device)[0]
-    else:
-        free = _available_memory()
+    free = torch.cuda.mem_get_info(policy.device)[0] if policy.device.type == "cuda" else _available_memory()
     config = policy.model.config.get_text_config()
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     token = 2 * config.num_hidden_layers * kv_heads * head_dim * dtype.itemsize
     weights = model_size(policy.model) * dtype.itemsize
-    block = 256  # caches are handed out in blocks; every sequence may leave one unfilled
+    block = 128  # caches are handed out in blocks of at most this; every sequence may leave one unfilled
     one = token * (max_len + block)
     wanted = min(one * max_rows, int(0.4 * (free - weights)))
     cache = int(cache_gb * 2**30) if cache_gb is not None else max(wanted, one)
@@ -138,6 +143,66 @@ def _available_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
+def engine_settings(
+    dtype: torch.dtype, max_len: int, max_rows: int, memory: MemoryPlan, device: torch.device, sleeps: bool
+) -> dict[str, Any]:
+    """Arguments of `vllm.LLM`, beside the model's folder."""
+    settings: dict[str, Any] = {
+        "dtype": str(dtype).removeprefix("torch."),
+        "load_format": "dummy",  # the first hand-over brings the weights
+        "generation_config": "vllm",  # not the model's own
+        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
+        "hf_overrides": {"head_dtype": "float32"},  # like the trainer, which never rounds logits
+        "max_model_len": max_len,
+        "max_num_seqs": max_rows,
+        "kv_cache_memory_bytes": memory.cache,
+        "enable_prefix_caching": True,
+        "seed": 0,
+    }
+    if device.type == "cpu":
+        return settings | {
+            "enforce_eager": True,
+            "block_size": 32,  # of the prefix cache, the smallest: a group's samples share more of their prompt
+            # A prompt read in two parts, with a seed of its own, ends vLLM on the processor (a CPU generator has no
+            # offset to turn back), so prompts are read whole.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(4096, max_len),
+        }
+    return settings | {
+        "enable_sleep_mode": sleeps,
+        "gpu_memory_utilization": 0.9 * memory.free / torch.cuda.mem_get_info(device)[1],
+        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},  # fast decoding without compiling
+    }
+
+
+def sampling_fields(sampling: Sampling, end_ids: Iterable[int]) -> dict[str, Any]:
+    """Arguments of `vllm.SamplingParams`: every one that shapes the distribution or the end, spelled out."""
+    return {
+        "n": 1,
+        "temperature": sampling.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logit_bias": None,
+        "bad_words": None,
+        "allowed_token_ids": None,
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
+        "stop": list(sampling.stop),
+        "include_stop_str_in_output": True,
+        "stop_token_ids": sorted(end_ids),
+        "ignore_eos": True,  # the line above is the whole rule
+        "logprobs": 0,  # the sampled token's
+        "flat_logprobs": True,
+        "detokenize": bool(sampling.stop),
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+    }
+
+
 @contextlib.contextmanager
 def model_folder(policy: Policy) -> Iterator[str]:
     """A folder with the model's shape and tokenizer but no weights: those are handed over like all later ones.
@@ -152,15 +217,20 @@ def model_folder(policy: Policy) -> Iterator[str]:
         yield folder
 
 
+def generators_kept() -> contextlib.AbstractContextManager[None]:
+    """torch's global random generators are afterwards as they were before."""
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+
+
 @contextlib.contextmanager
 def process_state_kept() -> Iterator[None]:
     """vLLM seeds every global random generator and replaces torch's thread setting as it starts: put both back."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    python, numpy = random.getstate(), np.random.get_state()
     set_threads, threads, asked = torch.set_num_threads, torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = str(threads)  # otherwise vLLM turns torch down to one thread for good
     try:
-        yield
+        with generators_kept():
+            yield
     finally:
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
@@ -170,6 +240,3 @@ def process_state_kept() -> Iterator[None]:
             os.environ["OMP_NUM_THREADS"] = asked
         random.setstate(python)
         np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)

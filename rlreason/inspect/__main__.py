@@ -34,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, UsageError) as mistake:
         print(f"inspect: {mistake}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stdout = None  # type: ignore[assignment]  # nothing is flushed into the closed pipe at exit
+        return 141
     return 0
 
 
@@ -57,32 +60,35 @@ def inspect(run: Path, category: str | None, n: int, step: int | None, rollouts:
     found = [
         cases.reasons(row, reward, second) for row, second in zip(shown, opinions(shown, reward, settings), strict=True)
     ]
-    for number, (row, why) in enumerate(zip(shown, found, strict=True), 1):
-        print("\n" + cases.case_text(number, row, why))
     target = file or run / "inspect.md"
     heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {category or 'any category'}."
     write_whole(target, cases.markdown(run, heading, shown, found, counted))
+    for number, (row, why) in enumerate(zip(shown, found, strict=True), 1):
+        print("\n" + cases.case_text(number, row, why))
     print(f"\nwritten to {target}")
 
 
 def opinions(rows: Sequence[Row], reward: str, settings: dict[str, Any]) -> list[bool | None]:
-    """What plain math-verify thinks of each answer; None where the reward's format is not known to it."""
-    if reward not in FORMATS:
+    """What plain math-verify thinks of each formatted answer; None where it was not asked or could not say."""
+    asked = [row for row in rows if row["format_reward"] > 0] if reward in FORMATS else []
+    if not asked:
         return [None] * len(rows)
     second = f"rlreason.grading.peers:{reward}_math_verify"
-    grades = grade_rows(rows, second, {key: value for key, value in settings.items() if key in SETTINGS})
-    return [None if grade.outcome in ("timeout", "error") else grade.answer > 0 for grade in grades]
+    grades = grade_rows(asked, second, {key: value for key, value in settings.items() if key in SETTINGS})
+    thought = {
+        id(row): None if grade.outcome in ("timeout", "error") else grade.answer > 0
+        for row, grade in zip(asked, grades, strict=True)
+    }
+    return [thought.get(id(row)) for row in rows]
 
 
 def disagreeing(rows: Sequence[Row], reward: str, settings: dict[str, Any]) -> list[Row]:
     """Rows whose answer a second grader judges otherwise."""
     if reward not in FORMATS:
         raise ConfigError(f"--category disagree: {reward} has no second grader; only {' and '.join(FORMATS)} have one")
-    formatted = [row for row in rows if row["format_reward"] > 0]
-    thought = opinions(formatted, reward, settings)
     return [
         row
-        for row, second in zip(formatted, thought, strict=True)
+        for row, second in zip(rows, opinions(rows, reward, settings), strict=True)
         if second is not None and second != (row["outcome"] == "correct")
     ]
 

@@ -142,5 +142,6 @@ def markdown(
         lines += ["", f"## {number}. {row['problem_id']}"]
         for label, text in case_lines(row, why_so):
             fence = "`" * 3 if "`" * 3 not in text else "`" * 8
-            lines += ["", f"**{label}**", "", *((fence, text, fence) if label == "response" else (text,))]
+            plain = text.replace("<", "&lt;")  # a tag would vanish from the page
+            lines += ["", f"**{label}**", "", *((fence, text, fence) if label == "response" else (plain,))]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""`algorithm=best_of_n`: one set of samples per problem; what the best, the likeliest, the most frequent of N is worth."""
+"""`algorithm=best_of_n`: what the best, the likeliest and the most frequent of N responses are worth."""
 
 import importlib
 import math
@@ -134,8 +134,8 @@ def explanations(run: BestOfN, reward: str) -> list[str]:
     """What the columns mean, as far as it is not in their names."""
     t = run.sampling.temperature
     lines = [
-        f"log-probabilities are those of the sampled tokens under the model at T={t:g}; every column is the expectation "
-        f"over random N of the {run.responses} samples"
+        f"log-probabilities are those of the sampled tokens under the model at T={t:g}; every number is an expectation "
+        f"over N random ones of the {run.responses} samples"
     ]
     if not can_vote(reward):
         lines.append(f"no maj@N: {reward} does not say where a response's answer stands")

@@ -51,7 +51,7 @@ def cases(console: Console, run: Asking, house: House, responses: Responses) -> 
     """The first few responses, so that a wrong format or prompt is seen at once."""
     by_id = {p.id: p for p in responses.problems}
     for number, sample in enumerate(responses.samples[:: run.responses][: run.log_generations], 1):
-        row = row_of(sample, by_id[sample.group], 0) | {"entropy": sample.entropy}
+        row = row_of(sample, by_id[sample.group], 0)
         console.say("\n" + case_text(number, row, reasons(row, house.grader.reward), SHOWN_CHARS))
 
 

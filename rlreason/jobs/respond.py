@@ -1,12 +1,13 @@
 """Ask a run's problems, keep every response: what all jobs that do not train share.
 
-What is finished is on disk at once; an interrupted job goes on with the problems that are left. Entropies and
-log-probabilities are measured at the end in the order of the problems, so that the file does not depend on where
-the job was interrupted. It must not know what becomes of the responses.
+What is finished is on disk at once; an interrupted job goes on with the problems that are left. Their random numbers
+are their own, and entropies and log-probabilities are measured at the end in the order of the problems: the file does
+not depend on where the job was interrupted, as far as the engine rounds alike in batches of other rows. It does with
+the tiny model; with a real one some responses take another turn, in bfloat16 many, all drawn with the same
+probabilities. It must not know what becomes of the responses.
 """
 
 import json
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ import torch
 
 from rlreason.config.jobs import Asking
 from rlreason.console import Console, clock
-from rlreason.data.files import question_hash
+from rlreason.data.files import few, question_hash
 from rlreason.errors import ConfigError
 from rlreason.evaluation import figures, is_correct, stream
+from rlreason.guards import Guards
 from rlreason.jobs.identity import weights_hash
 from rlreason.jobs.store import Store, row_of
 from rlreason.protocol import Protocol
@@ -41,18 +43,39 @@ class Responses:
     found: int  # problems that an interrupted job had finished
     seconds: float  # of sampling, in this process
     tokens_per_second: float
+    notices: dict[str, int]  # what was said while it went on, and how often
 
 
 def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[Responses, Store]:
     """The responses to the run's problems. Remove the store when everything that follows from them is written."""
-    problems, n = asked(run, house), run.responses
+    n = run.responses
+    problems = house.train_problems[: run.eval_problems] if run.split == "train" else house.eval_problems
+    check_askable(problems, f"split={run.split} of data={run.data.name}")
     protocol, weights = protocol_of(run, problems, n), weights_hash(house.policy.named_weights())
     store = Store(folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
-    left = [p for p in problems if p.id not in store.samples]
-    found = len(problems) - len(left)
+    found = len(store.samples)
     if found:
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
-    progress = Progress(console, len(left) * n, [s for samples in store.samples.values() for s in samples])
+    samples, tokens, seconds = ask(run, house, problems, store, console)
+    console.progress("measuring entropies ...")
+    metrics = figures(samples, house.sampling, house.measure)
+    guards = Guards(1, console.say, run.guards.parity, run.guards.parity_bound)
+    guards.look(0, metrics | {"rollout/truncated": metrics["eval/truncated"]})
+    for warning in house.grader.warnings():
+        guards.notice(0, "grader", warning)
+    store.finish(rows_of(samples, problems, n, house))
+    write_pass_rates(folder, problems, samples, n)
+    speed, notices = tokens / max(seconds, 1e-9), dict(guards.counts)
+    return Responses(problems, samples, metrics, protocol, weights, found, seconds, speed, notices), store
+
+
+def ask(
+    run: Asking, house: House, problems: Sequence[Problem], store: Store, console: Console
+) -> tuple[list[Sample], int, float]:
+    """All samples, problem by problem; tokens and seconds of those that were not in the store before."""
+    n, left = run.responses, [p for p in problems if p.id not in store.samples]
+    before = [s for samples in store.samples.values() for s in samples]
+    progress = Progress(console, len(left) * n, before, run.rollout.max_rows, run.sampling.max_tokens)
 
     def finished(number: int, sample: Sample) -> None:
         store.add(number, sample)
@@ -60,48 +83,37 @@ def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[
 
     began = time.monotonic()
     try:
-        fresh = stream(house.rollouts, left, house.sampling, n, finished)
+        fresh = stream(house.rollouts, left, house.sampling, n, finished) if left else []
     finally:
         store.close()
     seconds = time.monotonic() - began
     by_problem = store.samples | {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
     samples = [s for p in problems for s in by_problem[p.id]]
-    console.progress("measuring entropies ...")
-    metrics = figures(samples, house.sampling, house.measure)
-    store.finish(rows_of(samples, problems, n, house))
-    write_pass_rates(folder, problems, samples, n)
-    speed = sum(len(s.response.token_ids) for s in fresh) / max(seconds, 1e-9)
-    return Responses(problems, samples, metrics, protocol, weights, found, seconds, speed), store
+    return samples, sum(len(s.response.token_ids) for s in fresh), seconds
 
 
-def asked(run: Asking, house: House) -> list[Problem]:
-    """The problems of the job; each must have a gold answer, or there is nothing to grade."""
-    problems = house.train_problems[: run.eval_problems] if run.split == "train" else house.eval_problems
+def check_askable(problems: Sequence[Problem], where: str) -> None:
+    """There must be problems, and each must have a gold answer, or there is nothing to grade."""
     if not problems:
-        raise ConfigError(f"split={run.split} of data={run.data.name} holds no problems: give data, or the other split")
+        raise ConfigError(f"{where} holds no problems: give data, or choose the other split")
     without = [p.id for p in problems if not p.answer.strip()]
     if without:
         raise ConfigError(
-            f"{len(without)} of {len(problems)} problems have an empty gold answer ({', '.join(without[:3])}): nothing "
-            "can be graded there: complete or remove these rows, or say where the gold stands (data.gold)"
+            f"{len(without)} of {len(problems)} problems in {where} have an empty gold answer ({few(without)}), so "
+            "nothing can be graded there: complete or remove these rows, or say where the gold stands (data.gold)"
         )
-    return problems
 
 
-def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, house: House) -> list[dict[str, object]]:
+def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, house: House) -> list[dict[str, Any]]:
     """The lines of `responses.jsonl`: log-probabilities are the model's own here, at the sampling temperature."""
     decode = house.policy.tokenizer.decode
     prompts = [str(decode(s.response.prompt_ids, clean_up_tokenization_spaces=False)) for s in samples[::n]]
-    measured = [
-        {
-            "prompt": prompts[place // n],
-            "entropy": None if s.entropy is None else round(s.entropy, 4),
-            "log_probs": [round(lp, 4) for lp in s.old_log_probs],
-        }
-        for place, s in enumerate(samples)
-    ]
-    rows = (row_of(s, problems[place // n], place % n) for place, s in enumerate(samples))
-    return [finite(row | more) for row, more in zip(rows, measured, strict=True)]
+    rows = []
+    for place, sample in enumerate(samples):
+        measured = [round(log_prob, 4) for log_prob in sample.old_log_probs]
+        row = row_of(sample, problems[place // n], place % n)
+        rows.append(finite(row | {"prompt": prompts[place // n], "log_probs": measured}))
+    return rows
 
 
 def write_pass_rates(folder: Path, problems: Sequence[Problem], samples: Sequence[Sample], n: int) -> None:
@@ -133,6 +145,7 @@ def conclude(folder: Path, house: House, responses: Responses, store: Store, mor
         **more,
         "eval_problems": len(r.problems),
         "problems_kept_from_before": r.found,
+        "notices": r.notices,
         "weights": r.weights,
         "protocol": r.protocol,
         "seconds": round(r.seconds, 1),
@@ -148,25 +161,48 @@ def conclude(folder: Path, house: House, responses: Responses, store: Store, mor
 class Progress:
     """Done, accuracy so far, tokens per second and time left: in place on a terminal, ten lines in a log file."""
 
-    def __init__(self, console: Console, total: int, before: Sequence[Sample]) -> None:
-        self.console, self.total = console, total
+    def __init__(self, console: Console, total: int, before: Sequence[Sample], rows: int, max_tokens: int) -> None:
+        self.console, self.total, self.rows, self.max_tokens = console, total, rows, max_tokens
         self.answered, self.correct = len(before), sum(map(is_correct, before))
-        self.done = self.tokens = 0
+        self.done = self.tokens = self.longest = 0
         self.began = time.monotonic()
 
     def add(self, sample: Sample) -> None:
+        length = len(sample.response.token_ids)
         self.done += 1
         self.answered += 1
         self.correct += is_correct(sample)
-        self.tokens += len(sample.response.token_ids)
+        self.tokens, self.longest = self.tokens + length, max(self.longest, length)
         spent = time.monotonic() - self.began
-        left = clock(spent / self.done * (self.total - self.done))
+        speed, left = outlook(
+            self.done, self.total, self.rows, self.tokens, self.longest, self.max_tokens, max(spent, 1e-9)
+        )
         line = (
             f"{self.done}/{self.total} responses, accuracy so far {self.correct / self.answered:.3f}, "
-            f"{self.tokens / max(spent, 1e-9):.0f} tokens/s, {clock(spent)}, {left} left"
+            f"{speed:.0f} tokens/s, {clock(spent)}, about {clock(left)} left"
         )
-        tenth = math.floor(10 * self.done / self.total) > math.floor(10 * (self.done - 1) / self.total)
+        tenth = 10 * self.done // self.total > 10 * (self.done - 1) // self.total
         if self.console.live:
             self.console.progress(line)
         elif tenth and spent > 5:
             self.console.say(line)
+
+
+def outlook(
+    done: int, total: int, rows: int, tokens: int, longest: int, max_tokens: int, spent: float
+) -> tuple[float, float]:
+    """(tokens per second, seconds left), with what `rows` responses side by side have written without ending yet.
+
+    While the first ones run, all of them are as old as the longest that has ended; later, half of a mean response.
+    They are expected to end halfway from there to the limit; those that wait, to be of mean length.
+
+    >>> outlook(done=1, total=4, rows=4, tokens=10, longest=10, max_tokens=10, spent=2.0)
+    (20.0, 0.0)
+    >>> outlook(done=8, total=16, rows=2, tokens=80, longest=10, max_tokens=10, spent=9.0)
+    (10.0, 6.5)
+    """
+    mean, alive = tokens / done, min(rows, total - done)
+    age = longest if done < rows else mean / 2
+    speed = (tokens + alive * age) / spent
+    ahead = alive * (max_tokens - age) / 2 + (total - done - alive) * mean
+    return speed, ahead / speed

@@ -72,9 +72,9 @@ def majority_at(answers: Sequence[int | None], right: Sequence[bool], subsets: N
     return float(np.mean(share * alone))
 
 
-def subsets_of(n: int, k: int, seed: int = 0) -> NDArray[np.int64]:
-    """Every subset of k of n, or a fixed number of random ones where that would be too many: (count, k)."""
-    if math.comb(n, k) <= MOST_SUBSETS:
+def subsets_of(n: int, k: int, seed: int = 0, most: int = MOST_SUBSETS) -> NDArray[np.int64]:
+    """Every subset of k of n, or a fixed number of random ones where that would be more than `most`: (count, k)."""
+    if math.comb(n, k) <= most:
         return np.array(list(combinations(range(n), k)), dtype=np.int64)
     rng: Any = np.random.default_rng(seed)
     return np.asarray(rng.random((RANDOM_SUBSETS, n)).argpartition(k, axis=1)[:, :k], dtype=np.int64)

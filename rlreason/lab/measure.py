@@ -73,8 +73,8 @@ class Laboratory:
 
 def laboratory(folder: Path, run: GRPO, step: int, samples: list[Sample], console: Console) -> Laboratory:
     """Score the samples under the run's final policy and compare the objectives."""
-    choose_threads(run)
     policy = load_policy(str(folder / "model"), run.model.dtype)
+    choose_threads(run, policy)
     if run.kl_placement != "none":
         add_reference(run, samples, console)
     return compare(run, policy, step, samples, console)

@@ -1,4 +1,4 @@
-"""A very small Qwen2 model with its own tokenizer, built on the spot for a machine without a model hub.
+"""A very small Llama with its own tokenizer, built on the spot for a machine without a model hub.
 
 It must not know rewards, algorithms or configuration files.
 """
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -42,9 +42,9 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTo
 
 def build_model(
     vocab_size: int, width: int = 128, layers: int = 2, heads: int = 4, init_scale: float = 0.06, seed: int = 0
-) -> Qwen2ForCausalLM:
+) -> LlamaForCausalLM:
     """Random weights from `seed`. A larger initial scale than usual helps so small a model to learn fast."""
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=width,
         intermediate_size=3 * width,
@@ -60,4 +60,4 @@ def build_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+        return LlamaForCausalLM(config)

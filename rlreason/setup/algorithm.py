@@ -9,7 +9,7 @@ from rlreason.algorithms.expert_iteration import ExpertIteration
 from rlreason.algorithms.grpo import GroupRelative, Scorer
 from rlreason.algorithms.questions import Questions
 from rlreason.algorithms.sft import Imitation
-from rlreason.config.grpo import GRPO
+from rlreason.config.grpo import GRPO, ON_POLICY_LOSSES
 from rlreason.config.imitation import EI, SFT
 from rlreason.config.run import Run, Training
 from rlreason.console import Console
@@ -58,6 +58,7 @@ def make_algorithm(run: Training, house: House, console: Console) -> Algorithm:
         refill_rounds=run.refill_rounds,
         reference=make_reference(run, policy),
         behaviour=scorer(run, policy) if run.updates_per_rollout > 1 else None,
+        sampled_ahead=run.rollout.async_steps > 0 and run.loss.loss_type not in ON_POLICY_LOSSES,
     )
 
 
@@ -70,9 +71,8 @@ def make_reference(run: GRPO, policy: Policy) -> Scorer | None:
     """A frozen copy of the policy as it is now, only where a KL term asks for it: it costs the model's memory again."""
     if run.kl_placement == "none":
         return None
-    frozen = Policy(
-        copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.compute_dtype, policy.device
-    )
+    model = copy.deepcopy(policy.model).requires_grad_(False)
+    frozen = Policy(model, policy.tokenizer, policy.compute_dtype, policy.device, policy.weights)
     return scorer(run, frozen)
 
 

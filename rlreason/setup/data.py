@@ -72,9 +72,8 @@ def read_splits(data: Data, say: Say) -> tuple[Problems, Problems]:
         *halves, notes = load_countdown(data.path, data.name, data.n_train, data.n_validation, skip)
         return told(say, halves[0], notes), halves[1]
     if isinstance(data, Countdown):
-        numbers = ("min_count", "max_count", "max_value", "max_target")
-        make = partial(make_countdown, seed=data.seed, **{key: getattr(data, key) for key in numbers})
-        return make(data.n_train), make(data.n_validation, validation=True)
+        sizes = {key: getattr(data, key) for key in ("seed", "min_count", "max_count", "max_value", "max_target")}
+        return make_countdown(data.n_train, **sizes), make_countdown(data.n_validation, **sizes, validation=True)
     if isinstance(data, Gym):
         made = make_gym(data.tasks, data.n_validation + data.n_train, data.seed)
         return made[data.n_validation :], made[: data.n_validation]

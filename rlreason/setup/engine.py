@@ -7,8 +7,15 @@ from rlreason.config.run import Run
 from rlreason.engines.base import Engine
 from rlreason.engines.hf import HFEngine
 from rlreason.engines.vllm import VLLMEngine
+from rlreason.engines.vllm_start import require_vllm
 from rlreason.errors import ConfigError
 from rlreason.policy import Policy
+
+
+def check_engine(run: Run) -> None:
+    """Before anything slow is done: is what the settings name installed?"""
+    if run.rollout.engine == "vllm":
+        require_vllm()
 
 
 def make_engine(run: Run, policy: Policy, folder: Path = Path(), say: Callable[[str], None] = print) -> Engine:

@@ -27,7 +27,7 @@ from rlreason.prompts import load_template, render
 from rlreason.records import Mirror
 from rlreason.setup.data import load_data, read_splits
 from rlreason.setup.engine import make_engine
-from rlreason.setup.model import Render, choose_threads, make_policy, teach_habits
+from rlreason.setup.model import Render, choose_threads, choose_trained, make_policy, teach_habits
 from rlreason.types import Problem
 
 PromptIds = Callable[[Problem], list[int]]
@@ -59,7 +59,6 @@ def build(run: Run, folder: Path, console: Console) -> House:
     began = time.monotonic()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
-    choose_threads(run)
     prompt = renderer(run)
     mirror = make_mirror(run, folder)
     grader = make_grader(run, folder)  # its workers start before a GPU is touched
@@ -68,10 +67,12 @@ def build(run: Run, folder: Path, console: Console) -> House:
         check_reward(run, grader, validation)
         lessons = read_splits(run.data, console.say)[0] if isinstance(run.data, Stories) else train
         policy = make_policy(run, lessons, prompt)
+        choose_threads(run, policy)
         prompt_ids = encoder(policy, prompt)
         train, validation = fitting(run, policy, prompt_ids, train, validation, console)
         if isinstance(run.model, TinyModel):
             teach_habits(run, run.model, policy, lessons, prompt, console)
+        choose_trained(run.model, policy, run.seed)
         engine = make_engine(run, policy)
     except BaseException:
         grader.close()
@@ -120,8 +121,8 @@ def check_reward(run: Run, grader: Grader, problems: Sequence[Problem]) -> None:
     """A reward of the user's own is tried once, before anything is trained with it."""
     if grader.plugin and grader.grade_batch(["probe"], [problems[0].answer])[0].outcome == "error":
         raise ConfigError(
-            f"the reward {grader.plugin} (prompt.reward, or data.verifier) cannot be imported, or fails on ('probe', a gold answer): give "
-            "module:function, importable from here, returning a number or a dict with reward"
+            f"the reward {grader.plugin} (prompt.reward, or data.verifier) cannot be imported, or fails on ('probe', a "
+            "gold answer): give module:function, importable from here, returning a number or a dict with reward"
         )
     grader.take_metrics()
 

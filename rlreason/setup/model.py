@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
@@ -12,21 +11,22 @@ from rlreason.config.model import Model, PretrainedModel, TinyModel
 from rlreason.config.run import Run
 from rlreason.console import Console
 from rlreason.data.stories import habit_trace
-from rlreason.memory import freeze, recompute_layers
+from rlreason.memory import freeze, model_size, recompute_layers
 from rlreason.models.tiny import build_model, build_tokenizer
 from rlreason.models.warm_start import warm_up
 from rlreason.policy import DTYPES, Policy, load_policy, pick_device, pick_dtype
 from rlreason.types import Problem
 
 Render = Callable[[str], str]  # a question -> its prompt
+TINY = 5_000_000  # parameters
 
 
-def choose_threads(run: Run) -> None:
-    """As asked; one for the tiny model, and torch's own choice otherwise.
+def choose_threads(run: Run, policy: Policy) -> None:
+    """As asked; one for a tiny model, and torch's own choice otherwise.
 
     Products this small gain a quarter from a second thread, and lose tenfold when another program wants its core.
     """
-    if run.threads or isinstance(run.model, TinyModel):
+    if run.threads or model_size(policy.model) < TINY:
         torch.set_num_threads(run.threads or 1)
 
 
@@ -35,7 +35,7 @@ def make_policy(run: Run, train: Sequence[Problem], prompt: Render) -> Policy:
     if run.model.lora.rank:
         require_peft()
     if isinstance(run.model, PretrainedModel):
-        return load_policy(str(Path(run.model.path).expanduser()), run.model.dtype, run.model.weights)
+        return load_policy(run.model.folder, run.model.dtype, run.model.weights)
     assert isinstance(run.model, TinyModel)
     tiny, device = run.model, pick_device()
     rng = random.Random("tokenizer")  # the same tokenizer for every seed

@@ -1,0 +1,126 @@
+"""What only a GPU can show of rollout=vllm, in one command: `python benchmarks/gpu_check.py --model DIR`.
+
+1. hf and vllm side by side: log-probability gaps to the trainer, in float32 and bfloat16.
+2. Twenty rounds of generate, sleep, wake, hand over: seconds of each hand-over, and memory in use, which must not grow.
+3. Two short GRPO runs, `rollout.async_steps=0` and `1`: seconds per step.
+
+Exits with 1 when a check fails. It has not been run on a GPU yet; without one it says so and does the first two on
+the processor, where sleeping gives nothing back.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import psutil  # noqa: E402
+import torch  # noqa: E402
+
+from rlreason.engines.attest import gap_bound  # noqa: E402
+from rlreason.engines.base import Engine, Prompt, Sampling, seed_for  # noqa: E402
+from rlreason.engines.hf import HFEngine  # noqa: E402
+from rlreason.engines.vllm import VLLMEngine  # noqa: E402
+from rlreason.policy import Policy, load_policy  # noqa: E402
+
+ROUNDS = 20
+GROWTH_ALLOWED = 0.1  # GB between the fifth and the last round; the first rounds still fill allocators
+
+
+def used_gb() -> float:
+    """GPU memory that anybody uses; without a GPU, this process's."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        return (total - free) / 2**30
+    return psutil.Process().memory_info().rss / 2**30
+
+
+def prompts_for(policy: Policy, count: int = 32) -> list[Prompt]:
+    texts = [f"Question: What is {i} + {2 * i + 3}? Let us think step by step." for i in range(count)]
+    return [Prompt(str(i), policy.encode_prompt(text), seed_for("gpu check", i)) for i, text in enumerate(texts)]
+
+
+def gap(engine: Engine, policy: Policy, temperature: float) -> float:
+    """Mean |log p_engine - log p_trainer|, nats per sampled token."""
+    responses = engine.generate(prompts_for(policy), Sampling(temperature, 0, 64), 4)
+    scores = policy.score([(r.prompt_ids, r.token_ids) for r in responses], temperature, 8192)
+    pairs = zip(responses, scores, strict=True)
+    return statistics.fmean(abs(a - b) for r, score in pairs for a, b in zip(r.log_probs, score, strict=True))
+
+
+def parity(model: str, dtype: str, log: Path) -> bool:
+    policy, ok = load_policy(model, dtype), True
+    engine = VLLMEngine(policy, log, 512, 128, kv_cache_gb=2)
+    for temperature in (0.7, 1.0, 1.3):
+        ours, theirs = gap(HFEngine(policy), policy, temperature), gap(engine, policy, temperature)
+        bound = max(gap_bound(policy.compute_dtype) / 5, 2 * ours)
+        ok &= theirs <= bound
+        print(f"{dtype:9} T={temperature}: mean gap, hf {ours:.2g}, vllm {theirs:.2g} (bound {bound:.2g})")
+    engine.close()
+    return ok
+
+
+def sleeping(model: str, log: Path) -> bool:
+    policy = load_policy(model)
+    engine = VLLMEngine(policy, log, 512, 128, sleep=True, kv_cache_gb=2)
+    prompts, memory, asleep, seconds = prompts_for(policy), [], [], []
+    for _ in range(ROUNDS):
+        engine.generate(prompts, Sampling(1.0, 0, 32), 4)
+        asleep.append(used_gb())
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.mul_(1.0001)
+        engine.load_weights(policy)
+        memory.append(used_gb())
+        seconds.append(engine.sync_metrics["time/push"])
+    engine.close()
+    growth = memory[-1] - memory[4]
+    print(f"{ROUNDS} rounds: hand-over {statistics.median(seconds):.2f} s (largest {max(seconds):.2f})")
+    print(f"GB in use: {memory[-1]:.2f} awake, {asleep[-1]:.2f} asleep, {used_gb():.2f} closed; growth {growth:+.3f}")
+    return growth < GROWTH_ALLOWED
+
+
+def overlap(model: str, folder: Path) -> bool:
+    for steps in (0, 1):
+        run = folder / f"async_{steps}"
+        chosen = ["model=local", f"model.path={model}", "rollout=vllm", "rollout.sleep=false"]
+        sizes = [f"rollout.async_steps={steps}", "n_steps=6", "eval_problems=16", f"hydra.run.dir={run}"]
+        command = [sys.executable, "-m", "rlreason", *chosen, *sizes]
+        if subprocess.run(command, cwd=ROOT).returncode:
+            return False
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        ends = [row["time/total"] for row in rows if "train_step" in row]
+        seconds = statistics.median(b - a for a, b in pairwise(ends))
+        print(f"rollout.async_steps={steps}: {seconds:.2f} s per step")
+    return True
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--model", required=True, help="a model folder")
+    model = str(Path(ask.parse_args().model).resolve())
+    gpu = torch.cuda.is_available()
+    print(torch.cuda.get_device_name() if gpu else "no GPU here: the processor, and no third check")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        checks = {
+            "parity float32": lambda: parity(model, "float32", folder / "float32.log"),
+            "parity bfloat16": lambda: parity(model, "bfloat16", folder / "bfloat16.log"),
+            "sleeping": lambda: sleeping(model, folder / "sleep.log"),
+        }
+        if gpu:
+            checks["overlap"] = lambda: overlap(model, folder)
+        failed = [name for name, check in checks.items() if not check()]
+    print("failed: " + ", ".join(failed) if failed else "all checks passed")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

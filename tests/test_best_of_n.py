@@ -1,0 +1,160 @@
+"""Best of N: every closed form against enumeration of all subsets; ties; one picture of one protocol only."""
+
+import json
+import random
+from itertools import combinations
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from rlreason.config.words import check_words
+from rlreason.errors import ConfigError
+from rlreason.jobs import compare
+from rlreason.jobs.best_of_n import load_scorer, with_intervals
+from rlreason.jobs.selection import best_at, majority_at, pass_at, subsets_of
+from rlreason.jobs.votes import answer_classes
+from rlreason.protocol import make_protocol
+
+
+def enumerated(n, k, win):
+    """The mean of `win(subset)` over every subset of k of n."""
+    return fmean(float(win(subset)) for subset in combinations(range(n), k))
+
+
+def majority_wins(subset, answers, right):
+    """By counting: the one most frequent answer, by the share of right responses that give it."""
+    votes = {}
+    for i in subset:
+        if answers[i] is not None:
+            votes.setdefault(answers[i], []).append(right[i])
+    most = max(map(len, votes.values()), default=0)
+    leaders = [v for v in votes.values() if len(v) == most]
+    return fmean(leaders[0]) if len(leaders) == 1 else 0.0
+
+
+def cases(count=12):
+    for seed in range(count):
+        rng = random.Random(seed)
+        n = rng.randint(1, 9)
+        right = [rng.random() < 0.4 for _ in range(n)]
+        scores = [rng.choice([0.1, 0.2, rng.random()]) for _ in range(n)]  # with ties
+        answers = [rng.choice([0, 1, 2, None]) for _ in range(n)]
+        yield n, right, scores, answers
+
+
+def test_pass_at_is_the_share_of_subsets_with_a_right_response():
+    for n in range(1, 8):
+        for c in range(n + 1):
+            for k in range(1, n + 1):
+                assert pass_at(n, c, k) == pytest.approx(enumerated(n, k, lambda s, c=c: min(s) < c), abs=1e-12)
+    assert 0 < pass_at(10_000, 1, 3) < 1e-3  # large counts stay exact
+    assert pass_at(10_000, 9_999, 2) == 1.0
+
+
+def test_best_at_is_the_expectation_over_subsets_with_ties_broken_at_random():
+    def win(subset, scores, right):
+        top = max(scores[i] for i in subset)
+        return fmean(right[i] for i in subset if scores[i] == top)
+
+    for n, right, scores, _ in cases():
+        for k in range(1, n + 1):
+            expected = enumerated(n, k, lambda s, scores=scores, right=right: win(s, scores, right))
+            assert best_at(scores, right, k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_majority_at_is_the_expectation_over_subsets():
+    for n, right, _, answers in cases():
+        for k in range(1, n + 1):
+            expected = enumerated(n, k, lambda s, a=answers, r=right: majority_wins(s, a, r))
+            assert majority_at(answers, right, subsets_of(n, k)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_tie_between_answers_is_no_win_whatever_their_order():
+    for answers in ([0, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1]):
+        right = [a == 0 for a in answers]
+        assert majority_at(answers, right, subsets_of(4, 4)) == 0.0
+    assert majority_at([0, 0, 1, None], [True, True, False, False], subsets_of(4, 4)) == 1.0  # no answer has no vote
+    assert majority_at([None, None], [False, False], subsets_of(2, 2)) == 0.0
+
+
+def test_for_n_1_every_way_to_choose_is_the_share_of_right_responses():
+    for n, right, scores, answers in cases():
+        answers = [0 if r and a is None else a for r, a in zip(right, answers, strict=True)]  # right: it has one
+        accuracy = sum(right) / n
+        assert pass_at(n, sum(right), 1) == pytest.approx(accuracy)
+        assert best_at(scores, right, 1) == pytest.approx(accuracy)
+        assert majority_at(answers, right, subsets_of(n, 1)) == pytest.approx(accuracy)
+
+
+def test_random_subsets_come_near_all_of_them():
+    right = [i % 3 == 0 for i in range(12)]
+    answers = [0 if r else 1 + i % 4 for i, r in enumerate(right)]
+    exact = majority_at(answers, right, subsets_of(12, 5))
+    some = subsets_of(12, 5, seed=1, most=1)
+    assert all(len(set(row)) == 5 for row in some[:200].tolist())
+    assert majority_at(answers, right, some) == pytest.approx(exact, abs=0.03)
+    assert np.array_equal(some, subsets_of(12, 5, seed=1, most=1))
+
+
+def test_votes_are_equal_by_the_graders_rules_right_or_wrong():
+    told = ["\\boxed{0.5}", "\\boxed{\\frac12}", "it is 7", "\\boxed{7}", "\\boxed{7.0}", "\\boxed{}"]
+    assert answer_classes(told, "question_only", percent=True, rel_tol=1e-6) == [0, 0, None, 1, 1, None]
+
+
+def test_intervals_hold_their_values_and_problems_are_drawn_together():
+    values = np.random.default_rng(0).random((40, 2))
+    curves = with_intervals({"a": values, "b": values}, seed=0)
+    assert curves["a"] == curves["b"]
+    assert all(low < value < high for value, low, high in curves["a"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["n_list=[1,32]", "samples=16"], "asks for the best of 32, and samples=16 gives fewer: set samples=32"),
+        (["n_list=[]"], "n_list=[] must hold numbers from 1 on, in rising order, once each: try n_list=[1,4,8]"),
+        (["n_list=[4,1]"], "try n_list=[1,4]"),
+        (["n_list=[0,2]"], "try n_list=[2]"),
+        (["sampling.temperature=0"], "would all be equal: set sampling.temperature=1, or use algorithm=evaluate"),
+        (["scorer=length"], "scorer=length must be module:function"),
+        (["samples=0"], "samples=0"),
+    ],
+)
+def test_nonsense_is_one_line_with_the_cure(words, says):
+    with pytest.raises(ConfigError) as error:
+        check_words(["algorithm=best_of_n", *words])
+    assert says in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_scorer_that_cannot_score_is_said_before_anything_is_sampled():
+    assert load_scorer("operator:eq") is not None
+    for name in ("nowhere:score", "operator:nothing", "operator:concat"):
+        with pytest.raises(ConfigError, match=f"scorer={name} cannot be imported, or fails"):
+            load_scorer(name)
+
+
+def summary_at(folder, **sampling):
+    protocol = make_protocol(
+        prompt="{question}", reward="r1_zero", grading={}, sampling=sampling, stop=[], data="d", problems=2, samples=4
+    )
+    folder.mkdir()
+    curves = {"pass@N": [[0.2, 0.1, 0.3], [0.5, 0.4, 0.6]]}
+    (folder / "summary.json").write_text(json.dumps({"n_list": [1, 4], "best_of_n": curves, "protocol": protocol}))
+    return str(folder)
+
+
+def test_two_protocols_are_drawn_together_only_when_told_to(tmp_path, capsys):
+    one, same = (summary_at(tmp_path / name, temperature=1.0) for name in ("one", "same"))
+    other = summary_at(tmp_path / "other", temperature=0.6)
+    picture = tmp_path / "both.png"
+    assert compare.main([one, other, "-o", str(picture)]) == 2
+    assert "one and other were measured differently: sampling.temperature: 1.0 and 0.6" in capsys.readouterr().err
+    assert not picture.exists()
+    assert compare.main([one, same, "-o", str(picture)]) == 0
+    assert picture.stat().st_size > 10_000
+    assert compare.main([one, other, "-o", str(picture), "--mix-protocols"]) == 0
+    assert "! one and other were measured differently" in capsys.readouterr().out
+    assert compare.main([str(tmp_path)]) == 2
+    assert "give the folder of a finished run of algorithm=best_of_n" in capsys.readouterr().err

@@ -1,0 +1,289 @@
+"""Evaluation: the same luck for every model, protocols that tell themselves apart, and no finished problem lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlreason.algorithms.rollouts import Rollouts
+from rlreason.config.words import check_words
+from rlreason.engines.base import Sampling
+from rlreason.errors import ConfigError
+from rlreason.evaluation import evaluate, figures, stream
+from rlreason.grading import Grader
+from rlreason.jobs.identity import weights_hash
+from rlreason.jobs.respond import check_askable
+from rlreason.jobs.store import UNFINISHED, Store, enter
+from rlreason.jobs.tables import categories, category_table, figure_lines, ungraded
+from rlreason.policy import load_policy
+from rlreason.prompts import load_template
+from rlreason.protocol import accuracy_words, differences, make_protocol, refuse_mixture
+from rlreason.statistics import wilson_interval
+from rlreason.sweeps import Arm, arms_table
+from rlreason.types import Grade, Problem, Response, Sample
+
+PARTS = {
+    "prompt": "User: {question}\nAssistant: <think>",
+    "reward": "r1_zero",
+    "grading": {"extract": "strict", "rel_tol": 1e-6},
+    "sampling": {"temperature": 1.0, "min_tokens": 4, "max_tokens": 64},
+    "stop": ["</answer>"],
+    "data": "abc",
+    "problems": 20,
+    "samples": 1,
+}
+
+
+def sample(problem_id, outcome="correct", fmt=1.0, ids=(1, 2)):
+    right = float(outcome == "correct")
+    response = Response(problem_id, [5], list(ids), [-0.123456789] * len(ids), "text \u00e9", "stop")
+    return Sample(response, Grade(fmt, right, right, outcome, "number"))
+
+
+@pytest.fixture
+def rollouts(policy, engine):
+    with Grader(symbolic=False) as grader:
+        yield Rollouts(engine, grader, lambda p: policy.encode_prompt(p.question), seed=3)
+
+
+def texts(samples):
+    return [s.response.text for s in samples]
+
+
+def test_every_evaluation_meets_the_same_luck(rollouts, problems):
+    sampling = Sampling(1.0, 0, 12)
+    before = torch.get_rng_state()
+    samples, metrics = evaluate(rollouts, problems[:6], sampling)
+    assert texts(evaluate(rollouts, problems[:6], sampling)[0]) == texts(samples)
+    assert texts(evaluate(rollouts, problems[5:2:-1], sampling)[0]) == texts(samples)[5:2:-1]  # whoever else is asked
+    assert torch.equal(torch.get_rng_state(), before)  # training draws as if there had been no evaluation
+    assert metrics["eval/problems"] == metrics["eval/samples"] == 6
+
+
+def test_the_first_of_several_samples_is_that_of_a_single_one(rollouts, problems):
+    sampling, seen = Sampling(1.0, 0, 12), []
+    several = stream(rollouts, problems[:5], sampling, 3, lambda number, s: seen.append((s.group, number)))
+    single, _ = evaluate(rollouts, problems[:5], sampling)
+    assert texts(several[::3]) == texts(single)
+    assert [s.group for s in several] == [p.id for p in problems[:5] for _ in range(3)]
+    assert sorted(seen) == sorted((p.id, number) for p in problems[:5] for number in range(3))
+
+
+def test_what_fails_beside_sampling_is_said(rollouts, problems):
+    def full_disk(number, s):
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        stream(rollouts, problems[:5], Sampling(1.0, 0, 12), 1, full_disk)
+
+
+def test_the_interval_counts_problems_and_not_samples():
+    samples = [sample(f"p{i}", "correct" if i < 3 else "wrong") for i in range(9) for _ in range(4)]
+    found = figures(samples, Sampling())
+    assert found["eval/accuracy"] == pytest.approx(1 / 3)
+    assert (found["eval/accuracy_low"], found["eval/accuracy_high"]) == pytest.approx(wilson_interval(3, 9))
+    assert (found["eval/problems"], found["eval/samples"]) == (9, 36)
+
+
+def test_every_response_is_in_one_of_the_three_categories():
+    samples = [
+        sample("a"), sample("b", "wrong"), sample("c", "timeout"), sample("d", "unformatted", 0.0),
+        sample("e", "error", 0.0),
+    ]  # fmt: skip
+    rows = categories(samples)
+    assert [row["count"] for row in rows.values()] == [1, 2, 2]
+    assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
+    assert all(row["interval"][0] < row["share"] < row["interval"][1] for row in rows.values())
+    assert "format 1, answer 0                 2   0.400" in category_table(rows)
+    assert ungraded(samples) == {"timeout": 1, "refused": 0, "error": 1}
+    said = figure_lines(figures(samples, Sampling()), 64, ungraded(samples))
+    assert "1 timeout, 1 error: these count as not correct" in said
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "says"),
+    [
+        ("prompt", "User: {question}\nAssistant: <think>\n", "prompt: "),
+        ("reward", "question_only", "reward: r1_zero and question_only"),
+        ("grading", {"extract": "sentence", "rel_tol": 1e-6}, "grading.extract: strict and sentence"),
+        ("sampling", {**PARTS["sampling"], "max_tokens": 65}, "sampling.max_tokens: 64 and 65"),
+        ("stop", [], "stop: ['</answer>'] and []"),
+        ("data", "abd", "data: abc and abd"),
+        ("problems", 21, "problems: 20 and 21"),
+        ("samples", 2, "samples per problem: 1 and 2"),
+    ],
+)
+def test_protocols_differ_in_whatever_changes_an_accuracy(part, value, says):
+    one, other = make_protocol(**PARTS), make_protocol(**{**PARTS, part: value})
+    assert one == make_protocol(**dict(reversed(PARTS.items())))
+    assert one["hash"] != other["hash"]
+    (line,) = differences(one, other)
+    assert line.startswith(says)
+    with pytest.raises(ConfigError, match="first and second were measured differently"):
+        refuse_mixture({"first": one, "same": one, "second": other})
+    assert len(refuse_mixture({"first": one, "second": other}, allow=True)) == 1
+    assert refuse_mixture({"first": one, "same": one}) == []
+    assert f"protocol {one['hash']}" in accuracy_words(0.5, 0.4, 0.6, one)
+
+
+def test_long_prompts_are_shown_where_they_part():
+    one, other = (make_protocol(**{**PARTS, "prompt": "x" * 300 + end + "y" * 300}) for end in ("A", "B"))
+    (line,) = differences(one, other)
+    assert "xA" in line
+    assert "xB" in line
+    assert len(line) < 150
+
+
+def test_finished_problems_survive_and_torn_lines_do_not(tmp_path):
+    problems = [Problem(f"p{i}", f"{i}?", str(i)) for i in range(3)]
+    log = tmp_path / UNFINISHED
+    store = Store(tmp_path, "one", problems, 2)
+    for number in (1, 0):
+        store.add(number, sample("p1", ids=(7, number)))
+    store.add(0, sample("p2"))  # its second response never ends
+    store.close()
+    with log.open("a") as file:
+        file.write('{"problem_id": "p0", "samp')
+    again = Store(tmp_path, "one", problems, 2)
+    assert list(again.samples) == ["p1"]
+    assert [s.response.token_ids for s in again.samples["p1"]] == [[7, 0], [7, 1]]
+    assert again.samples["p1"][0] == sample("p1", ids=(7, 0))  # every field, log-probabilities in full
+    again.add(0, sample("p0"))
+    again.close()
+    assert all(json.loads(line) for line in log.read_text().splitlines())
+    with pytest.raises(ConfigError, match="responses of another model or to other problems"):
+        Store(tmp_path, "two", problems, 2)
+    log.write_text(log.read_text().replace("{", "", 1))
+    with pytest.raises(ConfigError, match="line 1 is not JSON"):
+        Store(tmp_path, "one", problems, 2)
+
+
+def test_only_the_same_settings_go_on_in_a_folder(tmp_path):
+    assert not enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 48\n")
+    assert enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 48\n")
+    with pytest.raises(ConfigError, match=r"other settings .sampling.max_tokens=48 there, 64 here.: type its command"):
+        enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 64\n")
+    (tmp_path / "run/summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds a finished run"):
+        enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 48\n")
+
+
+def test_another_model_is_another_model(policy):
+    before = weights_hash(policy.named_weights())
+    assert before == weights_hash(policy.named_weights())
+    with torch.no_grad():
+        policy.model.model.norm.weight += 1e-6
+    assert before != weights_hash(policy.named_weights())
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["eval_problems=0"], "eval_problems=0 must be above 0"),
+        (["prompt=r1_hero"], "prompt=r1_hero is no option of prompt: choose one of"),
+        (["split=test"], "split=test is none of validation, train: choose one"),
+        (["samples=0"], "samples=0: each problem needs a response: try samples=1"),
+        (["samples=4", "sampling.temperature=0"], "would all be equal: set sampling.temperature=1, or samples=1"),
+        (["n_steps=3"], "n_steps is no setting of this run"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_cure(words, says):
+    with pytest.raises(ConfigError) as error:
+        check_words(["algorithm=evaluate", *words])
+    assert says in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_greedy_evaluation_of_one_response_each_is_allowed():
+    check_words(["algorithm=evaluate", "sampling.temperature=0"])
+
+
+def test_nothing_to_grade_is_one_line_with_the_cure(tmp_path, policy):
+    with pytest.raises(ConfigError, match=r"split=train of data=x holds no problems: give data"):
+        check_askable([], "split=train of data=x")
+    with pytest.raises(ConfigError, match=r"1 of 2 problems in x have an empty gold answer \(b\).*data.gold"):
+        check_askable([Problem("a", "?", "1"), Problem("b", "?", " ")], "x")
+    (tmp_path / "no_question.prompt").write_text("User: please answer")
+    with pytest.raises(ConfigError, match=r"never uses the question: put {question} where it belongs"):
+        load_template(str(tmp_path / "no_question.prompt"), tmp_path)
+    policy.model.save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match="no tokenizer") as error:
+        load_policy(str(tmp_path / "model"))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_sweep_of_evaluations_has_its_lines():
+    text = arms_table([Arm("prompt=a", {"accuracy": 0.25, "length": 30.5, "status": "finished"})])
+    assert text.splitlines()[1].split() == ["prompt=a", "0.250", "30.5", "finished"]
+
+
+SMALL = [
+    "model.width=32", "model.warm_start.steps=4", "sampling.max_tokens=32", "data.n_train=256",
+    "data.n_validation=96", "eval_problems=48", "log_generations=0",
+]  # fmt: skip
+
+
+def started(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    argv = [sys.executable, "-m", "rlreason", *SMALL, *words]
+    return subprocess.Popen(argv, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_and_started_again_it_leaves_the_same_file(tmp_path):
+    words = ["algorithm=evaluate", "samples=2", "rollout.max_rows=4"]
+    log = tmp_path / "killed" / UNFINISHED
+    process = started(*words, "hydra.run.dir=killed", cwd=tmp_path)
+    until = time.monotonic() + 120
+    while time.monotonic() < until and (not log.exists() or len(log.read_bytes().splitlines()) < 25):
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "killed/summary.json").exists()
+    rows = [json.loads(line) for line in log.read_text().split("\n")[1:-1]]
+    finished = {r["problem_id"] for r in rows if sum(q["problem_id"] == r["problem_id"] for q in rows) == 2}
+    assert 5 < len(finished) < 48
+
+    again = started(*words, "hydra.run.dir=killed", cwd=tmp_path)
+    out = again.communicate()[0]
+    assert again.returncode == 0, out
+    assert f"{len(finished)} of 48 problems were finished before the interruption and are kept" in out
+    whole = started(*words, "hydra.run.dir=whole", cwd=tmp_path)
+    assert whole.communicate()[0].count("protocol") == 1
+    for name in ("responses.jsonl", "pass_rates.jsonl", "config.yaml"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    one, other = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("killed", "whole"))
+    assert one["problems_kept_from_before"] == len(finished)
+    assert [one[key] for key in ("accuracy", "protocol", "weights")] == [
+        other[key] for key in ("accuracy", "protocol", "weights")
+    ]
+    assert not log.exists()
+
+
+@pytest.mark.slow
+def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path):
+    (tmp_path / "my_scores.py").write_text("def brevity(question, response):\n    return -len(response)\n")
+    words = ["algorithm=best_of_n", "n_list=[1,2,4]", "split=train", "scorer=my_scores:brevity", "hydra.run.dir=b"]
+    process = started(*words, cwd=tmp_path)
+    out = process.communicate()[0]
+    assert process.returncode == 0, out
+    summary = json.loads((tmp_path / "b/summary.json").read_text())
+    assert len((tmp_path / "b/responses.jsonl").read_text().splitlines()) == 4 * 48
+    assert set(summary["best_of_n"]) == {
+        "pass@N", "best mean log-prob", "best summed log-prob", "best by scorer", "maj@N",
+    }  # fmt: skip
+    for way, points in summary["best_of_n"].items():
+        assert points[0][0] == pytest.approx(summary["accuracy"]), way
+        assert len(points) == 3
+    assert [v for v, _, _ in summary["best_of_n"]["pass@N"]] == sorted(v for v, _, _ in summary["best_of_n"]["pass@N"])
+    rates = [json.loads(line) for line in (tmp_path / "b/pass_rates.jsonl").read_text().splitlines()]
+    assert sum(r["correct"] for r in rates) / (4 * 48) == pytest.approx(summary["accuracy"])
+    assert all(r["samples"] == 4 and len(r["question_hash"]) == 16 for r in rates)
+    assert {"best_of_n.csv", "best_of_n.png", "metrics.jsonl"} <= {p.name for p in (tmp_path / "b").iterdir()}
+    assert f"protocol {summary['protocol']['hash']}" in out

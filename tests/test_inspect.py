@@ -1,0 +1,155 @@
+"""Cases of every category with a guess at why, from evaluations and training runs; no torch for reading."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlreason.grading import Grader
+from rlreason.inspect.__main__ import main
+from rlreason.inspect.reasons import why
+
+CONFIG = "data: {name: gsm8k}\nprompt: {reward: REWARD}\ngrading: {extract: strict, timeout_s: 5.0, workers: 1}\n"
+
+#: response -> the first words of the guess, for the gold answer 18
+R1_ZERO = {
+    "so 18": "no </think>",
+    "so <answer>18</answer>": "no </think>: it answers without ending its thinking",
+    "so </think> 18": "no <answer> tag",
+    "so </think> Hence <answer>18</answer>": "text between </think> and <answer>: Hence",
+    "so </think>\n<answer>18</answer>": "not exactly one space between </think> and <answer>: '\\n'",
+    "<answer>18</answer> </think>": "<answer> comes before </think>",
+    'so </think> <answer value="18">': 'the answer tag has attributes: <answer value="18">',
+    "so </think> <answer>18": "no </answer>",
+    "so </think> <answer>18</answer> or 19": "no answer can be read: text behind </answer>",
+    "so </think> <answer> </answer>": "the answer is empty",
+    "so </think> <answer>It makes 18 dollars.</answer>": "a unit or a sentence around the right answer",
+    "so </think> <answer>9 + 9, which is not 19 but 18</answer>": "the right number is one of several",
+    "so </think> <answer>many</answer>": "no number in the answer",
+    "so </think> <answer>19</answer>": "another answer: '19' instead of '18'",
+    "so </think> <answer>18</answer>": "right",
+}
+QUESTION_ONLY = {
+    "It is 18.": "no \\boxed{}",
+    "It is \\boxed{18": "\\boxed is never closed",
+    "It is \\boxed{Janet makes 18}": "a unit or a sentence around the right answer",
+    "It is \\boxed{17}": "another answer: '17' instead of '18'",
+}
+
+
+def rows_of(responses, reward, step=0):
+    with Grader(reward=reward, symbolic=False) as grader:
+        grades = grader.grade_batch(list(responses), ["18"] * len(responses))
+    return [
+        {
+            "step": step, "problem_id": f"p{i}", "question": "How many eggs?", "gold": "18", "response": response,
+            "reward": g.reward, "format_reward": g.format, "answer_reward": g.answer, "outcome": g.outcome,
+            "path": g.path, "length": 9, "finish_reason": "length" if i == 0 else "stop",
+        }
+        for i, (response, g) in enumerate(zip(responses, grades, strict=True))
+    ]  # fmt: skip
+
+
+def save(path: Path, rows) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("REWARD", "r1_zero"))
+    save(tmp_path / "responses.jsonl", rows_of(R1_ZERO, "r1_zero"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("reward", "told"), [("r1_zero", R1_ZERO), ("question_only", QUESTION_ONLY)])
+def test_the_guess_names_what_is_wrong(reward, told):
+    for row, expected in zip(rows_of(told, reward), told.values(), strict=True):
+        found = why(row["response"], row["gold"], reward, row["outcome"], truncated=False)
+        assert str(found[0]).startswith(expected), row["response"]
+
+
+def test_what_else_is_worth_knowing_comes_behind():
+    found = list(map(str, why("I think 18", "18", "r1_zero", "unformatted", truncated=True)))
+    assert found == ["no </think>", "cut at the token limit", "the last number in it is the right one: 18"]
+    assert str(why("</think> <answer>x^y</answer>", "18", "r1_zero", "timeout", False)[0]).endswith("timeout")
+    assert "rules of its own" in str(why("x", "18", "mine:reward", "wrong", False)[0])
+
+
+def test_every_category_is_shown_with_its_count_and_written(run, capsys):
+    sizes = {"format0": 8, "format1_wrong": 6, "correct": 1, "truncated": 1}
+    for category, size in sizes.items():
+        assert main([str(run), "--category", category, "-n", "3"]) == 0
+        out = capsys.readouterr().out
+        assert "15 responses: 1 correct, 6 format1_wrong, 8 format0; 1 of them truncated" in out
+        assert out.count("\n--- ") == min(3, size)
+        assert f"over all {size} of {category}" in out
+    assert "cut at the token limit" in out
+    text = (run / "inspect.md").read_text()
+    assert "| `no </think>` | 1 |" in text
+    assert main([str(run), "--markdown", str(run / "mine.md")]) == 0
+    assert (run / "mine.md").read_text().count("\n## ") == 10
+
+
+def test_a_second_grader_that_disagrees_makes_a_suspect(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("REWARD", "question_only"))
+    rows = rows_of({"\\boxed{17}": "", "\\boxed{18}": "", "none": ""}, "question_only")
+    rows[1] |= {"outcome": "wrong", "reward": 0.0, "answer_reward": 0.0}  # as a parser with a fault would have it
+    save(tmp_path / "responses.jsonl", rows)
+    assert main([str(tmp_path), "--category", "disagree"]) == 0
+    out = capsys.readouterr().out
+    assert "parser suspect, a second grader calls it right" in out
+    assert out.count("\n--- ") == 1
+
+
+def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("REWARD", "r1_zero"))
+    for step in (0, 10):
+        save(tmp_path / f"evals/step_{step:05d}.jsonl", rows_of(R1_ZERO, "r1_zero", step))
+    save(tmp_path / "rollouts/step_00003.jsonl", rows_of(R1_ZERO, "r1_zero", 3))
+    for words, file in (
+        ([], "evals/step_00010.jsonl"),
+        (["--step", "0"], "evals/step_00000.jsonl"),
+        (["--rollouts"], "rollouts/step_00003.jsonl"),
+        (["--step", "3"], "rollouts/step_00003.jsonl"),
+    ):
+        assert main([str(tmp_path), *words, "-n", "1"]) == 0
+        assert file in capsys.readouterr().out
+
+
+def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("REWARD", "r1_zero"))
+    save(tmp_path / "responses.unfinished.jsonl", [{"identity": "x"}, *rows_of(R1_ZERO, "r1_zero")[:4]])
+    with (tmp_path / "responses.unfinished.jsonl").open("a") as file:
+        file.write('{"problem_id": "p9", "resp')
+    assert main([str(tmp_path), "-n", "2"]) == 0
+    assert "4 responses" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nowhere"], "nowhere is no folder: give the folder of a run"),
+        (["."], "holds no evals or rollouts or responses.jsonl: give the folder of one run"),
+        (["RUN", "-n", "0"], "-n 0 shows nothing: give a number above 0"),
+        (["RUN", "--step", "7"], "holds no evals or rollouts"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words, says, run, capsys, tmp_path_factory):
+    empty = tmp_path_factory.mktemp("empty")
+    given = {"RUN": str(run), ".": str(empty), "nowhere": str(empty / "nowhere")}
+    assert main([given.get(word, word) for word in words]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_reading_needs_no_torch(run):
+    probe = (
+        "import sys; from rlreason.inspect.__main__ import main; "
+        f"assert main([{str(run)!r}, '-n', '1']) == 0; assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

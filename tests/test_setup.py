@@ -1,0 +1,96 @@
+"""From settings to rooms: traces as ids, what is too long, the reward of the data, where a model lies."""
+
+import io
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from rlreason.config.store import resource_dir, typed
+from rlreason.console import Console
+from rlreason.errors import ConfigError
+from rlreason.setup.house import encoder, fitting, reward_name
+from rlreason.setup.learner import learning_temperature, token_objective
+from rlreason.setup.traces import make_traces
+from rlreason.types import Problem
+
+
+def settings(*overrides: str):
+    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
+        return typed(compose("config", list(overrides)))
+
+
+@pytest.fixture
+def prompt_ids(policy):
+    return encoder(policy, lambda question: f"User: {question}\nAssistant: <think>")
+
+
+def test_a_trace_is_the_solution_in_the_prompts_form_with_its_end(policy, prompt_ids, problems):
+    run = settings("algorithm=sft")
+    samples, notices = make_traces(run, policy, problems[:5], prompt_ids)
+    assert not notices
+    for sample, problem in zip(samples, problems, strict=False):
+        *body, end = sample.response.token_ids
+        assert end == policy.tokenizer.eos_token_id
+        text = policy.tokenizer.decode(body)
+        assert text == f" {problem.solution} </think> <answer>{problem.answer}</answer>"
+        assert sample.advantage == 1.0
+        assert sample.group == problem.id
+
+
+def test_a_given_prompt_and_response_are_taken_word_for_word(policy, prompt_ids):
+    run = settings("algorithm=sft")
+    given = Problem("g", "1+1?", "2", prompt="Say: ", response="two of them")
+    ((sample,), _) = make_traces(run, policy, [given], prompt_ids)
+    assert policy.tokenizer.decode(sample.response.prompt_ids) == "Say: "
+    assert policy.tokenizer.decode(sample.response.token_ids[:-1]) == "two of them"
+
+
+def test_a_trace_too_long_is_refused_or_counted(policy, prompt_ids, problems):
+    long = Problem("long-7", "q", "1", solution="1+1=2 " * 400)
+    few = [*problems[:3], long]
+    with pytest.raises(ConfigError, match=r"1 of 4 traces are longer than .* long-7 \(\d+ tokens\).*bad_rows=skip"):
+        make_traces(settings("algorithm=sft"), policy, few, prompt_ids)
+    samples, (notice,) = make_traces(settings("algorithm=sft", "data.bad_rows=skip"), policy, few, prompt_ids)
+    assert [s.group for s in samples] == [p.id for p in problems[:3]]
+    assert notice.startswith("left out: 1 of 4 traces")
+
+
+def test_a_prompt_too_long_is_refused_or_counted(policy, prompt_ids, problems):
+    long = Problem("long", "word " * 800, "1")
+    out = io.StringIO()
+    with pytest.raises(ConfigError, match=r"1 of 3 train prompts.*data.bad_rows=skip"):
+        fitting(settings(), policy, prompt_ids, [*problems[:2], long], problems[2:4], Console(out=out))
+    run = settings("data.bad_rows=skip")
+    train, validation = fitting(run, policy, prompt_ids, [*problems[:2], long], problems[2:4], Console(out=out))
+    assert (train, validation) == (problems[:2], problems[2:4])
+    assert "left out: 1 of 3 train problems" in out.getvalue()
+    sft = settings("algorithm=sft")
+    assert fitting(sft, policy, prompt_ids, [long], problems[2:4], Console(out=out))[0] == [long]  # nothing is sampled
+    with pytest.raises(ConfigError, match="2 of 2 validation prompts"):
+        fitting(settings("sampling.max_tokens=510"), policy, prompt_ids, [], problems[2:4], Console(out=out))
+
+
+def test_data_with_a_verifier_brings_its_reward_unless_the_user_has_one():
+    countdown = ("data=countdown", "model=smollm2_135m")
+    assert reward_name(settings(*countdown)) == "rlreason.grading.verifiers.countdown:r1_zero"
+    assert reward_name(settings(*countdown, "prompt.reward=mine:reward")) == "mine:reward"
+    assert reward_name(settings()) == "r1_zero"
+
+
+def test_a_runs_folder_stands_for_the_model_it_left(tmp_path):
+    (tmp_path / "run/model").mkdir(parents=True)
+    (tmp_path / "run/model/config.json").write_text("{}")
+    words = ("model=local", "data=stories", f"model.path={tmp_path}/run")
+    assert settings(*words).model.folder == str(tmp_path / "run/model")
+    assert settings(*words[:2], f"model.path={tmp_path}/run/model").model.folder == str(tmp_path / "run/model")
+    with pytest.raises(ConfigError, match=r"has no config.json.*or a run's folder"):
+        settings(*words[:2], f"model.path={tmp_path}")
+
+
+def test_sft_learns_the_plain_distribution_whatever_is_sampled():
+    assert learning_temperature(settings("algorithm=sft", "sampling.temperature=0.7")) == 1.0
+    assert learning_temperature(settings("algorithm=ei", "sampling.temperature=0.7")) == 1.0
+    assert learning_temperature(settings("sampling.temperature=0.7")) == 0.7
+    objective = token_objective(settings("algorithm=ei"))
+    assert (objective.loss_type, objective.length_norm) == ("reinforce_with_baseline", "token")
+    assert objective.kl_coef == objective.entropy_coef == 0
