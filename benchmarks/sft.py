@@ -8,6 +8,7 @@ A figure counts when both read the same token ids and, in float32, their first l
 """
 
 import argparse
+import contextlib
 import hashlib
 import importlib.util
 import multiprocessing
@@ -185,10 +186,11 @@ def serve(name: str, folder: str, batches: list[list[Sample]], given: Namespace,
     """One side, in its own process."""
     torch.set_num_threads(given.threads)
     turns = Turns(pipe, len(batches))
-    if name == "rlreason":
-        ours(folder, batches, given, turns)
-    else:
-        trl(folder, batches, given, turns, padding_free=name == "padding_free")
+    with contextlib.suppress(EOFError):  # the other side has failed
+        if name == "rlreason":
+            ours(folder, batches, given, turns)
+        else:
+            trl(folder, batches, given, turns, padding_free=name == "padding_free")
 
 
 def run_by_turns(names: Sequence[str], folder: str, batches: Any, given: Namespace) -> dict[str, list[Step]]:
@@ -219,12 +221,11 @@ def gsm8k(folder: Path, count: int) -> list[tuple[str, str]]:
     return [(render(template, p.question), trace_text(p, TRACE)) for p in table.problems[:count]]
 
 
-def make_tiny(folder: str, texts: list[tuple[str, str]]) -> Any:
-    """Save a Qwen2 of 5 M parameters with random weights; returns its tokenizer."""
+def make_tiny(folder: str, texts: list[tuple[str, str]]) -> None:
+    """A model of 5 M parameters with random weights."""
     tokenizer = build_tokenizer((prompt + response for prompt, response in texts), vocab_size=8192)
     tokenizer.save_pretrained(folder)
     build_model(len(tokenizer), width=256, layers=4).save_pretrained(folder)
-    return tokenizer
 
 
 def in_batches(texts: list[tuple[str, str]], tokenizer: Any, given: Namespace) -> list[list[Sample]]:
@@ -297,10 +298,9 @@ def main() -> None:
     texts = gsm8k(given.data, given.pairs)
     with tempfile.TemporaryDirectory() as tiny:
         folder = tiny if given.model == "tiny" else given.model
-        tokenizer = (
-            make_tiny(tiny, gsm8k(given.data, 4000)) if folder == tiny else AutoTokenizer.from_pretrained(folder)
-        )
-        batches = in_batches(texts, tokenizer, given)
+        if folder == tiny:
+            make_tiny(tiny, gsm8k(given.data, 4000))
+        batches = in_batches(texts, AutoTokenizer.from_pretrained(folder), given)
         packages = ", ".join(f"{name} {version(name)}" for name in ("trl", "transformers", "torch"))
         print(f"{given.model}, {given.dtype}, threads: {given.threads}; {packages}")
         print(f"{len(texts)} pairs, {given.batch} a step; AdamW at {given.learning_rate:g}, clipped at norm 1")

@@ -42,7 +42,8 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[
     if not linear:
         raise ConfigError(f"model.lora.rank={rank}: {type(model).__name__} has no linear layers to adapt: set it to 0")
     chosen = matching(linear, ["*"] if targets is None else targets, "model.lora.targets")
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0, bias="none")
+    # Any alpha scales, whatever the annotation says.
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0, bias="none")  # type: ignore[arg-type]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model)

@@ -30,7 +30,7 @@ def _adamw_8bit() -> Callable[..., Any]:
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns about a kernel that optimizers do not use
     try:
-        from bitsandbytes.optim import AdamW8bit
+        from bitsandbytes.optim import AdamW8bit  # type: ignore[attr-defined]
     except ImportError as error:
         raise ConfigError(
             f"optimizer=adamw_8bit needs the bitsandbytes library ({error}): pip install 'rlreason[8bit]', or set "

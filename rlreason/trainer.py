@@ -104,7 +104,7 @@ def loop(
             house.engine.load_weights(house.policy)
         times.lap("sync")
 
-        metrics = collected.metrics | averaged(updates) | house.grader.take_metrics()
+        metrics = collected.metrics | averaged(updates) | house.engine.sync_metrics | house.grader.take_metrics()
         if collected.samples:
             versions = [s.response.weight_version for s in collected.samples]
             metrics["rollout/staleness"] = house.engine.weight_version - bool(updates) - sum(versions) / len(versions)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from rlreason.algorithms.rollouts import Rollouts
 from rlreason.config.words import check_words
@@ -204,7 +205,7 @@ def test_a_greedy_evaluation_of_one_response_each_is_allowed():
     check_words(["algorithm=evaluate", "sampling.temperature=0"])
 
 
-def test_nothing_to_grade_is_one_line_with_the_cure(tmp_path, policy):
+def test_nothing_to_grade_is_one_line_with_the_cure(tmp_path):
     with pytest.raises(ConfigError, match=r"split=train of data=x holds no problems: give data"):
         check_askable([], "split=train of data=x")
     with pytest.raises(ConfigError, match=r"1 of 2 problems in x have an empty gold answer \(b\).*data.gold"):
@@ -212,9 +213,23 @@ def test_nothing_to_grade_is_one_line_with_the_cure(tmp_path, policy):
     (tmp_path / "no_question.prompt").write_text("User: please answer")
     with pytest.raises(ConfigError, match=r"never uses the question: put {question} where it belongs"):
         load_template(str(tmp_path / "no_question.prompt"), tmp_path)
-    policy.model.save_pretrained(tmp_path / "model")
-    with pytest.raises(ConfigError, match="no tokenizer") as error:
-        load_policy(str(tmp_path / "model"))
+
+
+SIZES = {
+    "hidden_size": 32,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 99,
+}
+
+
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen2Config])  # for the second, transformers makes an empty one up
+def test_a_model_folder_without_tokenizer_is_one_line_with_the_cure(kind, tmp_path):
+    AutoModelForCausalLM.from_config(kind(**SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="tokenizer") as error:
+        load_policy(str(tmp_path))
     assert len(str(error.value).splitlines()) == 1
 
 

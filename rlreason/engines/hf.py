@@ -25,6 +25,7 @@ class HFEngine:
         self.policy = policy
         self.max_rows = max_rows
         self.weight_version = 0
+        self.sync_metrics: dict[str, float] = {}  # there is nothing to hand over
         self._stop_tokens: dict[tuple[str, ...], frozenset[int] | None] = {}
 
     def load_weights(self, policy: Policy) -> None:

@@ -57,7 +57,8 @@ def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[
     if found:
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
     samples, tokens, seconds = ask(run, house, problems, store, console)
-    console.progress("measuring entropies ...")
+    tell = console.say if seconds > 5 else console.progress
+    tell(f"measuring entropies and log-probabilities of {len(samples)} responses ...")
     metrics = figures(samples, house.sampling, house.measure)
     guards = Guards(1, console.say, run.guards.parity, run.guards.parity_bound)
     guards.look(0, metrics | {"rollout/truncated": metrics["eval/truncated"]})

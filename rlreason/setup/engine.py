@@ -18,7 +18,7 @@ def check_engine(run: Run) -> None:
         require_vllm()
 
 
-def make_engine(run: Run, policy: Policy, folder: Path = Path(), say: Callable[[str], None] = print) -> Engine:
+def make_engine(run: Run, policy: Policy, folder: Path, say: Callable[[str], None]) -> Engine:
     rollout = run.rollout
     if rollout.engine == "hf":
         return HFEngine(policy, rollout.max_rows)

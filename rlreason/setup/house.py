@@ -26,7 +26,7 @@ from rlreason.policy import Policy
 from rlreason.prompts import load_template, render
 from rlreason.records import Mirror
 from rlreason.setup.data import load_data, read_splits
-from rlreason.setup.engine import make_engine
+from rlreason.setup.engine import check_engine, make_engine
 from rlreason.setup.model import Render, choose_threads, choose_trained, make_policy, teach_habits
 from rlreason.types import Problem
 
@@ -57,6 +57,7 @@ class House:
 def build(run: Run, folder: Path, console: Console) -> House:
     """Everything that can be wrong in what was asked is found before a model is trained: cheapest checks first."""
     began = time.monotonic()
+    check_engine(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
     prompt = renderer(run)
@@ -73,7 +74,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
         if isinstance(run.model, TinyModel):
             teach_habits(run, run.model, policy, lessons, prompt, console)
         choose_trained(run.model, policy, run.seed)
-        engine = make_engine(run, policy)
+        engine = make_engine(run, policy, folder, console.say)
     except BaseException:
         grader.close()
         raise
