@@ -4,14 +4,12 @@ Training runs and the jobs that only evaluate share this code. It knows rollouts
 optimizer, settings or files.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from rlreason.algorithms.rollouts import Rollouts, by_outcome, rollout_metrics
-from rlreason.engines.base import Prompt, Sampling, seed_for
+from rlreason.engines.base import Sampling
 from rlreason.statistics import cluster_interval, gap_metrics
-from rlreason.types import Problem, Response, Sample
+from rlreason.types import Problem, Sample
 
 #: (log-probabilities, entropies) of the response tokens of (prompt ids, response ids) pairs, under the trainer.
 Measure = Callable[[list[tuple[list[int], list[int]]]], list[tuple[list[float], list[float]]]]
@@ -25,38 +23,6 @@ def evaluate(
     """One graded response per problem, and what they come to."""
     samples = rollouts.sample(problems, sampling, n=1, purpose=PURPOSE)
     return samples, figures(samples, sampling, measure)
-
-
-def stream(
-    rollouts: Rollouts,
-    problems: Sequence[Problem],
-    sampling: Sampling,
-    n: int,
-    finished: Callable[[int, Sample], None],
-) -> list[Sample]:
-    """n graded responses per problem, with the random numbers of `evaluate`: its samples are the first ones here.
-
-    `finished(number among the n, sample)` is called beside sampling, as soon as a response has its grade.
-    """
-    prompts = [Prompt(p.id, rollouts.prompt_ids(p), seed_for(rollouts.seed, PURPOSE, p.id)) for p in problems]
-    samples: dict[int, Future[Sample]] = {}
-    waiting: deque[Future[Sample]] = deque()
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading") as beside:
-
-        def grade(place: int, response: Response) -> Sample:
-            gold = problems[place // n].answer
-            sample = Sample(response, rollouts.grader.grade_batch([response.text], [gold])[0])
-            finished(place % n, sample)
-            return sample
-
-        def take(place: int, response: Response) -> None:
-            samples[place] = beside.submit(grade, place, response)
-            waiting.append(samples[place])
-            while waiting[0].done() and len(waiting) > 1:
-                waiting.popleft().result()  # what failed there, such as a full disk, is said now and not at the end
-
-        rollouts.engine.generate(prompts, sampling, n, take)
-        return [samples[place].result() for place in range(len(prompts) * n)]
 
 
 def figures(samples: Sequence[Sample], sampling: Sampling, measure: Measure | None = None) -> dict[str, float]:

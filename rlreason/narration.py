@@ -104,6 +104,7 @@ def closing(
     for line in before_and_after(problem, first, last):
         console.say(line)
     console.say("\n" + closing_table(before[1], after[1]))
+    console.say(f"{'protocol':22} {summary['protocol']['hash']:>41}")
     if summary["notices"]:
         seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
         console.say(f"notices    {seen}")

@@ -217,6 +217,13 @@ def load_policy(path: str, dtype: str = "auto", weights: str = "float32") -> Pol
             f"model.path={path} cannot be loaded ({reason}): give a folder with config.json, safetensors weights and "
             "a tokenizer, or a hub name that this machine can reach"
         ) from error
+    if not tokenizer.encode(
+        "How many?", add_special_tokens=False
+    ):  # for some models transformers makes up an empty one
+        raise ConfigError(
+            f"model.path={path} holds no tokenizer: copy tokenizer.json and tokenizer_config.json of the model that "
+            "it was made from into it"
+        )
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"model.path={path}: its tokenizer names no end-of-text token; set eos_token in its config")
     return Policy(model, tokenizer, pick_dtype(dtype, device), device, DTYPES[weights])

@@ -26,7 +26,8 @@ from rlreason.types import Problem, Sample
 
 CONTENTS = (
     "config.yaml", "provenance.json", "objective.md", "metrics.jsonl", "curves.png", "grading_incidents.jsonl",
-    "rollouts", "evals", "model", "model.partial", "wandb",
+    "rollouts", "evals", "model", "model.partial", "wandb", "vllm.log", "responses.jsonl", "responses.unfinished.jsonl",
+    "pass_rates.jsonl", "best_of_n.csv", "best_of_n.png", "inspect.md",
 )  # fmt: skip
 MIRRORED_ROWS = 32  # of a step's responses go to the mirror; the run folder has all of them
 PACKAGES = ("torch", "transformers", "math-verify", "hydra-core", "vllm", "flash-attn")

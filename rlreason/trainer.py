@@ -23,6 +23,7 @@ from rlreason.schedule import learning_rate_at
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.house import House, build
 from rlreason.setup.learner import make_learner
+from rlreason.setup.protocol import protocol_of
 from rlreason.types import Sample
 
 
@@ -140,6 +141,7 @@ def loop(
         "length": after["eval/length"],
         "eval_problems": len(house.eval_problems),
         "data": house.data_hash,
+        "protocol": protocol_of(run, house.eval_problems, 1),
         "notices": dict(guards.counts),
         "seconds": round(time.monotonic() - began, 1),
         "threads": torch.get_num_threads(),

@@ -15,6 +15,7 @@ from rlreason.jobs.best_of_n import load_scorer, with_intervals
 from rlreason.jobs.selection import best_at, majority_at, pass_at, subsets_of
 from rlreason.jobs.votes import answer_classes
 from rlreason.protocol import make_protocol
+from rlreason.statistics import wilson_interval
 
 
 def enumerated(n, k, win):
@@ -107,6 +108,8 @@ def test_intervals_hold_their_values_and_problems_are_drawn_together():
     curves = with_intervals({"a": values, "b": values}, seed=0)
     assert curves["a"] == curves["b"]
     assert all(low < value < high for value, low, high in curves["a"])
+    never = with_intervals({"a": np.zeros((40, 1)), "b": values[:, :1]}, seed=0)
+    assert never["a"] == [(0.0, *wilson_interval(0, 40))]  # 40 failures are no proof that it cannot succeed
 
 
 @pytest.mark.parametrize(

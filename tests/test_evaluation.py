@@ -16,7 +16,7 @@ from rlreason.algorithms.rollouts import Rollouts
 from rlreason.config.words import check_words
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.evaluation import evaluate, figures, stream
+from rlreason.evaluation import PURPOSE, evaluate, figures
 from rlreason.grading import Grader
 from rlreason.jobs.identity import weights_hash
 from rlreason.jobs.respond import check_askable
@@ -69,7 +69,7 @@ def test_every_evaluation_meets_the_same_luck(rollouts, problems):
 
 def test_the_first_of_several_samples_is_that_of_a_single_one(rollouts, problems):
     sampling, seen = Sampling(1.0, 0, 12), []
-    several = stream(rollouts, problems[:5], sampling, 3, lambda number, s: seen.append((s.group, number)))
+    several = rollouts.sample(problems[:5], sampling, 3, PURPOSE, lambda number, s: seen.append((s.group, number)))
     single, _ = evaluate(rollouts, problems[:5], sampling)
     assert texts(several[::3]) == texts(single)
     assert [s.group for s in several] == [p.id for p in problems[:5] for _ in range(3)]
@@ -81,7 +81,7 @@ def test_what_fails_beside_sampling_is_said(rollouts, problems):
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"):
-        stream(rollouts, problems[:5], Sampling(1.0, 0, 12), 1, full_disk)
+        rollouts.sample(problems[:5], Sampling(1.0, 0, 12), 1, PURPOSE, full_disk)
 
 
 def test_the_interval_counts_problems_and_not_samples():

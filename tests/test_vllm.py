@@ -85,6 +85,25 @@ def test_greedy_tokens_are_the_embedded_engines(engine, problems):
     assert max(largest_gap(a.log_probs, b.log_probs) for a, b in zip(theirs, ours, strict=True)) < 1e-3
 
 
+def test_both_engines_draw_from_one_distribution(engine, problems):
+    """Other random numbers, so other samples; lengths and the share with some character differ as chance allows."""
+    prompts = prompts_for(engine.policy, problems, 1)
+    seeds = [Prompt(str(i), prompts[0].token_ids, seed_for("parity", i)) for i in range(384)]
+    sampling = Sampling(1.0, 0, 24, stop=("e",))  # e is common: lengths vary
+    theirs, ours = (made.generate(seeds, sampling, 1) for made in (engine, HFEngine(engine.policy)))
+    assert [r.token_ids for r in theirs] != [r.token_ids for r in ours]
+
+    def z(figure) -> float:
+        a, b = (torch.tensor([float(figure(r)) for r in responses]) for responses in (theirs, ours))
+        return float((a.mean() - b.mean()) / ((a.var() + b.var()) / len(a)).sqrt())
+
+    letter = next(c for c in "atonirs" if 0.2 < sum(c in r.text for r in ours) / len(ours) < 0.8)
+    assert len({len(r.token_ids) for r in ours}) > 5
+    assert abs(z(lambda r: len(r.token_ids))) < 4
+    assert abs(z(lambda r: letter in r.text)) < 4
+    assert abs(z(lambda r: sum(r.log_probs) / len(r.log_probs))) < 4
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 def test_log_probs_are_the_trainers_at_every_temperature_and_no_shipped_setting_leaks(engine, problems, temperature):
     """Top-k, top-p or a penalty from the model's folder would put these off by tenths and more."""
@@ -332,14 +351,14 @@ def test_stacked_layers_are_compared_part_by_part():
 
 
 def test_memory_is_planned_before_anything_is_loaded(policy):
-    plan = plan_memory(policy, torch.float32, max_len=100, max_rows=8, cache_gb=None)
+    plan = plan_memory(policy, torch.float32, policy.device, max_len=100, max_rows=8, cache_gb=None)
     token = 2 * 2 * 4 * 8 * 4  # keys and values, layers, heads, head_dim, bytes
     assert plan.cache == token * (100 + 128) * 8
     assert plan.weights == 4 * sum(p.numel() for p in policy.model.parameters())
     with pytest.raises(ConfigError, match=r"rollout.kv_cache_gb=0.0001 does not hold one sequence of 100 tokens"):
-        plan_memory(policy, torch.float32, max_len=100, max_rows=8, cache_gb=0.0001)
+        plan_memory(policy, torch.float32, policy.device, max_len=100, max_rows=8, cache_gb=0.0001)
     with pytest.raises(ConfigError, match=r"free: lower rollout.max_rows"):
-        plan_memory(policy, torch.float32, max_len=100, max_rows=8, cache_gb=1e6)
+        plan_memory(policy, torch.float32, policy.device, max_len=100, max_rows=8, cache_gb=1e6)
 
 
 SCRIPT = """

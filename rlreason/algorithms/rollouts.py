@@ -3,6 +3,7 @@
 It knows problems, the engine and the grader; it must not know losses or the optimizer.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,21 +28,39 @@ class Rollouts:
     prompt_ids: Callable[[Problem], list[int]]
     seed: int
 
-    def sample(self, problems: Sequence[Problem], sampling: Sampling, n: int, purpose: object) -> list[Sample]:
+    def sample(
+        self,
+        problems: Sequence[Problem],
+        sampling: Sampling,
+        n: int,
+        purpose: object,
+        finished: Callable[[int, Sample], None] | None = None,
+    ) -> list[Sample]:
         """n responses to each problem, each graded while others are still being sampled.
 
-        The same `purpose` (a step, say) draws the same random numbers.
+        The same `purpose` (a step, say) draws the same random numbers. `finished(number among the n, sample)` is
+        called beside sampling, as soon as a response has its grade.
         """
         prompts = [Prompt(p.id, self.prompt_ids(p), seed_for(self.seed, purpose, p.id)) for p in problems]
-        gold = {p.id: p.answer for p in problems}
-        grades: dict[int, Future[list[Grade]]] = {}
+        samples: dict[int, Future[Sample]] = {}
+        waiting: deque[Future[Sample]] = deque()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading") as beside:
 
-            def grade(place: int, response: Response) -> None:
-                grades[place] = beside.submit(self.grader.grade_batch, [response.text], [gold[response.problem_id]])
+            def grade(place: int, response: Response) -> Sample:
+                gold = problems[place // n].answer
+                sample = Sample(response, self.grader.grade_batch([response.text], [gold])[0])
+                if finished is not None:
+                    finished(place % n, sample)
+                return sample
 
-            responses = self.engine.generate(prompts, sampling, n, grade)
-            return [Sample(response, grades[place].result()[0]) for place, response in enumerate(responses)]
+            def take(place: int, response: Response) -> None:
+                samples[place] = beside.submit(grade, place, response)
+                waiting.append(samples[place])
+                while waiting[0].done() and len(waiting) > 1:
+                    waiting.popleft().result()  # what failed there, such as a full disk, is said now and not at the end
+
+            self.engine.generate(prompts, sampling, n, take)
+            return [samples[place].result() for place in range(len(prompts) * n)]
 
 
 def rollout_metrics(samples: Sequence[Sample], prefix: str = "rollout") -> dict[str, float]:

@@ -40,7 +40,8 @@ class Run:
         bad = [
             line for group in groups if is_dataclass(group) and hasattr(group, "problems") for line in group.problems()
         ]
-        bad += self.not_positive("micro_batch_tokens", "eval_problems", "threads")
+        bad += self.not_positive("micro_batch_tokens", "threads")
+        bad += [f"{line}, or null for all of them" for line in self.not_positive("eval_problems")]
         bad += self.negative("log_generations")
         bad += self._matches()
         return bad

@@ -153,7 +153,8 @@ def one_line(error: Exception) -> str:
 
 
 def _unknown_key(word: str, full_key: str, schema: str) -> str:
-    cfg = compose("config", [f"algorithm={schema.lower()}"] if schema.lower() in SCHEMAS["schema"] else [])
+    own = [f"algorithm={name}" for name, node in SCHEMAS["schema"].items() if node.__name__ == schema]
+    cfg = compose("config", own)
     group, _, _ = full_key.rpartition(".")
     if group and isinstance(OmegaConf.select(cfg, group), DictConfig):
         keys = ", ".join(f"{group}.{key!s}" for key in OmegaConf.select(cfg, group))

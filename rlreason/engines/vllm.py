@@ -1,4 +1,5 @@
 """vLLM as the rollout engine, inside this process and through its public calls only. Tested versions: docs/vllm.md.
+What vllm_process.py changes to give it a process of its own stands in methods: _place, _make, _send, _differing.
 
 It has a copy of the weights, so every hand-over ends with a look at whether engine and trainer agree (attest.py).
 One thread owns vLLM: whoever calls, thread pools and order stay the same, and a call that hangs can be given up.
@@ -13,14 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from rlreason.engines.attest import (
-    PROBE,
-    Attestation,
-    differing_tensors,
-    gap_bound,
-    largest_gap,
-    probe_prompt,
-)
+from rlreason.engines.attest import PROBE, Attestation, differing_tensors, gap_bound, largest_gap, probe_prompt
 from rlreason.engines.base import Finished, Prompt, Sampling
 from rlreason.engines.hf import cut_after
 from rlreason.engines.own_thread import OwnThread
@@ -79,20 +73,26 @@ class VLLMEngine:
     def _start(self, kv_cache_gb: float | None) -> None:
         began = time.monotonic()
         vllm = self._vllm = import_vllm(self.log)
-        memory = plan_memory(self.policy, self.policy.compute_dtype, self.max_len, self.max_rows, kv_cache_gb)
-        dtype = self.policy.compute_dtype
+        dtype, place = self.policy.compute_dtype, self._place()
+        memory = plan_memory(self.policy, dtype, place, self.max_len, self.max_rows, kv_cache_gb)
         self.say(f"starting vLLM {vllm.__version__} in {str(dtype).removeprefix('torch.')}: {memory} ...")
-        settings = engine_settings(dtype, self.max_len, self.max_rows, memory, self.policy.device, self.sleeps)
+        settings = engine_settings(dtype, self.max_len, self.max_rows, memory, place, self.sleeps)
         threads = torch.get_num_threads()
 
         def make() -> Any:
             torch.set_num_threads(threads)  # a setting of each thread
             with process_state_kept(), noise_into(self.log), model_folder(self.policy) as folder:
-                return vllm.LLM(folder, **settings)
+                return self._make(folder, settings)
 
         self.llm: Any = self._call(make)
         self._push()
         self.say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
+
+    def _place(self) -> torch.device:
+        return self.policy.device
+
+    def _make(self, folder: str, settings: dict[str, Any]) -> Any:
+        return self._vllm.LLM(folder, **settings)
 
     def load_weights(self, policy: Policy) -> None:
         self.policy = policy
@@ -170,8 +170,7 @@ class VLLMEngine:
         def replace() -> None:
             if self.asleep:
                 self.llm.wake_up(tags=["weights"])
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self.policy.named_weights()})
-            self.llm.apply_model(repack_tied_head)
+            self._send()
             if self.asleep:
                 self.llm.wake_up(tags=["kv_cache"])
             if not self.llm.reset_prefix_cache():
@@ -188,20 +187,26 @@ class VLLMEngine:
                     raise EngineError(f"{text}; use rollout=hf, or rollout.attest=warn to go on all the same")
                 self.say(f"! {text}")
 
+    def _send(self) -> None:
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self.policy.named_weights()})
+        self.llm.apply_model(repack_tied_head)
+
     def look(self) -> Attestation:
         """Compare engine and trainer as they are now. The probe stays in the prefix cache, to betray a stale one."""
         began = time.monotonic()
         probe = self._sample([self._probe], PROBE, 1)[0]
         trainer = self.policy.score([(probe.prompt_ids, probe.token_ids)], PROBE.temperature, self.max_len)[0]
+        compared, differing = self._call(self._differing)
+        gap = largest_gap(probe.log_probs, trainer)
+        self.sync_metrics |= {"rollout/attest_gap": gap, "time/attest": time.monotonic() - began}
+        return Attestation(gap, gap_bound(self.policy.compute_dtype), compared, differing)
 
+    def _differing(self) -> tuple[int, tuple[str, ...]]:
         def compare(model: nn.Module) -> tuple[int, tuple[str, ...]]:
             fused = getattr(model, "packed_modules_mapping", {})
             return differing_tensors(model, self.policy.named_weights(), fused)
 
-        compared, differing = self._call(lambda: self.llm.apply_model(compare))[0]
-        gap = largest_gap(probe.log_probs, trainer)
-        self.sync_metrics |= {"rollout/attest_gap": gap, "time/attest": time.monotonic() - began}
-        return Attestation(gap, gap_bound(self.policy.compute_dtype), compared, differing)
+        return tuple(self.llm.apply_model(compare)[0])
 
     def _call(self, function: Callable[[], T]) -> T:
         """Run on vLLM's thread; whatever goes wrong there becomes one error, and the engine counts as dead."""

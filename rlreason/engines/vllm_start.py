@@ -107,12 +107,14 @@ class MemoryPlan:
         return f"{weights} GB of weights + {cache} GB of cache, {free} GB free"
 
 
-def plan_memory(policy: Policy, dtype: torch.dtype, max_len: int, max_rows: int, cache_gb: float | None) -> MemoryPlan:
+def plan_memory(
+    policy: Policy, dtype: torch.dtype, device: torch.device, max_len: int, max_rows: int, cache_gb: float | None
+) -> MemoryPlan:
     """As much cache as `max_rows` sequences of `max_len` tokens need, at most 40% of what the weights leave free.
 
     A token's keys and values take 2 * layers * kv_heads * head_dim numbers.
     """
-    free = torch.cuda.mem_get_info(policy.device)[0] if policy.device.type == "cuda" else _available_memory()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _available_memory()
     config = policy.model.config.get_text_config()
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -21,7 +21,7 @@ from rlreason.jobs.votes import answer_classes, can_vote
 from rlreason.narration import shown
 from rlreason.records import write_whole
 from rlreason.setup.house import build
-from rlreason.statistics import Floats, bootstrap_intervals
+from rlreason.statistics import Floats, bootstrap_intervals, wilson_interval
 from rlreason.types import Sample
 
 Scorer = Callable[[str, str], float]  # (question, response) -> a number, the higher the better
@@ -109,10 +109,16 @@ def mean(values: Sequence[float]) -> float:
 
 
 def with_intervals(values: dict[str, Floats], seed: int) -> Curves:
-    """Mean over problems with its bootstrap interval; all ways and all N meet the same draws of problems."""
+    """Mean over problems with its bootstrap interval; all ways and all N meet the same draws of problems.
+
+    Where all problems came out alike, drawing among them says nothing: there it is Wilson's interval over problems.
+    """
     together = np.concatenate(list(values.values()), axis=1)
     low, high = bootstrap_intervals(together, seed)
     points = list(zip(together.mean(0).tolist(), low.tolist(), high.tolist(), strict=True))
+    for column in np.flatnonzero(np.ptp(together, axis=0) == 0).tolist():
+        share, problems = points[column][0], len(together)
+        points[column] = (share, *wilson_interval(share * problems, problems))
     width = len(points) // len(values)
     return {name: points[i * width : (i + 1) * width] for i, name in enumerate(values)}
 

@@ -20,7 +20,7 @@ from rlreason.config.jobs import Asking
 from rlreason.console import Console, clock
 from rlreason.data.files import few, question_hash
 from rlreason.errors import ConfigError
-from rlreason.evaluation import figures, is_correct, stream
+from rlreason.evaluation import PURPOSE, figures, is_correct
 from rlreason.guards import Guards
 from rlreason.jobs.identity import weights_hash
 from rlreason.jobs.store import Store, row_of
@@ -84,7 +84,7 @@ def ask(
 
     began = time.monotonic()
     try:
-        fresh = stream(house.rollouts, left, house.sampling, n, finished) if left else []
+        fresh = house.rollouts.sample(left, house.sampling, n, PURPOSE, finished) if left else []
     finally:
         store.close()
     seconds = time.monotonic() - began

@@ -7,6 +7,7 @@ from rlreason.config.store import resource_dir
 from rlreason.data.files import fingerprint
 from rlreason.prompts import load_template
 from rlreason.protocol import Protocol, make_protocol
+from rlreason.setup.house import reward_name
 from rlreason.types import Problem
 
 
@@ -17,10 +18,9 @@ def protocol_of(run: Run, problems: Sequence[Problem], samples: int = 1) -> Prot
     speed. So does the engine: it may only round otherwise.
     """
     templated = any(p.prompt is None for p in problems)
-    verifier = run.data.verifier
     return make_protocol(
         prompt=load_template(run.prompt.file, resource_dir("prompts")) if templated else "(given with the data)",
-        reward=run.prompt.reward if verifier is None else f"{verifier}:{run.prompt.reward}",
+        reward=reward_name(run),
         grading={key: getattr(run.grading, key) for key in ("extract", "timeout_s", "percent", "rel_tol")},
         sampling={
             "temperature": float(run.sampling.temperature),
