@@ -98,7 +98,7 @@ def test_the_final_model_loads_with_transformers(card):
 def test_a_saved_model_trains_on_files_with_both_prompts(card, tmp_path):
     _, folder = card
     for half in ("train", "test"):
-        rows = [{"question": f"{i}+1?", "answer": f"#### {i + 1}"} for i in range(12)]
+        rows = [{"question": f"{half} {i}+1?", "answer": f"#### {i + 1}"} for i in range(12)]
         (tmp_path / f"{half}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     for prompt in ("r1_zero", "question_only"):
         done = rlreason(
@@ -175,7 +175,15 @@ def test_a_sweep_runs_its_jobs_apart_and_skips_finished_ones(tmp_path):
 
 @pytest.mark.slow
 def test_a_diverging_run_ends_in_words_with_its_records(tmp_path):
-    done = rlreason(*SMALL, "learning_rate=1e30", "entropy_coef=0.1", "n_steps=6", "hydra.run.dir=x", cwd=tmp_path)
+    done = rlreason(
+        *SMALL,
+        "learning_rate=1e20",
+        "weight_decay=1e20",
+        "entropy_coef=0.1",
+        "n_steps=6",
+        "hydra.run.dir=x",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "x/summary.json").read_text())
     assert summary["status"].startswith("diverged at step")

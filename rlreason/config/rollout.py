@@ -21,7 +21,7 @@ class Rollout:
         for key, value, choices in (
             ("engine", self.engine, ("hf", "vllm")),
             ("async_steps", self.async_steps, (0, 1)),
-            ("placement", self.placement, ("auto", "shared", "cpu")),
+            ("placement", self.placement, ("auto", "shared", "second_gpu", "cpu")),
             ("attest", self.attest, ("stop", "warn", "off")),
         ):
             if value not in choices:
@@ -38,7 +38,7 @@ class Rollout:
                 "rollout.async_steps=1 with rollout=hf: the embedded engine samples from the very weights that are "
                 "being trained; set it to 0, or choose rollout=vllm"
             )
-        if self.async_steps and self.engine == "vllm" and self.sleep and self.placement != "cpu":
+        if self.async_steps and self.engine == "vllm" and self.sleep and self.placement in ("auto", "shared"):
             bad.append(
                 "rollout.async_steps=1 with rollout.sleep=true: an engine that samples during training cannot give "
                 "its memory away; set rollout.sleep=false"

@@ -1,5 +1,5 @@
 """vLLM as the rollout engine, inside this process and through its public calls only. Tested versions: docs/vllm.md.
-What vllm_process.py changes to give it a process of its own stands in methods: _place, _make, _send, _differing.
+With a process of its own (vllm_process.py), other versions of _place, _make, _send and _differing are used.
 
 It has a copy of the weights, so every hand-over ends with a look at whether engine and trainer agree (attest.py).
 One thread owns vLLM: whoever calls, thread pools and order stay the same, and a call that hangs can be given up.
@@ -43,6 +43,8 @@ class VLLMEngine:
     `sync_metrics` holds the newest hand-over's seconds and gap, as flat numbers.
     """
 
+    oldest = (0, 26)
+
     def __init__(
         self,
         policy: Policy,
@@ -72,7 +74,7 @@ class VLLMEngine:
 
     def _start(self, kv_cache_gb: float | None) -> None:
         began = time.monotonic()
-        vllm = self._vllm = import_vllm(self.log)
+        vllm = self._vllm = import_vllm(self.log, self.oldest)
         dtype, place = self.policy.compute_dtype, self._place()
         memory = plan_memory(self.policy, dtype, place, self.max_len, self.max_rows, kv_cache_gb)
         self.say(f"starting vLLM {vllm.__version__} in {str(dtype).removeprefix('torch.')}: {memory} ...")
@@ -203,8 +205,7 @@ class VLLMEngine:
 
     def _differing(self) -> tuple[int, tuple[str, ...]]:
         def compare(model: nn.Module) -> tuple[int, tuple[str, ...]]:
-            fused = getattr(model, "packed_modules_mapping", {})
-            return differing_tensors(model, self.policy.named_weights(), fused)
+            return differing_tensors(model, self.policy.named_weights(), getattr(model, "packed_modules_mapping", {}))
 
         return tuple(self.llm.apply_model(compare)[0])
 

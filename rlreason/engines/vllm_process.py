@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 class VLLMProcess(VLLMEngine):
     """`transport` is how weights travel: "nccl" from the policy's GPU to the second one, "host" without GPUs."""
+
+    oldest = (0, 28)  # the first with the sending side of its weight transfer
 
     def __init__(self, *arguments: Any, transport: str = "nccl", **settings: Any) -> None:
         self.transport = transport
@@ -50,11 +52,16 @@ class VLLMProcess(VLLMEngine):
             "weight_transfer_config": WeightTransferConfig(backend=self.transport),
             "worker_extension_cls": "rlreason.engines.vllm_host.WorkerExtension",
         }
-        own = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+        own, before = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}, dict(os.environ)
         if self.transport == "nccl":
-            own["CUDA_VISIBLE_DEVICES"] = second_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        with environment(own):
+            own["CUDA_VISIBLE_DEVICES"] = second_gpu(before.get("CUDA_VISIBLE_DEVICES"))
+        os.environ |= own  # what a process that starts now will see
+        try:
             llm = super()._make(folder, settings)
+        finally:
+            for key in own:
+                del os.environ[key]
+            os.environ |= {key: before[key] for key in own if key in before}
         self._processes += engine_processes()
         self._sender = WeightTransferTrainerFactory.trainer_init(
             nccl_init() if self.transport == "nccl" else HostInit(rank=0), client=Client(llm), source=Source(self)
@@ -76,9 +83,10 @@ class VLLMProcess(VLLMEngine):
         return differing_tensors(model, ((name, row_digests(weight)) for name, weight in Source(self)), fused)
 
     def close(self) -> None:
-        """A process that died or hangs is killed at once, one in good order is asked first."""
+        """A process that died or hangs is killed at once, and one in good order is asked first."""
         if self._failure is not None:
             kill(engine_processes())
+            self.__dict__.pop("llm", None)  # nobody is left to be asked
         super().close()
         kill(engine_processes())
 
@@ -134,18 +142,3 @@ def nccl_init() -> Any:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return NCCLTrainerInitInfo(master_address="127.0.0.1", master_port=port, world_size=2, rank=0)
-
-
-@contextlib.contextmanager
-def environment(values: dict[str, str]) -> Iterator[None]:
-    """Variables that a process started meanwhile sees, and that are put back afterwards."""
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value

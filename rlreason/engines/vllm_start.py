@@ -24,7 +24,7 @@ from rlreason.errors import ConfigError
 from rlreason.memory import model_size
 from rlreason.policy import Policy
 
-OLDEST, NEWEST = (0, 26), (0, 32)
+NEWEST = (0, 32)
 INSTALL = "pip install 'vllm>=0.26,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
 
 
@@ -34,7 +34,7 @@ def require_vllm() -> None:
         raise ConfigError(f"rollout=vllm: vLLM is not installed: {INSTALL}; or choose rollout=hf")
 
 
-def import_vllm(log: Path) -> Any:
+def import_vllm(log: Path, oldest: tuple[int, int]) -> Any:
     """vLLM with its engine in this process and its talk in a file. A user without it reads one line."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # so that the handler below is the only one
@@ -51,10 +51,9 @@ def import_vllm(log: Path) -> Any:
         cure = "pip uninstall torchvision torchaudio torchcodec" if "torchvision" in text else INSTALL
         raise ConfigError(f"rollout=vllm: vLLM cannot be imported ({text}): {cure}; or choose rollout=hf") from error
     version = tuple(int(part) for part in vllm.__version__.split("+")[0].split(".")[:2])
-    if not OLDEST <= version <= NEWEST:
-        raise ConfigError(
-            f"rollout=vllm: vLLM {vllm.__version__} is outside the tested versions 0.26 to 0.32: {INSTALL}"
-        )
+    if not oldest <= version <= NEWEST:
+        span = " to ".join("{}.{}".format(*end) for end in (oldest, NEWEST))
+        raise ConfigError(f"rollout=vllm: vLLM {vllm.__version__} is outside the versions {span} for this: {INSTALL}")
     _write_to(log)
     return vllm
 
