@@ -320,7 +320,7 @@ def test_settings_that_contradict_each_other_are_refused_in_one_line(settings, s
 
 
 def test_named_weights_are_those_of_a_saved_folder(policy, untied, tokenizer, tmp_path):
-    for each, count in ((policy, 26), (Policy(untied, tokenizer), 21)):
+    for each, count in ((policy, 20), (Policy(untied, tokenizer), 21)):
         each.save(tmp_path / str(count))
         with safe_open(tmp_path / str(count) / "model.safetensors", "pt") as file:
             saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -364,8 +364,8 @@ def quadratic(make, steps=40):
 def test_adamw_is_torchs_and_decays_every_parameter():
     (large, small), moments = quadratic(ours("adamw"))
     (large_torch, small_torch), _ = quadratic(torchs)
-    assert torch.equal(large, large_torch)
-    assert torch.equal(small, small_torch)
+    torch.testing.assert_close(large, large_torch)  # fused: the same steps in another order of rounding
+    torch.testing.assert_close(small, small_torch)
     assert moments == 8 * large.numel()
     still = [torch.ones(3, 3, requires_grad=True), torch.ones(3, requires_grad=True)]
     optimizer = make_optimizer("adamw", still, 0.1, (0.9, 0.95), 0.5)
