@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.config.run import Training
 from rlreason.config.store import register, resource_dir, typed
-from rlreason.config.words import check_words, handout_names, is_question
+from rlreason.config.words import check_words, handout_names, is_question, quoted
 from rlreason.errors import ConfigError
 from rlreason.sweeps import JOB_OF_SWEEP, Arm, arms_table
 
@@ -95,7 +95,7 @@ def cli() -> None:
     """Entry of `python -m rlreason` and of the `rlreason` script. A user's mistake: one line, exit code 2."""
     register()
     try:
-        sys.argv[1:] = handout_names(sys.argv[1:])
+        sys.argv[1:] = quoted(handout_names(sys.argv[1:]))
         if not is_question(sys.argv[1:]):
             check_words(sys.argv[1:])
         main()

@@ -61,6 +61,22 @@ def handout_names(words: list[str]) -> list[str]:
     return out
 
 
+def quoted(words: list[str]) -> list[str]:
+    """Quote a value that holds an equals sign, as the folders of sweeps do: Hydra cannot read it bare.
+
+    >>> quoted(["-m", "model.path=runs/sweeps/x/seed=0", "seed=0,1", "a='b=c'"])
+    ['-m', "model.path='runs/sweeps/x/seed=0'", 'seed=0,1', "a='b=c'"]
+    """
+    sweep = "-m" in words or "--multirun" in words  # there a comma separates values
+
+    def one(word: str) -> str:
+        key, _, value = word.partition("=")
+        plain = "=" in value and not any(c in value for c in "'\"[]{}()\\" + "," * sweep)
+        return f"{key}='{value}'" if plain and not word.startswith("-") else word
+
+    return [one(word) for word in words]
+
+
 def is_question(words: Iterable[str]) -> bool:
     """Whether the command asks about the program instead of starting a run."""
     return any(word == q or word.startswith(q + "=") for word in words for q in QUESTIONS)
