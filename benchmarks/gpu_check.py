@@ -2,10 +2,12 @@
 
 1. hf and vllm side by side: log-probability gaps to the trainer, in float32 and bfloat16.
 2. Twenty rounds of generate, sleep, wake, hand over: seconds of each hand-over, and memory in use, which must not grow.
-3. Two short GRPO runs, `rollout.async_steps=0` and `1`: seconds per step.
+3. vLLM in a process and on a GPU of its own (`rollout.placement=second_gpu`), where there are two: twenty hand-overs,
+   each attested, and the gap after them.
+4. Two short GRPO runs, `rollout.async_steps=0` and `1`: seconds per step.
 
-Exits with 1 when a check fails. It has not been run on a GPU yet; without one it says so and does the first two on
-the processor, where sleeping gives nothing back.
+Exits with 1 when a check fails. It has not been run on a GPU yet; without one it says so and does the first three on
+the processor, where sleeping gives nothing back and weights reach the other process through a memory file.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from rlreason.engines.attest import gap_bound  # noqa: E402
 from rlreason.engines.base import Engine, Prompt, Sampling, seed_for  # noqa: E402
 from rlreason.engines.hf import HFEngine  # noqa: E402
 from rlreason.engines.vllm import VLLMEngine  # noqa: E402
+from rlreason.engines.vllm_process import VLLMProcess, engine_processes  # noqa: E402
 from rlreason.policy import Policy, load_policy  # noqa: E402
 
 ROUNDS = 20
@@ -67,6 +70,12 @@ def parity(model: str, dtype: str, log: Path) -> bool:
     return ok
 
 
+def nudge(policy: Policy) -> None:
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.0001)
+
+
 def sleeping(model: str, log: Path) -> bool:
     policy = load_policy(model)
     engine = VLLMEngine(policy, log, 512, 128, sleep=True, kv_cache_gb=2)
@@ -74,9 +83,7 @@ def sleeping(model: str, log: Path) -> bool:
     for _ in range(ROUNDS):
         engine.generate(prompts, Sampling(1.0, 0, 32), 4)
         asleep.append(used_gb())
-        with torch.no_grad():
-            for parameter in policy.model.parameters():
-                parameter.mul_(1.0001)
+        nudge(policy)
         engine.load_weights(policy)
         memory.append(used_gb())
         seconds.append(engine.sync_metrics["time/push"])
@@ -85,6 +92,22 @@ def sleeping(model: str, log: Path) -> bool:
     print(f"{ROUNDS} rounds: hand-over {statistics.median(seconds):.2f} s (largest {max(seconds):.2f})")
     print(f"GB in use: {memory[-1]:.2f} awake, {asleep[-1]:.2f} asleep, {used_gb():.2f} closed; growth {growth:+.3f}")
     return growth < GROWTH_ALLOWED
+
+
+def own_process(model: str, log: Path) -> bool:
+    policy, seconds, looks = load_policy(model), [], []
+    transport = "nccl" if torch.cuda.is_available() else "host"
+    engine = VLLMProcess(policy, log, 512, 128, kv_cache_gb=2, transport=transport)
+    for _ in range(ROUNDS):
+        nudge(policy)
+        engine.load_weights(policy)  # raises when the attestation fails
+        seconds.append(engine.sync_metrics["time/push"])
+        looks.append(engine.sync_metrics["time/attest"])
+    theirs, bound = gap(engine, policy, 1.0), gap_bound(policy.compute_dtype) / 5
+    engine.close()
+    print(f"own process, {transport}: {ROUNDS} hand-overs of {statistics.median(seconds):.2f} s and", end=" ")
+    print(f"{statistics.median(looks):.2f} s of attesting; mean gap {theirs:.2g} (bound {bound:.2g})")
+    return theirs <= bound and not engine_processes()
 
 
 def overlap(model: str, folder: Path) -> bool:
@@ -107,7 +130,7 @@ def main() -> None:
     ask.add_argument("--model", required=True, help="a model folder")
     model = str(Path(ask.parse_args().model).resolve())
     gpu = torch.cuda.is_available()
-    print(torch.cuda.get_device_name() if gpu else "no GPU here: the processor, and no third check")
+    print(torch.cuda.get_device_name() if gpu else "no GPU here: the processor, and no fourth check")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checks = {
@@ -115,6 +138,8 @@ def main() -> None:
             "parity bfloat16": lambda: parity(model, "bfloat16", folder / "bfloat16.log"),
             "sleeping": lambda: sleeping(model, folder / "sleep.log"),
         }
+        if torch.cuda.device_count() != 1:
+            checks["own process"] = lambda: own_process(model, folder / "process.log")
         if gpu:
             checks["overlap"] = lambda: overlap(model, folder)
         failed = [name for name, check in checks.items() if not check()]

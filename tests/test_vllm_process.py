@@ -2,20 +2,23 @@
 
 import os
 import time
+from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from conftest import PROMPT
 
+from rlreason.config.rollout import Rollout
 from rlreason.engines.base import Prompt, Sampling, seed_for
 from rlreason.engines.hf import HFEngine
 from rlreason.engines.vllm_process import VLLMProcess, engine_processes
-from rlreason.errors import EngineError
+from rlreason.errors import ConfigError, EngineError
 from rlreason.models.tiny import build_model
 from rlreason.policy import Policy
+from rlreason.setup.engine import check_engine
 
 pytest.importorskip("vllm")
+psutil = pytest.importorskip("psutil")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
@@ -26,6 +29,14 @@ def engine(tokenizer, tmp_path_factory):
     made = VLLMProcess(policy, log, max_len=512, max_rows=32, timeout_s=120, transport="host", say=lambda _: None)
     yield made
     made.close()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two GPUs are here")
+def test_without_two_gpus_the_placement_is_a_users_mistake():
+    rollout = Rollout(engine="vllm", placement="second_gpu", async_steps=1)
+    assert rollout.problems() == []
+    with pytest.raises(ConfigError, match=r"rollout.placement=second_gpu: GPUs visible here: [01], .*choose auto"):
+        check_engine(SimpleNamespace(rollout=rollout))
 
 
 def prompts_for(policy, problems, count=4):

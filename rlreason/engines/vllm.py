@@ -59,8 +59,7 @@ class VLLMEngine:
     ) -> None:
         self.policy, self.max_len, self.max_rows = policy, min(max_len, policy.max_context), max_rows
         self.attest, self.timeout_s, self.log, self.say = attest, timeout_s, log, say
-        self.on_gpu = policy.device.type == "cuda"
-        self.sleeps, self.asleep = sleep and self.on_gpu, False
+        self.sleeps, self.asleep = sleep and policy.device.type == "cuda", False
         self.weight_version = 0
         self.sync_metrics: dict[str, float] = {}
         self._probe = probe_prompt(policy.head.shape[0], self.max_len)

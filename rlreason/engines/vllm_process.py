@@ -84,6 +84,7 @@ class VLLMProcess(VLLMEngine):
 
     def close(self) -> None:
         """A process that died or hangs is killed at once, and one in good order is asked first."""
+        self._processes.clear()  # from here on they may end
         if self._failure is not None:
             kill(engine_processes())
             self.__dict__.pop("llm", None)  # nobody is left to be asked
