@@ -113,7 +113,7 @@ def own_process(model: str, log: Path) -> bool:
 def overlap(model: str, folder: Path) -> bool:
     for steps in (0, 1):
         run = folder / f"async_{steps}"
-        chosen = ["model=local", f"model.path={model}", "rollout=vllm", "rollout.sleep=false"]
+        chosen = ["model=local", f"model.path={model}", "rollout=vllm", "rollout.sleep=false", "data=stories"]
         sizes = [f"rollout.async_steps={steps}", "n_steps=6", "eval_problems=16", f"hydra.run.dir={run}"]
         command = [sys.executable, "-m", "rlreason", *chosen, *sizes]
         if subprocess.run(command, cwd=ROOT).returncode:

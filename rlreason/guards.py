@@ -22,7 +22,7 @@ def _identical(m: Metrics, group_size: int) -> str | None:
 
 
 def _nothing_to_learn(m: Metrics, group_size: int) -> str | None:
-    if group_size < 2 or m.get("reward/live_groups", 1.0) > 0:
+    if group_size < 2 or m.get("reward/live_groups", 1.0) > 0 or "ei/kept" in m:  # imitation compares nothing
         return None
     share = m["reward/mean"]
     return (

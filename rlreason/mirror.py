@@ -37,7 +37,7 @@ class WandbMirror:
         self.run.log(row)
 
     def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None:
-        """Responses to read: prompt, response, gold answer, rewards, entropy and length."""
+        """Responses to read: question, response, gold answer, rewards, entropy and length."""
         import wandb
 
         data = [[step, *(row[column] for column in COLUMNS)] for row in rows]

@@ -188,6 +188,8 @@ class Policy:
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a prompt, with whatever the tokenizer puts in front (a beginning-of-text token)."""
         ids: list[int] = self.tokenizer.encode(text)
+        if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id:
+            ids = ids[1:]  # the text brought its own
         return ids or [self.tokenizer.bos_token_id or self.tokenizer.eos_token_id]
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:

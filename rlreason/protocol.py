@@ -8,9 +8,11 @@ it: seeds are what one averages over. It knows plain values; it must not know se
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from rlreason import __version__
 from rlreason.errors import ConfigError
 
 Protocol = dict[str, Any]
@@ -42,7 +44,7 @@ def make_protocol(
     parts = {
         "prompt": prompt,
         "reward": reward,
-        "grader": __version__,
+        "grader": grader_version(),
         **{f"grading.{key}": value for key, value in grading.items()},
         **{f"sampling.{key}": value for key, value in sampling.items()},
         "stop": list(stop),
@@ -53,6 +55,15 @@ def make_protocol(
     }
     text = json.dumps(parts, sort_keys=True)
     return {**parts, "hash": hashlib.sha256(text.encode()).hexdigest()[:8]}
+
+
+@cache
+def grader_version() -> str:
+    """A hash of the rules that grade, and the version of the library behind them: other rules, other numbers."""
+    folder, digest = Path(__file__).parent / "grading", hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return f"{digest.hexdigest()[:8]}, math-verify {version('math-verify')}"
 
 
 def differences(one: Protocol, two: Protocol) -> list[str]:

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from rlreason.protocol import refuse_mixture
+
 JOB_OF_SWEEP = "RLREASON_JOB_OF_SWEEP"  # an environment variable, set for the processes that a sweep starts
 
 
@@ -45,4 +47,11 @@ def arms_table(arms: list[Arm]) -> str:
             rows.append(f"{name:{width}}           {s['accuracy']:.3f}            {s['length']:5.1f} {s['status']}")
         else:
             rows.append(f"{name:{width}}         -              -         {s['status']}")
+    protocols = {
+        name: arm.summary["protocol"] for name, arm in zip(names, arms, strict=True) if "protocol" in arm.summary
+    }
+    if protocols:
+        mixed = refuse_mixture(protocols, allow=True)
+        hashes = ", ".join(dict.fromkeys(p["hash"] for p in protocols.values()))
+        rows += [f"protocol {hashes}", *(f"! {line}" for line in mixed)]
     return "\n".join(rows)

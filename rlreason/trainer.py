@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
-from rlreason.algorithms.base import Algorithm
 from rlreason.algorithms.feed import Feed
+from rlreason.algorithms.rollouts import by_outcome
 from rlreason.config.run import Run, Training
 from rlreason.console import Console, Stopwatch
 from rlreason.curves import draw_curves
-from rlreason.evaluation import evaluate, grading_failures
+from rlreason.errors import ConfigError
+from rlreason.evaluation import evaluate, grading_failures, measured
 from rlreason.guards import Guards
 from rlreason.learner import Learner, averaged
 from rlreason.narration import closing, header, objective_of, short_objective, shown_generations
@@ -37,25 +38,29 @@ def train(run: Run, folder: Path, config: str) -> float:
         console.say(f"a broken-off run was here: its records are now in {records.set_aside}")
     card = objective_of(run)
     records.document("objective.md", card.markdown)
-    house = build(run, folder, console)
+    house, feed = build(run, folder, console), None
     try:
         algorithm, learner = make_algorithm(run, house, console), make_learner(run, house.policy)
         console.n_steps = algorithm.n_steps
+        if run.warmup_steps > algorithm.n_steps:
+            raise ConfigError(
+                f"warmup_steps={run.warmup_steps} is more than the run's {algorithm.n_steps} steps: lower it"
+            )
         records.mirror = house.mirror
         header(console, run, house, folder)
         console.say("\n" + card.text)
-        return loop(run, house, algorithm, learner, records, console)
+        feed = Feed(algorithm, ahead=run.rollout.async_steps > 0)
+        return loop(run, house, feed, learner, records, console)
     finally:
-        house.close()
+        house.close()  # first, so that what is being sampled ahead ends
+        if feed is not None:
+            feed.close()
 
 
-def loop(
-    run: Training, house: House, algorithm: Algorithm, learner: Learner, records: Records, console: Console
-) -> float:
+def loop(run: Training, house: House, feed: Feed, learner: Learner, records: Records, console: Console) -> float:
     """Every step of a run, from the first evaluation to the closing table."""
     began = time.monotonic() - house.seconds_to_build
     guards = Guards(getattr(run, "group_size", 1), console.say, run.guards.parity, run.guards.parity_bound)
-    feed = Feed(algorithm, ahead=run.rollout.async_steps > 0)
 
     def evaluated(step: int) -> tuple[list[Sample], dict[str, float]]:
         start = time.monotonic()
@@ -84,19 +89,22 @@ def loop(
     # The gap to the engine can be measured where training scores the distribution that was sampled.
     gap_from = run.sampling.min_tokens if learner.temperature == run.sampling.temperature else None
     status = "finished"
-    for step in range(1, algorithm.n_steps + 1):
+    for step in range(1, feed.n_steps + 1):
         times = Stopwatch()
         collected = feed.take(step)
         times.lap("rollout")
 
+        if unscored := [s for s in collected.samples if not s.kept]:  # the learner will measure the others
+            measured(unscored, house.measure)
         if collected.restart:
             learner.restart()
         updates = []
         width = 1 / max(len(collected.batches), 1)
         for place, batch in enumerate(collected.batches):
-            rate = learning_rate_at(
-                step - 1 + place * width, width, algorithm.n_steps, run.learning_rate, run.lr_schedule, run.warmup_steps
-            )
+            # Where each step starts anew, so does the schedule.
+            before_this, total = (0, 1) if collected.restart else (step - 1, feed.n_steps)
+            done = before_this + place * width
+            rate = learning_rate_at(done, width, total, run.learning_rate, run.lr_schedule, run.warmup_steps)
             updates.append(learner.update(batch, rate, gap_from))
         times.lap("train")
 
@@ -105,7 +113,8 @@ def loop(
             house.engine.load_weights(house.policy)
         times.lap("sync")
 
-        metrics = collected.metrics | averaged(updates) | house.engine.sync_metrics | house.grader.take_metrics()
+        seen = by_outcome(collected.samples, "rollout") if collected.samples else {}
+        metrics = collected.metrics | seen | averaged(updates) | house.engine.sync_metrics | house.grader.take_metrics()
         if collected.samples:
             versions = [s.response.weight_version for s in collected.samples]
             metrics["rollout/staleness"] = house.engine.weight_version - bool(updates) - sum(versions) / len(versions)
@@ -120,7 +129,7 @@ def loop(
 
         if updates and metrics["train/skipped_updates"] == len(updates):
             status = f"diverged at step {step}: no optimizer step had a finite gradient"
-        last = step == algorithm.n_steps or status != "finished"
+        last = step == feed.n_steps or status != "finished"
         due = last or (run.eval_every and step % run.eval_every == 0)
         if due:
             after_samples, after = evaluated(step)
@@ -129,7 +138,6 @@ def loop(
             console.say(f"! {status}: lower learning_rate or max_grad_norm")
             break
 
-    feed.close()
     if run.save_model:
         house.policy.save(records.folder / "model")
     summary = {

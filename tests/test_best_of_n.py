@@ -100,7 +100,10 @@ def test_random_subsets_come_near_all_of_them():
 
 def test_votes_are_equal_by_the_graders_rules_right_or_wrong():
     told = ["\\boxed{0.5}", "\\boxed{\\frac12}", "it is 7", "\\boxed{7}", "\\boxed{7.0}", "\\boxed{}"]
-    assert answer_classes(told, "question_only", percent=True, rel_tol=1e-6) == [0, 0, None, 1, 1, None]
+    assert answer_classes(told, "question_only", "strict", percent=True, rel_tol=1e-6) == [0, 0, None, 1, 1, None]
+    said = [f"</think> <answer>{text}</answer>" for text in ("It costs 18 dollars", "18", "19")]
+    assert answer_classes(said, "r1_zero", "sentence", percent=True, rel_tol=1e-6) == [0, 0, 1]  # as they are graded
+    assert answer_classes(said, "r1_zero", "strict", percent=True, rel_tol=1e-6) == [0, 1, 2]
 
 
 def test_intervals_hold_their_values_and_problems_are_drawn_together():

@@ -269,3 +269,12 @@ def test_the_real_gsm8k(grader):
     assert subset(train, 128, 0) == subset(train, 256, 0)[:128]
     kept, said = filter_correct(train, lambda p: trace_text(p, TRACE), grader.grade_batch)
     assert (kept, said) == (train, "kept 7473 of 7473 traces whose answer the grader accepts")
+
+
+@pytest.mark.parametrize("prompted", ["train", "validation"])
+def test_overlap_is_seen_whichever_side_brings_its_whole_prompt(prompted):
+    fill = "User: {}\nAssistant:".format
+    bare, whole = Problem("b", "1 + 1?", "2"), Problem("w", fill("1 + 1?"), "2", prompt=fill("1 + 1?"))
+    train, validation = ([whole], [bare]) if prompted == "train" else ([bare], [whole])
+    with pytest.raises(ConfigError, match="1 training questions are validation questions too"):
+        without_overlap(train, validation, "refuse", fill)

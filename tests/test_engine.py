@@ -155,3 +155,12 @@ def test_seeds_are_the_same_everywhere_and_differ_by_any_part():
         )
         == 4
     )
+
+
+def test_a_stop_string_written_before_min_tokens_ends_the_response_there(engine, problems):
+    prompts = [Prompt(p.id, engine.policy.encode_prompt(p.question), seed=i) for i, p in enumerate(problems[:8])]
+    letters = tuple("aeiou")
+    responses = engine.generate(prompts, Sampling(1.0, 20, 60, letters), n=2)
+    early = [r for r in responses if any(c in engine.policy.tokenizer.decode(r.token_ids[:20]) for c in letters)]
+    assert early
+    assert all((len(r.token_ids), r.finish_reason) == (20, "stop") for r in early)

@@ -24,7 +24,11 @@ def ragged_prompts(policy, count=14, longest=90):
 
 @pytest.mark.parametrize(
     ("n", "sampling"),
-    [(2, Sampling(1.0, 0, 40, STOPS)), (3, Sampling(1.3, 5, 24, STOPS)), (1, Sampling(1.0, 2 * HEADROOM, 150, STOPS))],
+    [
+        (2, Sampling(1.0, 0, 40, STOPS)),
+        (3, Sampling(1.3, 5, 24, STOPS)),
+        (1, Sampling(1.0, 0, 150, ("</answer>", "</think>"))),
+    ],
     ids=["scattered", "held back", "beyond the headroom"],
 )
 def test_samples_of_a_running_batch_are_those_of_a_large_one(policy, n, sampling):

@@ -166,8 +166,11 @@ def test_finished_problems_survive_and_torn_lines_do_not(tmp_path):
 
 
 def test_only_the_same_settings_go_on_in_a_folder(tmp_path):
-    assert not enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 48\n")
+    assert not enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 9000\n")
+    assert not enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 48\n")  # nothing had been asked: mended
+    (tmp_path / "run" / UNFINISHED).write_text("")
     assert enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 48\n")
+    assert enter(tmp_path / "run", "seed: 0\nthreads: 2\nsampling:\n  max_tokens: 48\n")  # only speed
     with pytest.raises(ConfigError, match=r"other settings .sampling.max_tokens=48 there, 64 here.: type its command"):
         enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 64\n")
     (tmp_path / "run/summary.json").write_text("{}")

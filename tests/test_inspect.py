@@ -134,7 +134,7 @@ def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):
         (["nowhere"], "nowhere is no folder: give the folder of a run"),
         (["."], "holds no evals or rollouts or responses.jsonl: give the folder of one run"),
         (["RUN", "-n", "0"], "-n 0 shows nothing: give a number above 0"),
-        (["RUN", "--step", "7"], "holds no evals or rollouts"),
+        (["RUN", "--step", "7"], "is an evaluation, which has no steps"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(words, says, run, capsys, tmp_path_factory):

@@ -59,6 +59,8 @@ class ExpertIteration:
     def _notices(self, asked: int, correct: int, kept: int) -> dict[str, str]:
         if not asked:
             return {"nothing_asked": "every question counts as solved (skip_solved): nothing is left to ask or learn"}
+        if asked < self.per_step:
+            return {"few_questions": f"only {asked} of {self.per_step} questions are left unsolved"}
         if not correct:
             asked_text = f"none of {asked * self.group_size} responses was correct"
             cure = "use easier questions, a larger group_size, or SFT first"

@@ -14,13 +14,14 @@ class Feed:
 
     def __init__(self, algorithm: Algorithm, ahead: bool = False) -> None:
         self.algorithm, self.ahead = algorithm, ahead
+        self.n_steps = algorithm.n_steps
         self._next: Future[Collected] | None = None
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampling ahead")
 
     def take(self, step: int) -> Collected:
         collected = self.algorithm.collect(step) if self._next is None else self._next.result()
         self._next = None
-        if self.ahead and step < self.algorithm.n_steps:
+        if self.ahead and step < self.n_steps:
             self._next = self._beside.submit(self.algorithm.collect, step + 1)
         return collected
 

@@ -54,8 +54,9 @@ class GroupRelative:
             live = len(live_groups(learned))
             if live < self.per_step:
                 notices["refill_bound"] = (
-                    f"{rounds} rounds of refilling found {live} of {self.per_step} groups with better and worse "
-                    "responses: the others stay without credit; raise refill_rounds, or change the questions"
+                    f"{rounds} rounds of refilling found {live} of {self.per_step} groups with better "
+                    "and worse responses (before any length penalty): the others stay without credit; raise "
+                    "refill_rounds, or change the questions"
                 )
         everything = [*learned, *discarded]
         self.questions.note(everything)

@@ -65,7 +65,9 @@ class Rollouts:
 
 def rollout_metrics(samples: Sequence[Sample], prefix: str = "rollout") -> dict[str, float]:
     """Rewards, lengths and what can go wrong quietly, as flat numbers over a batch of samples."""
-    n = max(len(samples), 1)
+    if not samples:
+        return {}
+    n = len(samples)
     groups: dict[str, list[Sample]] = {}
     for s in samples:
         groups.setdefault(s.group, []).append(s)
@@ -75,10 +77,10 @@ def rollout_metrics(samples: Sequence[Sample], prefix: str = "rollout") -> dict[
         "reward/mean": sum(s.grade.reward for s in samples) / n,
         "reward/format": sum(s.grade.format for s in samples) / n,
         "reward/answer": sum(s.grade.answer for s in samples) / n,
-        "reward/live_groups": live / max(len(groups), 1),  # share of groups with any credit other than 0
+        "reward/live_groups": live / len(groups),  # share of groups with any credit other than 0
         f"{prefix}/length_max": max((len(s.response.token_ids) for s in samples), default=0),
         f"{prefix}/truncated": sum(s.response.truncated for s in samples) / n,
-        f"{prefix}/distinct": distinct / max(len(groups), 1),  # share of different responses within a group
+        f"{prefix}/distinct": distinct / len(groups),  # share of different responses within a group
         f"{prefix}/tokens": sum(len(s.response.token_ids) for s in samples),
         **by_outcome(samples, prefix),
     }

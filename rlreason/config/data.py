@@ -96,13 +96,15 @@ class FileData(Data):
     n_validation: int | None = None  # hold so many of train out instead
     split_seed: int = 0  # which are held out; not `seed`, so that runs that follow each other hold out the same
     hub_config: str | None = None  # of a hub data set that has several
-    gold: str = "auto"  # where the gold answer stands: auto | hash (####) | boxed | final (sentence) | field
+    gold: str = (
+        "auto"  # where the gold answer stands: auto | hash (####) | boxed | final (sentence) | tag (<answer>) | field
+    )
     fields: Fields = field(default_factory=Fields)
     response_as: str = "response"  # response: as it is | solution: to be put into the prompt's form (prompt.trace)
     max_chars: int = 100_000  # a longer text makes a bad row
 
     def problems(self) -> list[str]:
-        golds = ("auto", "hash", "boxed", "final", "field")
+        golds = ("auto", "hash", "boxed", "final", "tag", "field")
         bad = super().problems() + _no_such_word(self, {"gold": golds, "response_as": ("response", "solution")})
         sizes = {"n_validation": self.n_validation, "max_chars": self.max_chars}
         bad += [f"data.{key}={n} must be above 0" for key, n in sizes.items() if n is not None and n < 1]

@@ -59,8 +59,11 @@ class GRPO(Training):
                 f"group_size={self.group_size} with baseline={self.baseline.kind}: a response is compared with its "
                 "group, and a group of one always gives advantage 0: use group_size=8, or loss=no_baseline"
             )
-        if self.guards.parity == "correct" and self.mismatch == "none":
-            bad.append("guards.parity=correct needs weights that correct: set mismatch=truncate mismatch_cap=2")
+        if self.refill_rounds and self.baseline.kind == "none":
+            bad.append(
+                f"refill_rounds={self.refill_rounds} with baseline=none: groups of equal rewards carry credit there "
+                "and need no replacement: set it to 0"
+            )
         if self.rollout.async_steps and self.mismatch == "none" and self.loss.loss_type in ON_POLICY_LOSSES:
             bad.append(
                 f"rollout.async_steps=1 with loss={self.loss.loss_type}: samples are one hand-over old, and this loss "

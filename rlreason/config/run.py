@@ -31,8 +31,8 @@ class Run:
     sampling: Sampling = field(default_factory=Sampling)
 
     micro_batch_tokens: int = MISSING  # the memory knob: tokens in one forward pass
-    eval_problems: int | None = MISSING  # the first so many of the validation data; null: all of them
-    log_generations: int = 3  # responses that each evaluation shows in the terminal
+    eval_problems: int | None = MISSING  # of the validation data, always the same ones; null: all of them
+    log_generations: int = 3  # responses that are shown in the terminal, before training or after an evaluation
 
     def problems(self) -> list[str]:
         """Every violated rule, one line each: setting, value, rule, cure."""
@@ -123,10 +123,15 @@ class Training(Run):
             bad.append(
                 f"rollout.async_steps=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
             )
-        if not 0 < self.sampling.temperature < math.inf:
+        if self.algorithm != "sft" and not 0 < self.sampling.temperature < math.inf:
             bad.append(
-                f"sampling.temperature={self.sampling.temperature}: the policy gradient needs samples, so it must be "
-                "above 0: try 1.0"
+                f"sampling.temperature={self.sampling.temperature}: learning from samples needs different ones, so it "
+                "must be above 0: try 1.0"
+            )
+        if self.guards.parity == "correct" and getattr(self, "mismatch", "none") == "none":
+            bad.append(
+                "guards.parity=correct needs weights that correct: with GRPO set mismatch=truncate mismatch_cap=2, "
+                "with another algorithm guards.parity=warn"
             )
         if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
             bad.append(f"adam_betas={list(self.adam_betas)} must be two numbers in [0, 1): try [0.9,0.95]")

@@ -10,7 +10,6 @@ that the two cannot meet. It must not know models, tokenizers or graders.
 import random
 import zlib
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 from rlreason.data.files import BadRow, file_rows, hub_splits, locate, may_be_hub_name, read_table
@@ -109,8 +108,7 @@ def load_countdown(
         rows = ((f"row {number}", row) for number, row in enumerate(splits["train"]))
     else:
         raise ConfigError(f"data.path={path} is no .jsonl or .json file: give one, or a hub name, or null to make some")
-    enough = 1_000 + 2 * n_train + 2 * VALIDATION_SHARE * n_validation  # of rows: the hub set has half a million
-    table = read_table(islice(rows, enough), path, name, to_problem, lambda row: None, skip)
+    table = read_table(rows, path, name, to_problem, lambda row: None, skip)
     halves: dict[str, list[Problem]] = {half: [] for half in HALVES}
     for problem in table.problems:
         halves[HALVES[is_validation(*_key(problem))]].append(problem)

@@ -145,12 +145,13 @@ def question_hash(question: str) -> str:
     return hashlib.sha256(" ".join(question.split()).encode()).hexdigest()[:16]
 
 
-def fingerprint(problems: Iterable[Problem]) -> str:
-    """A short hash of everything that a run sees of its problems: two runs with the same one saw the same."""
+def fingerprint(problems: Iterable[Problem], asked_only: bool = False) -> str:
+    """A short hash of everything that a run sees of its problems, or of what is asked and graded: no solutions."""
     digest = hashlib.sha256()
     for p in problems:
         digest.update(f"{p.id}\x1f{p.question}\x1f{p.answer}".encode())
-        for name, text in (("solution", p.solution), ("prompt", p.prompt), ("response", p.response)):
+        given = (("solution", p.solution), ("prompt", p.prompt), ("response", p.response))
+        for name, text in given[1:2] if asked_only else given:
             digest.update(f"\x1f{name}\x1f{text}".encode() if text is not None else b"")
         digest.update(b"\x1e")
     return digest.hexdigest()[:12]

@@ -8,12 +8,19 @@ from rlreason.grading import Grader, check_golds
 from rlreason.types import Problem
 
 
-def check_answers(problems: Sequence[Problem], grader: Grader, on_bad: str) -> tuple[list[Problem], list[str]]:
-    """(problems, notes): those that cannot be earned are named, and with `on_bad="drop"` left out."""
+def check_answers(
+    problems: Sequence[Problem], grader: Grader, on_bad: str, needed: bool = True
+) -> tuple[list[Problem], list[str]]:
+    """(problems, notes): those that cannot be earned are named, and with `on_bad="drop"` left out.
+
+    Where nothing can be earned at all it is refused, unless answers are not `needed`: SFT learns without them.
+    """
     if grader.plugin:  # its form of an answer is unknown
         return list(problems), []
     wrong = {problems[i].id for i in check_golds(grader, [p.answer for p in problems])}
     none = [p.id for p in problems if not p.answer]
+    if len(none) == len(problems) and not needed:
+        return list(problems), ["! no validation problem has a gold answer: accuracy stays 0 and says nothing"]
     if len(wrong) == len(problems):
         what = "has a gold answer" if len(none) == len(problems) else "has a gold answer that grades itself right"
         raise ConfigError(

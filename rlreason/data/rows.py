@@ -36,8 +36,13 @@ def field_names(own: Mapping[str, str | None]) -> Names:
     return names
 
 
-def to_problem(row: Any, id: str, names: Names, gold: str, max_chars: int, wrap: bool) -> Problem:
-    """The row as a problem, or `BadRow`. `wrap` takes a given response for a solution, to be put into a form."""
+def to_problem(
+    row: Any, id: str, names: Names, gold: str, max_chars: int, wrap: bool, gold_in_response: bool = True
+) -> Problem:
+    """The row as a problem, or `BadRow`. `wrap` takes a given response for a solution, to be put into a form.
+
+    The gold answer may be read out of a given response, unless that response is to be judged by it.
+    """
     if not isinstance(row, dict):
         raise BadRow("is no JSON object")
     question, answer, solution, prompt, response = (
@@ -50,7 +55,7 @@ def to_problem(row: Any, id: str, names: Names, gold: str, max_chars: int, wrap:
         raise BadRow(f"has no text under {_either(names, 'question', 'prompt', 'messages')}")
     if answer is None and solution is None and response is None:
         raise BadRow(f"has no text under {_either(names, 'answer', 'solution', 'response')}")
-    found = gold_answer(gold, answer, solution or response)
+    found = gold_answer(gold, answer, solution or (response if gold_in_response else None))
     if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):
         solution = _before_the_mark(answer)
     if wrap and response is not None:
@@ -67,16 +72,16 @@ def own_id(row: Any, names: Names) -> str | None:
 def gold_answer(rule: str, answer: str | None, trace: str | None) -> str:
     r"""The gold answer by `rule`; "" where `auto` finds none.
 
-    `hash` is what follows `####`, `boxed` the last `\boxed{}`, `final` what Minerva's closing sentence states,
-    `field` the answer field as it is. `auto` takes the first of these that is there, in the answer field and then
-    in the trace.
+    `hash` is what follows `####`, `boxed` the last `\boxed{}`, `final` what Minerva's closing sentence states, `tag`
+    the last `<answer>`, `field` the answer field as it is. `auto` takes the first of these that is there, in the
+    answer field and then in the trace.
 
     >>> gold_answer("auto", "2+2=4\n#### 1,004", None), gold_answer("auto", None, r"so $x=\boxed{\frac{1}{2}}$.")
     ('1004', '\\frac{1}{2}')
     >>> gold_answer("auto", None, "The final answer is $7$. I hope it is correct."), gold_answer("auto", "(1,2)", None)
     ('7', '(1,2)')
     """
-    readers = {"hash": _after_hash, "boxed": boxed, "final": _final}
+    readers = {"hash": _after_hash, "boxed": boxed, "final": _final, "tag": _tagged}
     for text in (answer, trace):
         for name, read in readers.items():
             if text is not None and rule in (name, "auto") and (found := read(text)) is not None:
@@ -109,7 +114,12 @@ def _after_hash(text: str) -> str | None:
 
 def _final(text: str) -> str | None:
     found = _FINAL.findall(text)
-    return found[-1].strip("$*. ") if found else None
+    return found[-1].strip("$* ").rstrip(".$* ") if found else None
+
+
+def _tagged(text: str) -> str | None:
+    found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    return found[-1].strip() if found else None
 
 
 def _filled(gold: str) -> str:

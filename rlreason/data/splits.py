@@ -47,10 +47,17 @@ def without_overlap(
 
     `fill` writes a question into the run's prompt: a row that gives its whole prompt is recognised by that.
     """
-    asked = {question_hash(p.question): p.id for p in validation}
-    if any(p.prompt is not None for p in train):
-        asked |= {question_hash(fill(p.question)): p.id for p in validation}
-    twice = {p.id: asked[key] for p in train if (key := question_hash(p.question)) in asked}
+    prompted = any(p.prompt is not None for p in (*train, *validation))
+
+    def keys(p: Problem) -> list[str]:
+        """A row that gives its whole prompt is known by that, any other also by its question in the run's prompt."""
+        return [
+            question_hash(p.question),
+            *([question_hash(fill(p.question))] if prompted and p.prompt is None else []),
+        ]
+
+    asked = {key: p.id for p in validation for key in keys(p)}
+    twice = {p.id: asked[key] for p in train for key in keys(p) if key in asked}
     if not twice:
         return train, []
     pairs = few([f"{a} is {b}" for a, b in twice.items()], 3)

@@ -14,7 +14,7 @@ from rlreason.types import Grade, Problem
 
 Grades = Callable[[Sequence[str], Sequence[str]], Sequence[Grade]]
 
-_CALCULATOR = re.compile(r"<<[^<>]*>>")  # GSM8K's annotations: 48/2 = <<48/2=24>>24
+_CALCULATOR = re.compile(r"<<[^<>=\n]*=[^<>\n]*>>")  # GSM8K's annotations: 48/2 = <<48/2=24>>24
 
 
 def trace_text(problem: Problem, template: str) -> str:

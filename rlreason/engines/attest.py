@@ -32,7 +32,8 @@ class Attestation:
 
     @property
     def holds(self) -> bool:
-        return self.gap <= self.bound and not self.differing  # a gap that is not a number does not hold
+        # A gap that is not a number does not hold, and neither does a look that found nothing to compare.
+        return self.gap <= self.bound and self.compared > 0 and not self.differing
 
     def __str__(self) -> str:
         names = ", ".join(self.differing[:3]) + (" ..." if len(self.differing) > 3 else "")

@@ -96,7 +96,8 @@ class HFEngine:
             token = row.token_ids[-1]
             if token in end_ids:
                 return "stop"
-            may_close = sampling.stop and (closing is None or token in closing)
+            first_look = len(row.token_ids) == sampling.min_tokens  # a stop string may stand before
+            may_close = sampling.stop and (closing is None or token in closing or first_look)
             if may_close and len(row.token_ids) >= sampling.min_tokens:
                 text = self._text(row)
                 if any(stop in text for stop in sampling.stop):

@@ -82,10 +82,11 @@ class VLLMEngine:
 
         def make() -> Any:
             torch.set_num_threads(threads)  # a setting of each thread
-            with process_state_kept(), noise_into(self.log), model_folder(self.policy) as folder:
+            with process_state_kept(), model_folder(self.policy) as folder:
                 return self._make(folder, settings)
 
-        self.llm: Any = self._call(make)
+        with noise_into(self.log):  # here and not in vLLM's thread: a start that hangs must not keep the terminal
+            self.llm: Any = self._call(make)
         self._push()
         self.say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
 
@@ -170,6 +171,7 @@ class VLLMEngine:
 
         def replace() -> None:
             if self.asleep:
+                torch.cuda.empty_cache()  # what training kept for itself; vLLM's own allocator cannot use it
                 self.llm.wake_up(tags=["weights"])
             self._send()
             if self.asleep:
@@ -199,7 +201,11 @@ class VLLMEngine:
         trainer = self.policy.score([(probe.prompt_ids, probe.token_ids)], PROBE.temperature, self.max_len)[0]
         compared, differing = self._call(self._differing)
         gap = largest_gap(probe.log_probs, trainer)
-        self.sync_metrics |= {"rollout/attest_gap": gap, "time/attest": time.monotonic() - began}
+        self.sync_metrics |= {
+            "rollout/attest_gap": gap,
+            "rollout/attest_compared": compared,
+            "time/attest": time.monotonic() - began,
+        }
         return Attestation(gap, gap_bound(self.policy.compute_dtype), compared, differing)
 
     def _differing(self) -> tuple[int, tuple[str, ...]]:
@@ -227,6 +233,7 @@ class VLLMEngine:
     def close(self) -> None:
         """Stop the engine and give its memory back; a hung one is left to the end of the process."""
         llm = self.__dict__.pop("llm", None)
+        self._failure = self._failure or "it was closed"  # whoever still samples in another thread ends here
         if llm is not None:
             try:
                 self._owner.call(lambda: _shut_down(llm), min(self.timeout_s, 10.0))

@@ -26,6 +26,8 @@ def response_file(run: Path, step: int | None, rollouts: bool) -> Path:
     whole = [run / "responses.jsonl", run / "responses.unfinished.jsonl"]
     if not rollouts and step is None and (found := next((path for path in whole if path.is_file()), None)):
         return found
+    if step is not None and any(path.is_file() for path in whole):
+        raise ConfigError(f"--step {step}: {run} is an evaluation, which has no steps: leave --step out")
     kinds = ("rollouts",) if rollouts else ("evals", "rollouts")
     wanted = "step_*.jsonl" if step is None else f"step_{step:05d}.jsonl"
     for kind in kinds:

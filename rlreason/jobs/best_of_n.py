@@ -4,6 +4,7 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from rlreason.config.jobs import BestOfN
 from rlreason.console import Console
 from rlreason.errors import ConfigError
 from rlreason.evaluation import is_correct
+from rlreason.grading.formats import Extract
 from rlreason.jobs.evaluate import announce, closing
 from rlreason.jobs.plot import draw_best_of_n
 from rlreason.jobs.respond import Responses, conclude, respond
@@ -87,7 +89,7 @@ def estimates(run: BestOfN, responses: Responses, reward: str, scorer: Scorer | 
     }
     if scorer:
         scores["best by scorer"] = [
-            [float(scorer(q, s.response.text)) for s in group] for q, group in zip(questions, groups, strict=True)
+            [scored(scorer, run.scorer, q, s) for s in group] for q, group in zip(questions, groups, strict=True)
         ]
     for name, of_groups in scores.items():
         out[name] = np.array([[best_at(s, r, k) for k in at] for s, r in zip(of_groups, right, strict=True)])
@@ -100,8 +102,23 @@ def estimates(run: BestOfN, responses: Responses, reward: str, scorer: Scorer | 
     return out
 
 
+def scored(scorer: Scorer, name: str | None, question: str, sample: Sample) -> float:
+    """The scorer's number for a response; anything else is its author's to mend. The responses stay on disk."""
+    try:
+        score = float(scorer(question, sample.response.text))
+    except Exception as error:  # whatever a stranger's function does
+        raise ConfigError(
+            f"scorer={name} fails on a response to {sample.group} ({type(error).__name__}: {error}): mend it and type "
+            "the command again with this hydra.run.dir; nothing is sampled again"
+        ) from error
+    if not math.isfinite(score):
+        raise ConfigError(f"scorer={name} gives {score} for a response to {sample.group}: it must be a finite number")
+    return score
+
+
 def _classes(group: Sequence[Sample], run: BestOfN, reward: str) -> list[int | None]:
-    return answer_classes([s.response.text for s in group], reward, run.grading.percent, run.grading.rel_tol)
+    g = run.grading
+    return answer_classes([s.response.text for s in group], reward, cast(Extract, g.extract), g.percent, g.rel_tol)
 
 
 def mean(values: Sequence[float]) -> float:

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         compare(chosen.runs, chosen.o, chosen.mix_protocols)
-    except ConfigError as mistake:
+    except (ConfigError, OSError) as mistake:  # a file that cannot be written is a mistake too
         print(f"compare: {mistake}", file=sys.stderr)
         return 2
     return 0

@@ -17,6 +17,8 @@ from rlreason.errors import ConfigError
 from rlreason.records import finite, provenance, refuse_occupied, response_row, write_whole
 from rlreason.types import Grade, Problem, Response, Sample
 
+#: Settings that an interrupted job may go on without: they change its speed, its memory or what it shows.
+HARMLESS = ("threads", "log_generations", "micro_batch_tokens", "rollout.max_rows", "rollout.kv_cache_gb")
 UNFINISHED, WHOLE = "responses.unfinished.jsonl", "responses.jsonl"
 
 
@@ -28,12 +30,14 @@ def enter(folder: Path, config: str) -> bool:
     refuse_occupied(folder)
     path = folder / "config.yaml"
     if path.exists():
-        if (before := path.read_text(encoding="utf-8")) != config:
+        before, begun = path.read_text(encoding="utf-8"), (folder / UNFINISHED).exists()
+        if begun and (different := changed(before, config)):
             raise ConfigError(
-                f"hydra.run.dir={folder} holds an interrupted run with other settings ({changed(before, config)}): "
+                f"hydra.run.dir={folder} holds an interrupted run with other settings ({different}): "
                 "type its command again to go on with it, or choose another folder"
             )
-        return True
+        write_whole(path, config)
+        return begun
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
     write_whole(path, config)
@@ -41,14 +45,14 @@ def enter(folder: Path, config: str) -> bool:
 
 
 def changed(before: str, now: str) -> str:
-    """The first setting in which two configs differ, in words.
+    """The first setting in which two configs differ, in words; empty when only speed and display do.
 
     >>> changed("seed: 0\\nsampling: {max_tokens: 48}", "seed: 0\\nsampling: {max_tokens: 64}")
     'sampling.max_tokens=48 there, 64 here'
     """
     old, new = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(now))
-    key = next((k for k in dict.fromkeys((*old, *new)) if old.get(k) != new.get(k)), "")
-    return f"{key}={old.get(key)} there, {new.get(key)} here"
+    keys = [k for k in dict.fromkeys((*old, *new)) if old.get(k) != new.get(k) and k not in HARMLESS]
+    return f"{keys[0]}={old.get(keys[0])} there, {new.get(keys[0])} here" if keys else ""
 
 
 def _flat(node: Any, prefix: str = "") -> dict[str, Any]:

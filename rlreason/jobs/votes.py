@@ -7,6 +7,7 @@ is right or wrong, so that a vote favours neither. It must not know tensors or s
 from collections.abc import Sequence
 
 from rlreason.grading.answers import decide_pair
+from rlreason.grading.formats import Extract, candidates
 from rlreason.grading.grader import FORMATS
 from rlreason.grading.verdict import Settings
 
@@ -16,24 +17,27 @@ def can_vote(reward: str) -> bool:
     return reward in FORMATS
 
 
-def answer_classes(texts: Sequence[str], reward: str, percent: bool, rel_tol: float) -> list[int | None]:
+def answer_classes(
+    texts: Sequence[str], reward: str, extract: Extract, percent: bool, rel_tol: float
+) -> list[int | None]:
     """For each response the class of its answer, numbered as they appear; None where it gives none.
 
     >>> told = ["so </think> <answer>0.5</answer>", "</think> <answer> 1/2 </answer>", "no idea"]
-    >>> answer_classes(told, "r1_zero", percent=True, rel_tol=1e-6)
+    >>> answer_classes(told, "r1_zero", "strict", percent=True, rel_tol=1e-6)
     [0, 0, None]
     """
     settings, firsts = Settings(percent=percent, rel_tol=rel_tol), list[str]()
-    return [_class_of(FORMATS[reward](text).answer, firsts, settings) for text in texts]
+    return [_class_of(FORMATS[reward](text).answer, firsts, extract, settings) for text in texts]
 
 
-def _class_of(answer: str | None, firsts: list[str], settings: Settings) -> int | None:
+def _class_of(answer: str | None, firsts: list[str], extract: Extract, settings: Settings) -> int | None:
     """The place of the first equal answer in `firsts`, where a new one is added."""
     if answer is None or not answer.strip():
         return None
     for place, first in enumerate(firsts):
-        verdict = decide_pair(answer, first, settings)
-        if verdict is not None and verdict.outcome == "correct":
-            return place
-    firsts.append(answer)
+        for read in candidates(answer, extract):
+            verdict = decide_pair(read, first, settings)
+            if verdict is not None and verdict.outcome == "correct":
+                return place
+    firsts.append(candidates(answer, extract)[-1])
     return len(firsts) - 1

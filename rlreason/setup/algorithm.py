@@ -57,7 +57,8 @@ def make_algorithm(run: Training, house: House, console: Console) -> Algorithm:
         kl_estimator=run.kl_estimator,
         refill_rounds=run.refill_rounds,
         reference=make_reference(run, policy),
-        behaviour=scorer(run, policy) if run.updates_per_rollout > 1 else None,
+        # Sampled ahead, a batch is collected while weights move: no scoring there, the learner takes today's policy.
+        behaviour=scorer(run, policy) if run.updates_per_rollout > 1 and not run.rollout.async_steps else None,
         sampled_ahead=run.rollout.async_steps > 0 and run.loss.loss_type not in ON_POLICY_LOSSES,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlreason.config.data import Data, FileData, Stories
 from rlreason.config.imitation import SFT
+from rlreason.config.jobs import Asking
 from rlreason.config.run import Run
 from rlreason.config.store import resource_dir
 from rlreason.config.tasks import Countdown, Gym
@@ -36,22 +37,24 @@ def load_data(run: Run, *, grader: Grader | None = None, say: Say = print) -> tu
     data, template = run.data, run.prompt.trace
     check_template(template)
     train, validation = read_splits(data, say)
+    if isinstance(run, Asking) and run.split == "validation":
+        train = []  # nothing is learned: training data must not stop a measurement
     fill = partial(render, load_template(run.prompt.file, resource_dir("prompts")))
     train = told(say, *without_overlap(train, validation, data.overlap, fill))
-    if data.pass_rates is not None:
+    if data.pass_rates is not None and train:
         rates = read_pass_rates(Path(data.pass_rates).expanduser())
         train = told(say, *by_pass_rate(train, rates, data.min_pass_rate, data.max_pass_rate))
-    if isinstance(run, SFT) or data.filter == "correct":
+    if isinstance(run, SFT) or (data.filter == "correct" and train):
         train = told(say, *with_traces(train, template, skip=data.bad_rows == "skip"))
-    if data.filter == "correct":
+    if data.filter == "correct" and train:
         assert grader is not None, "data.filter=correct needs the grader"
         grade = partial(grader.grade_batch, count=False)
         train = told(say, *filter_correct(train, partial(trace_text, template=template), grade))
     if grader is not None:
-        validation = told(say, *check_answers(validation, grader, data.bad_gold))
-        if not isinstance(run, SFT):
+        validation = told(say, *check_answers(validation, grader, data.bad_gold, needed=not isinstance(run, SFT)))
+        if train and not isinstance(run, SFT):
             train = told(say, *check_answers(train, grader, data.bad_gold))
-    if data.limit is not None and data.limit > len(train):
+    if data.limit is not None and train and data.limit > len(train):
         say(f"! data.limit={data.limit} is more than the {len(train)} training problems there are: all are used")
     return subset(train, data.limit, run.seed), validation
 
@@ -102,6 +105,8 @@ def read_split(data: FileData, split: str, label: str, hub: Callable[[], Mapping
     parse = partial(
         to_problem, names=names, gold=data.gold, max_chars=data.max_chars, wrap=data.response_as == "solution"
     )
+    if data.filter == "correct":  # a trace that brings its own gold answer would always be right
+        parse = partial(parse, gold_in_response=False)
     source, rows = _rows(data, split, hub)
     prefix, skip = f"{data.name}-{label}", data.bad_rows == "skip"
     return read_table(rows, source, prefix, parse, partial(own_id, names=names), skip)

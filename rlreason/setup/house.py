@@ -17,6 +17,7 @@ from rlreason.config.run import Run
 from rlreason.config.store import resource_dir
 from rlreason.console import Console
 from rlreason.data.files import fingerprint
+from rlreason.data.splits import subset
 from rlreason.engines.base import Engine, Sampling
 from rlreason.errors import ConfigError
 from rlreason.evaluation import Measure
@@ -78,6 +79,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
     except BaseException:
         grader.close()
         raise
+    made_up = isinstance(run.data, Stories)  # in no order
     temperature = run.sampling.temperature or 1.0  # greedy responses are measured under the plain distribution
     return House(
         policy=policy,
@@ -87,7 +89,8 @@ def build(run: Run, folder: Path, console: Console) -> House:
         sampling=Sampling(**asdict(run.sampling), stop=tuple(run.prompt.stop)),
         measure=partial(policy.score_with_entropy, temperature=temperature, token_budget=run.micro_batch_tokens),
         train_problems=train,
-        eval_problems=validation[: run.eval_problems],
+        # Files may be sorted by subject: a fixed draw is asked, the same in every run.
+        eval_problems=validation[: run.eval_problems] if made_up else subset(validation, run.eval_problems, seed=0),
         data_hash=fingerprint([*train, *validation]),
         mirror=mirror,
         seconds_to_build=time.monotonic() - began,

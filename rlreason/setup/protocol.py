@@ -28,7 +28,7 @@ def protocol_of(run: Run, problems: Sequence[Problem], samples: int = 1) -> Prot
             "max_tokens": run.sampling.max_tokens,
         },
         stop=run.prompt.stop,
-        data=fingerprint(problems),
+        data=fingerprint(problems, asked_only=True),
         problems=len(problems),
         samples=samples,
     )

@@ -20,7 +20,8 @@ def make_traces(
     traces, too_long = [], []
     for problem in problems:
         text = trace_text(problem, run.prompt.trace)
-        ids = [*encode(text, add_special_tokens=False), end]
+        ids = encode(text, add_special_tokens=False)
+        ids = ids if ids[-1:] == [end] else [*ids, end]  # some data carries the end token along
         sample = imitation_sample(prompt_ids(problem), ids, text, problem.id)
         if len(sample.response.prompt_ids) + len(ids) > room:
             too_long.append((problem.id, len(sample.response.prompt_ids) + len(ids)))
