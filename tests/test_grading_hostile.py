@@ -115,7 +115,7 @@ def test_there_are_enough_hostile_inputs():
 
 @pytest.mark.slow
 def test_hostile_inputs_do_no_harm():
-    files, failures = set(os.listdir()), []
+    files, failures, peak = set(os.listdir()), [], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Grader() as grader:
         grader.grade_batch([tagged(r"\int_0^1 x\,dx")], ["0.5"])
         for index, text in enumerate(HOSTILE):
@@ -132,7 +132,8 @@ def test_hostile_inputs_do_no_harm():
                 failures.append((text[:60], "the next call", after, 0.0))
     assert not failures
     assert set(os.listdir()) - files <= {".pytest_cache", "__pycache__"}
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**20  # KB: the caller stays below 1 GB
+    allowed = max(2**20, peak + 2**18)  # KB: the caller stays below 1 GB, or adds little to what tests before it took
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < allowed
 
 
 def test_a_hostile_gold_is_no_worse_than_a_hostile_answer():
