@@ -82,10 +82,10 @@ def close(a, b):
 def test_kl_in_the_loss_pulls_towards_the_reference(policy, reference, estimator):
     samples = make_samples(policy, reference=reference)  # all advantages are 0: the KL term alone moves the weights
     learner = Learner(policy, TokenObjective(kl_estimator=estimator, kl_coef=0.5), 1e-4)
-    steps = [learner.update(samples) for _ in range(20)]
+    steps = [learner.update(samples) for _ in range(10)]
     kl = [step["train/kl_reference"] for step in steps]
     assert all(after < before for before, after in itertools.pairwise(kl))
-    assert steps[-1]["train/loss"] < 0.9 * steps[0]["train/loss"]
+    assert steps[-1]["train/loss"] < 0.95 * steps[0]["train/loss"]
 
 
 def test_kl_in_the_loss_adds_its_own_gradient(policy, reference):
