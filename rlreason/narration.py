@@ -117,6 +117,7 @@ def closing(
             "\nTry next:\n"
             "  python -m rlreason loss=grpo_clip off_policy=e4_quarter   # 16 optimizer steps per rollout batch\n"
             "  python -m rlreason loss=no_baseline                       # does the baseline matter here?\n"
+            "  python -m rlreason algorithm=ei                           # expert iteration instead\n"
             "  python -m rlreason -m sweep=grpo_learning_rate            # five learning rates, one of them diverges\n"
             "  python -m rlreason model=local model.path=DIR data.path=GSM8K_DIR   # a real model on GSM8K"
         )
