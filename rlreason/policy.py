@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
 from transformers.utils import logging as hf_logging
 
 from rlreason.adapters import merged_weights
@@ -110,20 +111,26 @@ class Policy:
         with torch.autocast(self.device.type, enabled=False):
             return F.linear(hidden.to(self.head.dtype), self.head).float()
 
+    def read(self, batch: PackedBatch, cache: Cache | None = None) -> Tensor:
+        """Hidden states (total, width) of packed sequences; keys and values go into `cache` where one is given."""
+        hidden: Tensor = self.backbone(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            cu_seq_lens_q=batch.bounds,
+            cu_seq_lens_k=batch.bounds,
+            max_length_q=batch.longest,
+            max_length_k=batch.longest,
+        ).last_hidden_state[0]
+        return hidden
+
     def log_probs(
         self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True
     ) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every response token, both (scored,) float32, both with gradient."""
         with self.autocast():
-            hidden = self.backbone(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                use_cache=False,
-                cu_seq_lens_q=batch.bounds,
-                cu_seq_lens_k=batch.bounds,
-                max_length_q=batch.longest,
-                max_length_k=batch.longest,
-            ).last_hidden_state[0]
+            hidden = self.read(batch)
         scored = hidden.index_select(0, batch.score_at).to(self.head.dtype)
         return chunked_log_probs(scored, self.head, batch.labels, temperature, want_entropy=want_entropy)
 
@@ -191,6 +198,12 @@ class Policy:
         if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id:
             ids = ids[1:]  # the text brought its own
         return ids or [self.tokenizer.bos_token_id or self.tokenizer.eos_token_id]
+
+    def encode_response(self, text: str) -> list[int]:
+        """Token ids of a given response with its end token, which some data carries along."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        end = self.tokenizer.eos_token_id
+        return ids if ids[-1:] == [end] else [*ids, end]
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight under the name that transformers saves it with, tied ones once, adapters added in.

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from rlreason import __version__
 from rlreason.errors import ConfigError
-from rlreason.types import Problem, Sample
+from rlreason.types import Grade, Problem, Response, Sample
 
 CONTENTS = (
     "config.yaml", "provenance.json", "objective.md", "metrics.jsonl", "curves.png", "grading_incidents.jsonl",
@@ -141,6 +141,21 @@ def response_row(step: int, s: Sample, problem: Problem) -> dict[str, Any]:
         "token_ids": s.response.token_ids,
         "log_probs": [round(lp, 5) for lp in s.response.log_probs],
     }
+
+
+def sample_of(row: dict[str, Any]) -> Sample:
+    """The sample that a row was written from: what was said, and its grade."""
+    response = Response(
+        problem_id=row["problem_id"],
+        prompt_ids=row["prompt_ids"],
+        token_ids=row["token_ids"],
+        log_probs=row["log_probs"],
+        text=row["response"],
+        finish_reason=row["finish_reason"],
+        weight_version=row["weight_version"],
+    )
+    grade = Grade(row["format_reward"], row["answer_reward"], row["reward"], row["outcome"], row["path"])
+    return Sample(response, grade)
 
 
 def write_whole(path: Path, text: str) -> None:

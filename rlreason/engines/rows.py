@@ -108,16 +108,7 @@ class Batch:
         """The cache of the prompts end to end in one row, without padding; their next logits; where each ends."""
         batch = pack([(prompt.token_ids, []) for prompt in prompts], self.policy.device)
         cache = DynamicCache()
-        hidden = self.policy.backbone(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            past_key_values=cache,
-            use_cache=True,
-            cu_seq_lens_q=batch.bounds,
-            cu_seq_lens_k=batch.bounds,
-            max_length_q=batch.longest,
-            max_length_k=batch.longest,
-        ).last_hidden_state[0]
+        hidden = self.policy.read(batch, cache)
         ends = batch.bounds[1:].long()
         return cache, self.policy.logits(hidden[ends - 1]), ends
 

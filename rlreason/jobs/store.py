@@ -14,8 +14,8 @@ from typing import IO, Any
 import yaml
 
 from rlreason.errors import ConfigError
-from rlreason.records import finite, provenance, refuse_occupied, response_row, write_whole
-from rlreason.types import Grade, Problem, Response, Sample
+from rlreason.records import finite, provenance, refuse_occupied, response_row, sample_of, write_whole
+from rlreason.types import Problem, Sample
 
 #: Settings that an interrupted job may go on without: they change its speed, its memory or what it shows.
 HARMLESS = ("threads", "log_generations", "micro_batch_tokens", "rollout.max_rows", "rollout.kv_cache_gb")
@@ -108,21 +108,6 @@ def row_of(sample: Sample, problem: Problem, number: int) -> dict[str, Any]:
     """A saved response, in the form that training runs give theirs, and which of its problem's it is."""
     row: dict[str, Any] = finite(response_row(0, sample, problem) | {"sample": number})
     return row
-
-
-def sample_of(row: dict[str, Any]) -> Sample:
-    """The sample that a line of the log was written from."""
-    response = Response(
-        problem_id=row["problem_id"],
-        prompt_ids=row["prompt_ids"],
-        token_ids=row["token_ids"],
-        log_probs=row["log_probs"],
-        text=row["response"],
-        finish_reason=row["finish_reason"],
-        weight_version=row["weight_version"],
-    )
-    grade = Grade(row["format_reward"], row["answer_reward"], row["reward"], row["outcome"], row["path"])
-    return Sample(response, grade)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rlreason.config.grpo import GRPO
 from rlreason.config.store import SCHEMAS
 from rlreason.errors import ConfigError
-from rlreason.types import Grade, Response, Sample
+from rlreason.records import sample_of
+from rlreason.types import Sample
 
 
 def read_run(folder: Path) -> GRPO:
@@ -75,23 +76,10 @@ def read_step(folder: Path, run: GRPO, step: int | None = None) -> tuple[int, li
     if chosen not in steps:
         raise ConfigError(f"--step {chosen} was not saved: choose one of {_spans(steps)}")
     text = (folder / "rollouts" / f"step_{chosen:05d}.jsonl").read_text(encoding="utf-8")
-    return chosen, [_sample(json.loads(line)) for line in text.splitlines()]
-
-
-def _sample(row: dict[str, Any]) -> Sample:
-    return Sample(
-        Response(
-            problem_id=row["problem_id"],
-            prompt_ids=row["prompt_ids"],
-            token_ids=row["token_ids"],
-            log_probs=row["log_probs"],
-            text=row["response"],
-            finish_reason=row["finish_reason"],
-            weight_version=row["weight_version"],
-        ),
-        Grade(row["format_reward"], row["answer_reward"], row["reward"], row["outcome"], row["path"]),
-        old_log_probs=row["log_probs"],
-    )
+    samples = [sample_of(json.loads(line)) for line in text.splitlines()]
+    for sample in samples:
+        sample.old_log_probs = sample.response.log_probs
+    return chosen, samples
 
 
 def _spans(steps: list[int]) -> str:

@@ -11,13 +11,7 @@ from rlreason.algorithms.sft import imitation_sample
 from rlreason.data.stories import habit_trace
 from rlreason.learner import Learner, TokenObjective
 from rlreason.policy import Policy
-from rlreason.types import Problem, Sample
-
-
-def given(policy: Policy, prompt: str, response: str) -> Sample:
-    """A written trace as a sample to imitate; the end token is part of what is learned."""
-    ids = [*policy.tokenizer.encode(response, add_special_tokens=False), policy.tokenizer.eos_token_id]
-    return imitation_sample(policy.encode_prompt(prompt), ids, response)
+from rlreason.types import Problem
 
 
 def warm_up(
@@ -39,10 +33,11 @@ def warm_up(
     learner = Learner(policy, TokenObjective(length_norm="token"), learning_rate, micro_batch_tokens=micro_batch_tokens)
     loss = 0.0
     for step in range(steps):
-        samples = [
-            given(policy, prompt(p.question), habit_trace(p, rng, hasty_share, slip_share))
-            for p in rng.choices(problems, k=batch_size)
-        ]
+        samples = []
+        for p in rng.choices(problems, k=batch_size):
+            trace = habit_trace(p, rng, hasty_share, slip_share)
+            ids = policy.encode_prompt(prompt(p.question)), policy.encode_response(trace)
+            samples.append(imitation_sample(*ids, trace))
         rate = learning_rate * min(1.0, (step + 1) / (0.05 * steps)) * (1 - 0.9 * step / steps)
         loss = learner.update(samples, learning_rate=rate)["train/loss"]
         progress(f"warm start {step + 1}/{steps}, loss {loss:.3f}")

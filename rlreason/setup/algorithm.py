@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from rlreason.algorithms.base import Algorithm
 from rlreason.algorithms.expert_iteration import ExpertIteration
@@ -29,30 +30,27 @@ def make_algorithm(run: Training, house: House, console: Console) -> Algorithm:
         for notice in notices:
             console.say(f"! {notice}")
         return Imitation(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
+    assert isinstance(run, EI | GRPO)
+    shared: dict[str, Any] = {
+        "rollouts": rollouts,
+        "questions": Questions(train, run.seed, run.skip_solved),
+        "sampling": house.sampling,
+        "n_steps": run.n_steps,
+        "per_step": run.questions,
+        "group_size": run.group_size,
+        "batch_size": run.train_batch_size,
+    }
     if isinstance(run, EI):
         return ExpertIteration(
-            rollouts=rollouts,
-            questions=Questions(train, run.seed, run.skip_solved),
-            sampling=house.sampling,
-            n_steps=run.n_steps,
-            per_step=run.questions,
-            group_size=run.group_size,
+            **shared,
             epochs=run.sft_epochs,
-            batch_size=run.train_batch_size,
             max_per_question=run.max_per_question,
             deduplicate=run.deduplicate,
             restart=run.restart,
         )
-    assert isinstance(run, GRPO)
     return GroupRelative(
-        rollouts=rollouts,
-        questions=Questions(train, run.seed, run.skip_solved),
-        sampling=house.sampling,
-        n_steps=run.n_steps,
-        per_step=run.questions,
-        group_size=run.group_size,
+        **shared,
         epochs=run.epochs_per_rollout,
-        batch_size=run.train_batch_size,
         rule=credit_rule(run),
         kl_estimator=run.kl_estimator,
         refill_rounds=run.refill_rounds,

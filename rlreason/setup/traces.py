@@ -16,12 +16,10 @@ def make_traces(
     """(samples with credit 1, notices). What does not fit is refused, or left out and counted (data.bad_rows)."""
     room = min(run.micro_batch_tokens, policy.max_context)
     key = "micro_batch_tokens" if room == run.micro_batch_tokens else "the model's context"
-    encode, end = policy.tokenizer.encode, policy.tokenizer.eos_token_id
     traces, too_long = [], []
     for problem in problems:
         text = trace_text(problem, run.prompt.trace)
-        ids = encode(text, add_special_tokens=False)
-        ids = ids if ids[-1:] == [end] else [*ids, end]  # some data carries the end token along
+        ids = policy.encode_response(text)
         sample = imitation_sample(prompt_ids(problem), ids, text, problem.id)
         if len(sample.response.prompt_ids) + len(ids) > room:
             too_long.append((problem.id, len(sample.response.prompt_ids) + len(ids)))
