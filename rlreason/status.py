@@ -1,0 +1,88 @@
+"""How a run stands or ended, and the exit code that says so: one table for console, `status.json`, sweeps and docs.
+
+A status is one word, with the rule that decided it where there was one: `finished`, `diverged:loss`.
+"""
+
+import errno
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rlreason.errors import ConfigError
+
+
+class Ending(NamedTuple):
+    """What a status means. `of_its_own`: the run came to an end that its settings foresaw and left a `summary.json`."""
+
+    meaning: str
+    exit_code: int | None
+    of_its_own: bool
+
+
+STATUSES: dict[str, Ending] = {
+    "running": Ending("under way, or killed without a chance to say so", None, False),
+    "finished": Ending("all steps done", 0, True),
+    "stopped": Ending("ended by a rule that was asked for, as stopped:RULE", 0, True),
+    "budget": Ending("ended because its time or its tokens were spent", 0, True),
+    "diverged": Ending("the loss, the weights or the accuracy went astray, as diverged:RULE", 5, True),
+    "interrupted": Ending("stopped by a signal", 130, False),
+    "failed": Ending("anything else went wrong", 1, False),
+}
+
+WRONG_WORDS = 2  # a wrong word or value, a path that is not there
+UNUSABLE_DATA = 3  # data that was found but cannot be used
+RESOURCES = 4  # memory or disk
+
+
+def ending(status: str) -> Ending:
+    """The row of a status, whatever its rule.
+
+    >>> ending("diverged:loss").exit_code, ending("finished").of_its_own
+    (5, True)
+    """
+    return STATUSES[status.partition(":")[0]]
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a run that this ended.
+
+    >>> exit_code(KeyboardInterrupt()), exit_code(ConfigError("a wrong word")), exit_code(MemoryError())
+    (130, 2, 4)
+    """
+    if isinstance(error, ConfigError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
+        return RESOURCES
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+        return RESOURCES
+    return 1
+
+
+def status_of(error: BaseException) -> str:
+    """The status of a run that this ended."""
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+
+
+def write_status(folder: Path, status: str, reason: str = "") -> None:
+    """`status.json`, replaced as a whole: {"status", "reason", "time"}."""
+    assert ending(status)
+    row = {"status": status, "reason": reason, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    partial = folder / "status.json.partial"
+    partial.write_text(json.dumps(row, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, folder / "status.json")
+
+
+def sweep_code(statuses: Sequence[str]) -> int:
+    """A sweep's exit code: 0 when every run came to an end of its own, 130 when interrupted, else 1.
+
+    >>> sweep_code(["finished", "diverged:loss"]), sweep_code(["finished", "failed"])
+    (0, 1)
+    """
+    if any(status == "interrupted" for status in statuses):
+        return 130
+    return 0 if all(ending(status).of_its_own for status in statuses) else 1
