@@ -89,7 +89,8 @@ class Console:
 
 def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Start and end side by side; accuracy with its 95% interval over the validation problems."""
-    rows = [f"{'validation (sampled)':22} {'start':>20} {'end':>20}"]
+    asked = f"{before['eval/problems']:.0f} problems, sampled"
+    rows = [f"{asked:22} {'start':>20} {'end':>20}"]
 
     def interval(m: Mapping[str, Any]) -> str:
         return f"{m['eval/accuracy']:.3f} ({m['eval/accuracy_low']:.2f}-{m['eval/accuracy_high']:.2f})"

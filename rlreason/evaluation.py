@@ -4,30 +4,39 @@ Training runs and the jobs that only evaluate share this code. It knows rollouts
 optimizer, settings or files.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from rlreason.algorithms.rollouts import Rollouts, by_outcome, rollout_metrics
+from rlreason.algorithms.rollouts import Measure, Rollouts, by_outcome, measure, rollout_metrics
 from rlreason.engines.base import Sampling
+from rlreason.grading.metrics import grading_failures
 from rlreason.statistics import cluster_interval, gap_metrics
 from rlreason.types import Problem, Sample
-
-#: (log-probabilities, entropies) of the response tokens of (prompt ids, response ids) pairs, under the trainer.
-Measure = Callable[[list[tuple[list[int], list[int]]]], list[tuple[list[float], list[float]]]]
 
 PURPOSE = "eval"  # what seeds depend on beside the run's seed, the problem and the sample's number
 
 
 def evaluate(
-    rollouts: Rollouts, problems: Sequence[Problem], sampling: Sampling, measure: Measure | None = None
+    rollouts: Rollouts, problems: Sequence[Problem], sampling: Sampling, of: Measure | None = None
 ) -> tuple[list[Sample], dict[str, float]]:
-    """One graded response per problem, and what they come to."""
+    """One graded response per problem, each measured under the model `of`, and what they come to."""
     samples = rollouts.sample(problems, sampling, n=1, purpose=PURPOSE)
-    return samples, figures(samples, sampling, measure)
+    if of is not None:
+        measure(samples, of)
+    return samples, figures(samples, sampling)
 
 
-def figures(samples: Sequence[Sample], sampling: Sampling, measure: Measure | None = None) -> dict[str, float]:
-    """`eval/...` numbers of graded responses, several of which may answer one problem."""
-    gaps = measured(samples, measure, sampling.min_tokens) if measure else {}
+def figures(samples: Sequence[Sample], sampling: Sampling) -> dict[str, float]:
+    """`eval/...` numbers of graded responses, several of which may answer one problem.
+
+    Entropies and the gap between engine and trainer are there where the samples were measured. The gap counts from
+    token `min_tokens` on: before it, the engine sampled under a ban on ending.
+    """
+    gaps = [
+        abs(engine - ours)
+        for s in samples
+        if s.log_probs
+        for engine, ours in list(zip(s.response.log_probs, s.log_probs, strict=True))[sampling.min_tokens :]
+    ]
     base = rollout_metrics(samples, prefix="eval")
     accuracy, low, high = share(samples, is_correct)
     return {
@@ -40,7 +49,8 @@ def figures(samples: Sequence[Sample], sampling: Sampling, measure: Measure | No
         "eval/problems": len({s.group for s in samples}),
         "eval/samples": len(samples),
         **by_outcome(samples, "eval"),
-        **gaps,
+        **gap_metrics(gaps, "eval"),
+        "eval/grading_failures": grading_failures([s.grade for s in samples]),
     }
 
 
@@ -56,23 +66,3 @@ def share(samples: Sequence[Sample], of: Callable[[Sample], bool]) -> tuple[floa
         hits.setdefault(s.group, []).append(of(s))
     low, high = cluster_interval([sum(h) for h in hits.values()], [len(h) for h in hits.values()])
     return sum(map(of, samples)) / max(len(samples), 1), low, high
-
-
-def measured(samples: Sequence[Sample], measure: Measure, gap_from: int = 0) -> dict[str, float]:
-    """Give each sample its entropy and log-probabilities under the trainer; returns how far the engine's are away.
-
-    The gap counts from token `gap_from` on: before it, the engine sampled under a ban on ending.
-    """
-    scores = measure([(s.response.prompt_ids, s.response.token_ids) for s in samples])
-    gaps: list[float] = []
-    for sample, (log_probs, entropies) in zip(samples, scores, strict=True):
-        sample.entropy = sum(entropies) / len(entropies) if entropies else None
-        sample.old_log_probs = log_probs
-        pairs = zip(sample.response.log_probs, log_probs, strict=True)
-        gaps += [abs(engine - ours) for engine, ours in pairs][gap_from:]
-    return gap_metrics(gaps, "eval")
-
-
-def grading_failures(grading: Mapping[str, float]) -> float:
-    """Grades that say something about the grader instead of the model: they count as not correct, but not unseen."""
-    return sum(grading.get(f"grading/{name}", 0.0) for name in ("timeouts", "kills", "errors", "bad_golds"))

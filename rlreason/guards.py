@@ -6,9 +6,10 @@ counted, so that a long run stays readable; the counts go into `summary.json`.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from rlreason.errors import EngineError
+from rlreason.grading.metrics import grading_warnings
+from rlreason.types import Grade
 
 Metrics = Mapping[str, float]
 
@@ -26,8 +27,8 @@ def _nothing_to_learn(m: Metrics, group_size: int) -> str | None:
         return None
     share = m["reward/mean"]
     return (
-        f"no group holds better and worse responses (mean reward {share:.2f}): every advantage is 0 and nothing is "
-        "learned; use easier or harder questions, or a larger group_size"
+        f"no group holds better and worse responses (mean reward {share:.2f}): every advantage is 0 (a KL term aside) "
+        "and the rewards teach nothing; use easier or harder questions, or a larger group_size"
     )
 
 
@@ -60,6 +61,7 @@ class Guards:
     ) -> None:
         self.group_size, self.say, self.parity, self.parity_bound = group_size, say, parity, parity_bound
         self.counts: Counter[str] = Counter()
+        self.stopped = ""  # why guards.parity=stop ends the run
 
     def look(self, step: int, metrics: Metrics) -> None:
         self._parity(step, metrics)
@@ -67,14 +69,23 @@ class Guards:
             if notice := guard(metrics, self.group_size):
                 self.notice(step, name, notice)
 
+    def verdict(self) -> tuple[str, str]:
+        """(status, reason): whether a guard that was asked to stop the run has seen what it waits for."""
+        return ("stopped:parity", self.stopped) if self.stopped else ("finished", "")
+
+    def look_at_grades(self, step: int, grades: Sequence[Grade], broken: str | None, when: str = "") -> None:
+        """Failures of grading; `broken`: why the grader's processes cannot be had any more."""
+        for warning in (*grading_warnings(grades), *([f"grading: {broken}"] if broken else [])):
+            self.notice(step, "grader", f"{when}{warning}")
+
     def _parity(self, step: int, m: Metrics) -> None:
         """Engine and trainer must give sampled tokens the same probability, while they hold the same weights."""
         gap = max(m.get("rollout/logprob_gap_mean", 0.0), m.get("eval/logprob_gap_mean", 0.0))
         if gap <= self.parity_bound or m.get("rollout/staleness", 0.0):
             return
         text = f"engine and trainer disagree by {gap:.3f} nats per token (guards.parity_bound={self.parity_bound:g})"
-        if self.parity == "stop":
-            raise EngineError(
+        if self.parity == "stop" and not self.stopped:
+            self.stopped = (
                 f"step {step}: {text}: weights, temperature or precision differ; use rollout=hf, model.dtype=float32, "
                 "or guards.parity=correct with mismatch=truncate"
             )

@@ -49,7 +49,7 @@ class Gradient:
     clipped: float  # how many response tokens the loss clipped or capped
 
 
-COUNTS = ("train/skipped_updates", "train/empty_updates")
+COUNTS = ("train/skipped_updates", "train/empty_updates", "train/tokens")
 
 
 class Learner:
@@ -189,15 +189,16 @@ class Learner:
         loss = aggregate_loss(
             per_token, mask, o.length_norm, n_sequences=n_sequences, n_tokens=n_tokens, constant=o.constant
         )
-        log_ratio = log_probs.detach() - old
-        return loss, {
-            **stats,
-            "entropy": entropy.detach(),
-            "log_prob": log_probs.detach(),
-            "clip_fraction": stats.get("clipped", torch.zeros_like(old)),
-            "ratio": log_ratio.exp(),
-            "approx_kl": log_ratio.exp() - 1 - log_ratio,  # k3 of KL(old || new), from samples of old
-        }
+        measured = {"entropy": entropy.detach(), "log_prob": log_probs.detach()}
+        if "clipped" in stats:
+            measured["clip_fraction"] = stats.pop("clipped")
+        if on_policy:  # the ratio is 1 by definition: nobody measured it
+            stats.pop("ratio", None)
+        else:
+            log_ratio = log_probs.detach() - old
+            measured["ratio"] = log_ratio.exp()
+            measured["approx_kl"] = log_ratio.exp() - 1 - log_ratio  # k3 of KL(old || new), from samples of old
+        return loss, stats | measured
 
     def _rows(self, batch: PackedBatch, values: list[list[float]]) -> Tensor:
         """Numbers per response token, sample by sample -> (batch, seq) beside the log-probabilities."""
@@ -214,20 +215,28 @@ class Learner:
             if p.grad is None:  # a gradient of zero is still a step: Adam's momentum moves the weights
                 p.grad = torch.zeros_like(p)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm).item()
-        finite = math.isfinite(norm) and math.isfinite(sums["loss"])
+        loss = sums.pop("loss", 0.0)
+        finite = math.isfinite(norm) and math.isfinite(loss)
         if finite and n_micro:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        metrics = {
-            "train/loss": sums.pop("loss", 0.0),
-            "train/grad_norm": norm,
+        metrics: dict[str, float] = {
             "train/learning_rate": self.optimizer.param_groups[0]["lr"],
             "train/micro_batches": n_micro,
             "train/skipped_updates": 0 if finite else 1,
             "train/empty_updates": 0 if n_micro else 1,
+            "train/tokens": n_tokens if n_micro else 0,
         }
+        if not n_micro:  # nothing was measured: zeros would be weighed as values
+            return metrics
+        metrics |= {"train/loss": loss, "train/grad_norm": norm}
         metrics |= gap_metrics(torch.cat(gaps).tolist() if gaps else [], "rollout")
-        return metrics | {f"train/{name}": total / max(n_tokens, 1) for name, total in sums.items()}
+        return metrics | {f"train/{name}": total / n_tokens for name, total in sums.items()}
+
+    def weights_are_finite(self) -> bool:
+        """Whether every trained weight is a number."""
+        norms = torch._foreach_norm([p.detach() for p in self.parameters], ord=torch.inf)
+        return bool(torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).all())
 
 
 def note_entropy(samples: Sequence[Sample], entropy: Tensor) -> None:
@@ -238,19 +247,13 @@ def note_entropy(samples: Sequence[Sample], entropy: Tensor) -> None:
 
 
 def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics over the optimizer steps of one rollout batch: means, but counts are added.
+    """Metrics over the optimizer steps of one rollout batch: means over those that measured them; counts are added.
 
-    What is named `rollout/`, the gap to the engine, is that of the first step alone, while the weights are still
-    those that sampled.
-
-    >>> averaged([{"train/loss": 1.0, "train/skipped_updates": 1}, {"train/loss": 3.0, "train/skipped_updates": 1}])
-    {'train/loss': 2.0, 'train/skipped_updates': 2.0}
+    >>> averaged([{"train/loss": 1.0, "train/empty_updates": 0}, {"train/empty_updates": 1}])
+    {'train/loss': 1.0, 'train/empty_updates': 1.0}
     """
     out: dict[str, float] = {}
     for name in dict.fromkeys(name for update in updates for name in update):
         values = [update[name] for update in updates if name in update]
-        if name.startswith("rollout/"):
-            out[name] = values[0]
-        else:
-            out[name] = sum(values) / (1 if name in COUNTS else len(values))
+        out[name] = sum(values) / (1 if name in COUNTS else len(values))
     return out

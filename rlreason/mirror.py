@@ -36,13 +36,12 @@ class WandbMirror:
     def log(self, row: dict[str, float]) -> None:
         self.run.log(row)
 
-    def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None:
+    def table(self, name: str, counters: dict[str, float], rows: list[dict[str, Any]]) -> None:
         """Responses to read: question, response, gold answer, rewards, entropy and length."""
         import wandb
 
-        data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
-        key = "train_step" if name == "rollouts" else "eval_step"
-        self.run.log({f"generations/{name}": wandb.Table(["step", *COLUMNS], data), key: step})
+        data = [[row["step"], *(row[column] for column in COLUMNS)] for row in rows]
+        self.run.log({f"generations/{name}": wandb.Table(["step", *COLUMNS], data), **counters})
 
     def finish(self, summary: dict[str, Any]) -> None:
         self.run.summary.update(summary)

@@ -14,14 +14,18 @@ from rlreason.config.model import TinyModel
 from rlreason.config.run import Training
 from rlreason.console import Console, closing_table
 from rlreason.objectives.card import Card, imitation_card, objective_card
+from rlreason.protocol import accuracy_words
 from rlreason.setup.house import House
 from rlreason.sweeps import JOB_OF_SWEEP
 from rlreason.types import Problem, Sample
+from rlreason.validation import Evaluated
 
 
 def header(console: Console, run: Training, house: House, folder: Path) -> None:
     console.say(f"model      {run.model.name}: {house.policy.describe()}; ready after {house.seconds_to_build:.0f} s")
     sizes = f"{len(house.train_problems)} to train on, {len(house.eval_problems)} to validate"
+    if len(house.final_problems) > len(house.eval_problems):
+        sizes += f" on the way, {len(house.final_problems)} at the end"
     console.say(f"data       {run.data.name}: {sizes}; prompt={run.prompt.name}")
     console.say(f"batch      {batch_words(run, console.n_steps)}, learning rate {run.learning_rate:g}")
     console.say(f"records    {shown(folder)}")
@@ -86,7 +90,7 @@ def before_and_after(problem: Problem, before: Sample, after: Sample) -> list[st
 def telling_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sample]:
     """A problem that went from wrong to right where there is one, otherwise the first."""
     pairs = list(zip(before, after, strict=True))
-    won = [(b, a) for b, a in pairs if not b.grade.reward and a.grade.reward]
+    won = [(b, a) for b, a in pairs if b.grade.outcome != "correct" and a.grade.outcome == "correct"]
     return (won or pairs)[0]
 
 
@@ -94,17 +98,21 @@ def closing(
     console: Console,
     run: Training,
     folder: Path,
-    before: tuple[list[Sample], Mapping[str, Any]],
-    after: tuple[list[Sample], Mapping[str, Any]],
+    before: Evaluated,
+    after: Evaluated,
     problems: Sequence[Problem],
     summary: Mapping[str, Any],
 ) -> None:
-    first, last = telling_pair(before[0], after[0])
+    first, last = telling_pair(before.samples, after.samples)
     problem = next(p for p in problems if p.id == first.group)
     for line in before_and_after(problem, first, last):
         console.say(line)
-    console.say("\n" + closing_table(before[1], after[1]))
-    console.say(f"{'protocol':22} {summary['protocol']['hash']:>41}")
+    console.say("\n" + closing_table(before.metrics, after.metrics))
+    if summary["eval_problems"] > summary["interim_eval_problems"]:
+        low, high = summary["accuracy_interval"]
+        console.say(accuracy_words(summary["accuracy"], low, high, summary["protocol"]))
+    else:
+        console.say(f"{'protocol':22} {summary['protocol']['hash']:>41}")
     if summary["notices"]:
         seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
         console.say(f"notices    {seen}")

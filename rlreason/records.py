@@ -1,6 +1,6 @@
 """The run folder: what was asked, with what, what was measured, what was said, and what came of it.
 
-    config.yaml provenance.json objective.md metrics.jsonl curves.png summary.json
+    config.yaml provenance.json status.json objective.md metrics.jsonl curves.png summary.json
     rollouts/step_00001.jsonl evals/step_00000.jsonl model/
 
 Files that are written whole are written under another name and renamed, so that a file with its right name is
@@ -15,20 +15,23 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from rlreason import __version__
 from rlreason.errors import ConfigError
+from rlreason.status import write_status
 from rlreason.types import Grade, Problem, Response, Sample
 
 CONTENTS = (
-    "config.yaml", "provenance.json", "objective.md", "metrics.jsonl", "curves.png", "grading_incidents.jsonl",
-    "rollouts", "evals", "model", "model.partial", "wandb", "vllm.log", "responses.jsonl", "responses.unfinished.jsonl",
-    "pass_rates.jsonl", "best_of_n.csv", "best_of_n.png", "inspect.md",
+    "config.yaml", "status.json", "provenance.json", "objective.md", "metrics.jsonl", "curves.png",
+    "grading_incidents.jsonl", "rollouts", "evals", "model", "model.partial", "wandb", "vllm.log",
+    "responses.jsonl", "responses.unfinished.jsonl", "pass_rates.jsonl", "best_of_n.csv", "best_of_n.png", "inspect.md",
 )  # fmt: skip
+NO_COUNTERS: Mapping[str, float] = MappingProxyType({})
 MIRRORED_ROWS = 32  # of a step's responses go to the mirror; the run folder has all of them
 PACKAGES = ("torch", "transformers", "math-verify", "hydra-core", "vllm", "flash-attn")
 
@@ -38,7 +41,7 @@ class Mirror(Protocol):
 
     def log(self, row: dict[str, float]) -> None: ...
 
-    def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None: ...
+    def table(self, name: str, counters: dict[str, float], rows: list[dict[str, Any]]) -> None: ...
 
     def finish(self, summary: dict[str, Any]) -> None: ...
 
@@ -50,34 +53,51 @@ class Records:
         self.folder, self.mirror = folder, mirror
         folder.mkdir(parents=True, exist_ok=True)
         self.set_aside = set_aside(folder)
+        write_status(folder, "running")
         write_whole(folder / "config.yaml", config)
         write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
         self.metrics_path = folder / "metrics.jsonl"
         self.metrics_path.write_text("")
 
     def metrics(self, row: dict[str, float]) -> None:
-        """One flat row; it names its step as `train_step` or `eval_step`."""
+        """One flat row, every counter of `counters.py` in it."""
         with self.metrics_path.open("a") as file:
             file.write(json.dumps(finite(row), allow_nan=False) + "\n")
         if self.mirror:
             self.mirror.log(row)
 
-    def responses(self, kind: str, step: int, samples: Sequence[Sample], problems: Iterable[Problem]) -> None:
-        """Every response of a step with its grade: `rollouts/` from training, `evals/` from evaluation."""
+    def responses(
+        self,
+        kind: str,
+        step: int,
+        samples: Sequence[Sample],
+        problems: Iterable[Problem],
+        *,
+        label: str = "",
+        counters: Mapping[str, float] = NO_COUNTERS,
+    ) -> None:
+        """Every response of a step with its grade: `rollouts/` from training, `evals/` from evaluation.
+
+        The file is named by its step, or by a `label` that sorts beside it.
+        """
         by_id = {p.id: p for p in problems}
         rows = [finite(response_row(step, s, by_id[s.group])) for s in samples]
-        path = self.folder / kind / f"step_{step:05d}.jsonl"
+        if kind == "rollouts":  # what a loss on them divides by, where training scored them
+            for row, s in zip(rows, samples, strict=True):
+                row |= {"trainer_log_probs": [round(lp, 5) for lp in s.log_probs]} if s.log_probs else {}
+        path = self.folder / kind / f"{label or f'step_{step:05d}'}.jsonl"
         path.parent.mkdir(exist_ok=True)
         write_whole(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
         if self.mirror:
-            self.mirror.table(kind, step, rows[:MIRRORED_ROWS])
+            self.mirror.table(kind, dict(counters), rows[:MIRRORED_ROWS])
 
     def document(self, name: str, text: str) -> None:
         """A text for people, such as the objective's card."""
         write_whole(self.folder / name, text)
 
     def summary(self, summary: dict[str, Any]) -> None:
-        """Written last: a folder with `summary.json` is a finished run."""
+        """Written last: a folder with `summary.json` holds a run that came to an end of its own."""
+        write_status(self.folder, summary["status"], summary.get("reason", ""))
         write_whole(self.folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
         if self.mirror:
             self.mirror.finish(summary)
@@ -155,7 +175,7 @@ def sample_of(row: dict[str, Any]) -> Sample:
         weight_version=row["weight_version"],
     )
     grade = Grade(row["format_reward"], row["answer_reward"], row["reward"], row["outcome"], row["path"])
-    return Sample(response, grade)
+    return Sample(response, grade, log_probs=row.get("trainer_log_probs", []))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -4,35 +4,40 @@ It knows the engine as `generate`, `load_weights`, `close`, and the grader as `g
 an algorithm gives credit. The one function that is allowed to be long, so that a run can be read top to bottom.
 """
 
-import time
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rlreason.algorithms.feed import Feed
-from rlreason.algorithms.rollouts import by_outcome
+from rlreason.algorithms.rollouts import measure, rollout_metrics
 from rlreason.config.run import Run, Training
 from rlreason.console import Console, Stopwatch
+from rlreason.counters import Counters
 from rlreason.curves import draw_curves
 from rlreason.errors import ConfigError
-from rlreason.evaluation import evaluate, grading_failures, measured
+from rlreason.grading.metrics import grading_metrics
 from rlreason.guards import Guards
 from rlreason.learner import Learner, averaged
 from rlreason.narration import closing, header, objective_of, short_objective, shown_generations
 from rlreason.records import Records, refuse_occupied
-from rlreason.schedule import learning_rate_at
+from rlreason.schedule import evaluation_due, learning_rate_at
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.house import House, build
 from rlreason.setup.learner import make_learner
 from rlreason.setup.protocol import protocol_of
-from rlreason.types import Sample
+from rlreason.validation import Evaluated, Validation
 
 
 def train(run: Run, folder: Path, config: str) -> float:
     """Train as `run` says, leave everything in `folder`, return the final validation accuracy."""
     assert isinstance(run, Training)
     refuse_occupied(folder)
-    console = Console()
+    console, counters = Console(), Counters()
+    counters.start()
     records = Records(folder, config)
     if records.set_aside:
         console.say(f"a broken-off run was here: its records are now in {records.set_aside}")
@@ -50,113 +55,159 @@ def train(run: Run, folder: Path, config: str) -> float:
         header(console, run, house, folder)
         console.say("\n" + card.text)
         feed = Feed(algorithm, ahead=run.rollout.async_steps > 0)
-        return loop(run, house, feed, learner, records, console)
+        return loop(run, house, feed, learner, records, console, counters)
     finally:
         house.close()  # first, so that what is being sampled ahead ends
         if feed is not None:
             feed.close()
 
 
-def loop(run: Training, house: House, feed: Feed, learner: Learner, records: Records, console: Console) -> float:
+def loop(
+    run: Training,
+    house: House,
+    feed: Feed,
+    learner: Learner,
+    records: Records,
+    console: Console,
+    counters: Counters,
+) -> float:
     """Every step of a run, from the first evaluation to the closing table."""
-    began = time.monotonic() - house.seconds_to_build
     guards = Guards(getattr(run, "group_size", 1), console.say, run.guards.parity, run.guards.parity_bound)
-
-    def evaluated(step: int) -> tuple[list[Sample], dict[str, float]]:
-        start = time.monotonic()
-        samples, metrics = evaluate(house.rollouts, house.eval_problems, house.sampling, house.measure)
-        records.metrics(
-            {
-                "eval_step": step,
-                **metrics,
-                "eval/grading_failures": grading_failures(house.grader.take_metrics()),
-                "time/eval": time.monotonic() - start,
-                "time/total": time.monotonic() - began,
-            }
-        )
-        records.responses("evals", step, samples, house.eval_problems)
-        console.accuracy = metrics["eval/accuracy"]
-        guards.look(step, metrics)
-        for warning in house.grader.warnings():
-            guards.notice(step, "grader", f"in evaluation: {warning}")
-        return samples, metrics
-
-    before_samples, before = evaluated(0)
-    shown_generations(console, before_samples, house.eval_problems, run.log_generations)
+    for name, warning in run.warnings().items():
+        guards.notice(0, name, warning)
+    validation = Validation(house, records, guards, counters, console)
+    before = after = validation.on_the_way(0)
+    shown_generations(console, before.samples, house.eval_problems, run.log_generations)
     console.start()
-    console.step(0, {"reward/format": before["eval/format"], "rollout/length": before["eval/length"]}, keep=True)
-    after_samples, after = before_samples, before
+    opening = {"reward/format": before.metrics["eval/format"], "rollout/length": before.metrics["eval/length"]}
+    console.step(0, opening, keep=True)
     # The gap to the engine can be measured where training scores the distribution that was sampled.
-    gap_from = run.sampling.min_tokens if learner.temperature == run.sampling.temperature else None
-    status = "finished"
-    for step in range(1, feed.n_steps + 1):
+    same_temperature = learner.temperature == run.sampling.temperature
+    status, reason = guards.verdict()
+    for step in range(1, feed.n_steps + 1 if status == "finished" else 1):
+        counters.resume()
         times = Stopwatch()
         collected = feed.take(step)
+        counters.sampled(collected.samples)
+        held = house.engine.weight_version
         times.lap("rollout")
 
-        if unscored := [s for s in collected.samples if not s.kept]:  # the learner will measure the others
-            measured(unscored, house.measure)
+        # The weights that sampled, at one temperature. A single update measures what it learns from on its way.
+        alone = len(collected.batches) == 1 and same_temperature and not collected.restart
+        if unseen := [s for s in collected.samples if s.entropy is None and not (alone and s.kept)]:
+            measure(unseen, house.measure)
         if collected.restart:
             learner.restart()
-        updates = []
-        width = 1 / max(len(collected.batches), 1)
+        updates: list[dict[str, float]] = []
+        count = len(collected.batches)
         for place, batch in enumerate(collected.batches):
             # Where each step starts anew, so does the schedule.
-            before_this, total = (0, 1) if collected.restart else (step - 1, feed.n_steps)
-            done = before_this + place * width
-            rate = learning_rate_at(done, width, total, run.learning_rate, run.lr_schedule, run.warmup_steps)
+            steps_before, total = (0, 1) if collected.restart else (step - 1, feed.n_steps)
+            done = steps_before + place / count
+            rate = learning_rate_at(done, 1 / count, total, run.learning_rate, run.lr_schedule, run.warmup_steps)
+            gap_from = run.sampling.min_tokens if same_temperature and place == 0 else None
             updates.append(learner.update(batch, rate, gap_from))
+            counters.learned(updates[-1])
+            if place + 1 < count:
+                records.metrics(counters.row() | updates[-1])
+                at = step - 1 + Fraction(place + 1, count)
+                if not feed.ahead and due(run, at, Fraction(1, count), feed.n_steps):
+                    house.engine.load_weights(house.policy)
+                    validation.on_the_way(step - 1, between_updates=True)
+                    console.step(step, averaged(updates), keep=True)
+                    counters.resume()
         times.lap("train")
-
+        status, reason = verdict(step, updates, learner)
         feed.wait()  # what is sampled ahead keeps the weights it began with
-        if updates:
+        if updates and status != "diverged:weights":
             house.engine.load_weights(house.policy)
         times.lap("sync")
 
-        seen = by_outcome(collected.samples, "rollout") if collected.samples else {}
-        metrics = collected.metrics | seen | averaged(updates) | house.engine.sync_metrics | house.grader.take_metrics()
+        seen = rollout_metrics(collected.samples) | grading_metrics([s.grade for s in collected.samples])
         if collected.samples:
             versions = [s.response.weight_version for s in collected.samples]
-            metrics["rollout/staleness"] = house.engine.weight_version - bool(updates) - sum(versions) / len(versions)
-        records.metrics({"train_step": step, **metrics, **times.laps, "time/total": time.monotonic() - began})
+            seen["rollout/staleness"] = held - sum(versions) / len(versions)
+        of_step = seen | collected.metrics | house.engine.sync_metrics | times.laps
+        records.metrics(counters.row() | (updates[-1] if updates else {}) | of_step)
         if collected.samples and run.save_rollouts_every and step % run.save_rollouts_every == 0:
-            records.responses("rollouts", step, collected.samples, house.train_problems)
+            records.responses("rollouts", step, collected.samples, house.train_problems, counters=counters.row())
+        metrics = averaged(updates) | of_step
         guards.look(step, metrics)
         for name, notice in collected.notices.items():
             guards.notice(step, name, notice)
-        for warning in house.grader.warnings():
-            guards.notice(step, "grader", warning)
+        guards.look_at_grades(step, [s.grade for s in collected.samples], house.grader.broken)
+        if status == "finished":
+            status, reason = guards.verdict()
 
-        if updates and metrics["train/skipped_updates"] == len(updates):
-            status = f"diverged at step {step}: no optimizer step had a finite gradient"
         last = step == feed.n_steps or status != "finished"
-        due = last or (run.eval_every and step % run.eval_every == 0)
-        if due:
-            after_samples, after = evaluated(step)
-        console.step(step, metrics, keep=bool(due))
-        if status != "finished":
-            console.say(f"! {status}: lower learning_rate or max_grad_norm")
+        if last and status != "diverged:weights":
+            after = validation.last(step)
+        elif asked_now := not last and due(
+            run, Fraction(step), Fraction(1, 1 if feed.ahead else max(count, 1)), feed.n_steps
+        ):
+            after = validation.on_the_way(step)
+        console.step(step, metrics, keep=last or asked_now)
+        if last:
             break
 
+    counters.pause()
+    if status == "finished":
+        status, reason = guards.verdict()
+    if status == "finished" and validation.fell_to_zero():
+        status = "diverged:accuracy"
+        reason = f"accuracy fell to 0 of {after.metrics['eval/problems']:.0f} problems, from one that this excludes"
+    if status != "finished":
+        cure = ": lower learning_rate or max_grad_norm" if status.startswith("diverged") else ""
+        console.say(f"! {status}: {reason}{cure}")
     if run.save_model:
         house.policy.save(records.folder / "model")
-    summary = {
-        "status": status,
-        "accuracy_before": before["eval/accuracy"],
-        "accuracy": after["eval/accuracy"],
-        "accuracy_interval": [after["eval/accuracy_low"], after["eval/accuracy_high"]],
-        "length_before": before["eval/length"],
-        "length": after["eval/length"],
-        "eval_problems": len(house.eval_problems),
-        "data": house.data_hash,
-        "protocol": protocol_of(run, house.eval_problems, 1),
+    summary = summed_up(run, house, status, reason, before, after) | {
         "notices": dict(guards.counts),
-        "seconds": round(time.monotonic() - began, 1),
+        **{name: round(value, 1) for name, value in counters.row().items()},
+        "seconds": round(counters.row()["time/total"], 1),
         "threads": torch.get_num_threads(),
     }
     draw_curves(records.folder, title=f"{run.model.name}, {run.data.name}: {short_objective(run)}, seed {run.seed}")
     records.summary(summary)
-    closing(
-        console, run, records.folder, (before_samples, before), (after_samples, after), house.eval_problems, summary
-    )
-    return float(after["eval/accuracy"])
+    closing(console, run, records.folder, before, after, house.eval_problems, summary)
+    return float(summary["accuracy"])
+
+
+def due(run: Training, done: Fraction, width: Fraction, n_steps: int) -> bool:
+    """Whether the settings ask for an evaluation behind the update that ends at `done` steps."""
+    return evaluation_due(done, width, n_steps, run.eval_every, run.longest_without_evaluation)
+
+
+def verdict(step: int, updates: Sequence[Mapping[str, float]], learner: Learner) -> tuple[str, str]:
+    """(status, reason) after the updates of a step: has the run diverged?"""
+    if any(not math.isfinite(u.get("train/loss", 0.0)) for u in updates):
+        return "diverged:loss", f"the loss of step {step} is no number"
+    if updates and sum(u["train/skipped_updates"] for u in updates) == len(updates):
+        return "diverged:gradient", f"no update of step {step} had a finite gradient"
+    if updates and not learner.weights_are_finite():
+        return "diverged:weights", f"weights are no numbers after step {step}"
+    return "finished", ""
+
+
+def summed_up(
+    run: Training, house: House, status: str, reason: str, before: Evaluated, after: Evaluated
+) -> dict[str, Any]:
+    """What the run came to. `accuracy` is that of the last evaluation, over the whole split where that was asked."""
+    whole = bool(after.final)
+    final = after.final if whole else {k.replace("eval/", "final/"): v for k, v in after.metrics.items()}
+    lost = status == "diverged:weights"  # what was measured before says nothing about such a model
+    return {
+        "status": status,
+        "reason": reason,
+        "accuracy_before": before.metrics["eval/accuracy"],
+        "accuracy_after": math.nan if lost else after.metrics["eval/accuracy"],  # on the same problems
+        "accuracy": math.nan if lost else final["final/accuracy"],
+        "accuracy_interval": [final["final/accuracy_low"], final["final/accuracy_high"]],
+        "length_before": before.metrics["eval/length"],
+        "length": final["final/length"],
+        "interim_eval_problems": len(house.eval_problems),
+        "eval_problems": int(final["final/problems"]),
+        "data": house.data_hash,
+        "protocol": protocol_of(run, house.final_problems if whole else house.eval_problems, 1),
+        "protocol_on_the_way": protocol_of(run, house.eval_problems, 1)["hash"],
+    }

@@ -51,13 +51,18 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The verdict on one response. `path` names the rule that decided, for audits."""
+    """The verdict on one response. `path` names the rule that decided, for audits.
+
+    How it was come by (`milliseconds` of work, or `remembered` from an equal pair before) is no part of the verdict.
+    """
 
     format: float
     answer: float
     reward: float
     outcome: Outcome
     path: str = ""
+    milliseconds: float | None = field(default=None, compare=False)
+    remembered: bool = field(default=False, compare=False)
 
 
 @dataclass(slots=True)
@@ -68,7 +73,9 @@ class Sample:
     grade: Grade
     advantage: float = 0.0
     kept: bool = True  # whether it carries loss; a sample that does not still counted in its group's baseline
-    old_log_probs: list[float] = field(default_factory=list)  # fixed once per rollout batch
+    live: bool = False  # whether its group carries any credit, before a KL term in the reward
+    log_probs: list[float] = field(default_factory=list)  # under the trainer's weights that sampled; empty: not scored
+    old_log_probs: list[float] = field(default_factory=list)  # what the loss's ratio divides by; empty: today's
     reference_log_probs: list[float] = field(default_factory=list)  # where a KL term asks for them
     entropy: float | None = None  # nats, of the trainer's distribution, mean over the response; None: not measured
 

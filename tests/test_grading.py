@@ -12,6 +12,7 @@ import pytest
 
 from rlreason.grading import Grader, check_golds, question_only_reward_fn, r1_zero_reward_fn
 from rlreason.grading.formats import boxed
+from rlreason.grading.metrics import grading_metrics, grading_warnings
 
 PAIRS = Path(__file__).parent / "grading_cases" / "pairs.txt"
 
@@ -143,9 +144,8 @@ def test_batches_keep_order_and_repeats_cost_nothing():
         answers = [str(index % 7) for index in range(70)]
         grades = fresh.grade_batch([tagged(answer) for answer in answers], ["3"] * 70)
         assert [grade.reward for grade in grades] == [float(answer == "3") for answer in answers]
-        assert fresh.take_metrics()["grading/cache_hit_rate"] == pytest.approx(63 / 70)
-        fresh.grade_batch([tagged("3")], ["3"])
-        assert fresh.take_metrics()["grading/cache_hit_rate"] == 1.0
+        assert grading_metrics(grades)["grading/cache_hit_rate"] == pytest.approx(63 / 70)
+        assert grading_metrics(fresh.grade_batch([tagged("3")], ["3"]))["grading/cache_hit_rate"] == 1.0
 
 
 def test_a_batch_of_unequal_lengths_is_the_callers_mistake(grader):
@@ -153,11 +153,11 @@ def test_a_batch_of_unequal_lengths_is_the_callers_mistake(grader):
         grader.grade_batch(["a", "b"], ["1"])
 
 
-def test_metrics_count_what_happened_and_then_start_anew():
+def test_metrics_count_what_happened():
     with Grader() as fresh:
-        fresh.grade_batch([tagged("38"), tagged("39"), "no tags", tagged("9^9^9^9")], ["38"] * 4)
-        fresh.grade_batch([tagged("38"), None], [None, "38"])
-        metrics = fresh.take_metrics()
+        grades = fresh.grade_batch([tagged("38"), tagged("39"), "no tags", tagged("9^9^9^9")], ["38"] * 4)
+        grades += fresh.grade_batch([tagged("38"), None], [None, "38"])
+        metrics = grading_metrics(grades)
         assert metrics["grading/responses"] == 6
         assert metrics["grading/format_rate"] == pytest.approx(4 / 6)
         assert metrics["grading/answer_rate"] == pytest.approx(1 / 6)
@@ -167,9 +167,8 @@ def test_metrics_count_what_happened_and_then_start_anew():
         assert metrics["grading/bad_responses"] == 1
         assert metrics["grading/path/text"] == pytest.approx(1 / 6)
         assert sum(value for name, value in metrics.items() if "/path/" in name) == pytest.approx(1)
-        assert any("no usable gold" in warning for warning in fresh.warnings())
-        assert fresh.take_metrics() == {}
-        assert fresh.warnings() == []
+        assert any("no usable gold" in warning for warning in grading_warnings(grades))
+        assert (grading_metrics([]), grading_warnings([])) == ({}, [])
 
 
 def test_refusals_are_not_plain_wrong():
@@ -179,9 +178,7 @@ def test_refusals_are_not_plain_wrong():
 
 
 def test_golds_that_do_not_grade_themselves_right_are_listed(grader):
-    grader.take_metrics()
     assert check_golds(grader, ["38", r"\frac{1}{2}", "", None, "east", ["38", "39"], "  "]) == [2, 3, 6]
-    assert grader.take_metrics() == {}
 
 
 def gsm8k() -> list[str]:
@@ -211,7 +208,7 @@ def test_surface_forms_of_numbers_are_graded_in_a_tenth_of_a_millisecond():
     responses = [tagged(FORMS[index % len(FORMS)].format(number)) for index, number in enumerate(numbers)]
     with Grader(symbolic=False) as fresh:
         grades = fresh.grade_batch(responses, numbers)
-        metrics = fresh.take_metrics()
+    metrics = grading_metrics(grades)
     assert all(grade.reward == 1.0 for grade in grades)
     assert metrics["grading/ms_median"] < 0.3  # 0.03 on an idle core; leave room for a busy one
 

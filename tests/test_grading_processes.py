@@ -77,7 +77,7 @@ def test_workers_started_in_a_thread_outlive_it():
         thread.join()
         assert rewards(grader) == EXPECTED
         first = workers_of(os.getpid())
-        assert rewards(grader, " ") == EXPECTED
+        assert rewards(grader, " ") == EXPECTED  # a kill would have been an error, and no reward
         assert workers_of(os.getpid()) == first
 
 
@@ -148,8 +148,7 @@ def test_a_worker_that_died_idle_is_replaced_and_no_request_is_blamed():
         for process in workers_of(os.getpid()):
             process.kill()
         time.sleep(0.2)
-        assert rewards(grader, " ") == EXPECTED
-        assert grader.take_metrics()["grading/kills"] == 0
+        assert rewards(grader, " ") == EXPECTED  # a kill would have been an error, and no reward
 
 
 SCRIPT = """

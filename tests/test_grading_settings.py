@@ -7,6 +7,7 @@ import os
 import pytest
 
 from rlreason.grading import Grader
+from rlreason.grading.metrics import grading_metrics, grading_warnings
 
 
 def tagged(answer: str) -> str:
@@ -107,13 +108,13 @@ def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
             ("error", "plugin_value", 0.0),
             ("error", "plugin_value", 0.0),
             ("error", "plugin_value", 0.0),
-            ("correct", "plugin", 0.5),
+            ("wrong", "plugin", 0.5),
             ("error", "killed", 0.0),
             ("correct", "plugin", 1.0),
         ]
-        metrics = fresh.take_metrics()
+        metrics = grading_metrics(grades)
         assert (metrics["grading/timeouts"], metrics["grading/kills"], metrics["grading/errors"]) == (1, 2, 4)
-        assert len(fresh.warnings()) == 3
+        assert len(grading_warnings(grades)) == 3
     statuses = [json.loads(line)["status"] for line in log.read_text().splitlines()]
     assert sorted(statuses) == ["error", "killed", "killed", "timeout"]
 
@@ -121,4 +122,24 @@ def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
 def test_a_plug_in_that_does_not_exist_is_an_error_in_words():
     with Grader(reward="tests.test_grading_settings:no_such_function") as fresh:
         assert fresh.grade_batch(["a"], ["b"])[0].outcome == "error"
-        assert any("no_such_function" in warning for warning in fresh.warnings())
+        assert "no_such_function" in (fresh.broken or "")
+
+
+def bonus_and_length(response: str, gold: str) -> dict[str, float]:
+    """0.1 for writing anything, 1 for the right length, and both for a right one."""
+    right = float(len(response) == len(gold))
+    return {"format_reward": 1.0, "answer_reward": right, "reward": 0.1 + right}
+
+
+def halves(response: str, gold: str) -> float:
+    return len(response) / 2
+
+
+def test_partial_credit_is_a_reward_and_no_right_answer():
+    with Grader(reward=f"{__name__}:bonus_and_length") as fresh:
+        grades = fresh.grade_batch(["a", "ab"], ["12", "12"])
+    assert [(g.outcome, g.reward) for g in grades] == [("wrong", 0.1), ("correct", 1.1)]
+    assert grading_metrics(grades)["grading/answer_rate"] == 0.5
+    with Grader(reward=f"{__name__}:halves") as whole, Grader(reward=f"{__name__}:halves", correct_at=0.5) as half:
+        outcomes = [[g.outcome for g in it.grade_batch(["", "a", "ab", "abc"], ["1"] * 4)] for it in (whole, half)]
+    assert outcomes == [["wrong", "wrong", "correct", "correct"], ["wrong", "correct", "correct", "correct"]]

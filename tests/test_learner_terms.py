@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from rlreason.algorithms.grpo import GroupRelative, credit
 from rlreason.algorithms.questions import Questions
-from rlreason.algorithms.rollouts import Rollouts
+from rlreason.algorithms.rollouts import Rollouts, measure, rollout_metrics
 from rlreason.engines.base import Sampling
-from rlreason.learner import Learner, TokenObjective
+from rlreason.learner import Learner, TokenObjective, averaged
 from rlreason.logprobs import chunked_log_probs
 from rlreason.models.tiny import build_model
 from rlreason.objectives.credit import CreditRule
@@ -31,6 +31,17 @@ class LengthGrader:
         return [Grade(1.0, float(len(r) % 2 == 0), float(len(r) % 2 == 0), "correct") for r in responses]
 
 
+class EvenGoldsAlike:
+    """Every response to a question with an even answer earns the same; the others go by their length."""
+
+    def grade_batch(self, responses, golds):
+        equal = LengthGrader().grade_batch([""] * len(golds), golds)
+        return [
+            e if int(g) % 2 == 0 else LengthGrader().grade_batch([r], [g])[0]
+            for e, r, g in zip(equal, responses, golds, strict=True)
+        ]
+
+
 @pytest.fixture
 def reference(tokenizer) -> Policy:
     """Another policy over the same tokens."""
@@ -38,7 +49,7 @@ def reference(tokenizer) -> Policy:
 
 
 def scores_of(policy):
-    return lambda pairs: policy.score(pairs, 1.0, 512)
+    return lambda pairs: policy.score_with_entropy(pairs, 1.0, 512)
 
 
 def make_samples(policy, rewards=None, reference=None, noise=0.0):
@@ -53,7 +64,7 @@ def make_samples(policy, rewards=None, reference=None, noise=0.0):
         finish = "length" if len(r) > 15 else "stop"
         samples.append(Sample(Response(f"p{i // GROUP}", p, r, engine, "", finish), grade, old_log_probs=score))
     if reference is not None:
-        for s, score in zip(samples, scores_of(reference)(pairs), strict=True):
+        for s, score in zip(samples, reference.score(pairs, 1.0, 512), strict=True):
             s.reference_log_probs = score
     return samples
 
@@ -117,9 +128,9 @@ def test_kl_in_the_reward_moves_advantages_towards_the_reference(policy, referen
     collected = {}
     for coef in (0.0, 0.1):
         rule = CreditRule(std_norm="none", kl_coef=coef)
-        ask = scores_of(reference) if coef else None
+        asked = {"reference": scores_of(reference), "behaviour": scores_of(policy)} if coef else {}
         algorithm = GroupRelative(
-            rollouts, Questions(problems, 0), sampling, 1, 4, 4, 1, 16, rule, kl_estimator="k1", reference=ask
+            rollouts, Questions(problems, 0), sampling, 1, 4, 4, 1, 16, rule, kl_estimator="k1", **asked
         )
         collected[coef] = algorithm.collect(step=1).samples
     for plain, shaped in zip(collected[0.0], collected[0.1], strict=True):
@@ -131,6 +142,48 @@ def test_kl_in_the_reward_moves_advantages_towards_the_reference(policy, referen
         moved = -0.1 * (kl[id(shaped)] - sum(kl.values()) / len(kl))  # farther from the reference: less credit
         assert shaped.advantage - plain.advantage == pytest.approx(moved, abs=1e-4)
     assert any(abs(a.advantage - b.advantage) > 0.1 for a, b in zip(*collected.values(), strict=True))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_kl_in_the_reward_is_exactly_zero_while_the_policy_is_its_reference(policy, engine, problems, estimator):
+    """However the engine rounds: dead groups stay dead, and the others get the advantages they get without KL."""
+
+    class Rounding:
+        def __getattr__(self, name):
+            return getattr(engine, name)
+
+        def generate(self, *arguments):
+            prompts, sampling, n, finished = arguments
+
+            def rounded(place, response):
+                response.log_probs[:] = [lp + 0.01 * (place % 3 - 1) for lp in response.log_probs]
+                finished(place, response)
+
+            return engine.generate(prompts, sampling, n, rounded)
+
+    encode = lambda problem: policy.encode_prompt(PROMPT.format(question=problem.question))  # noqa: E731
+    rollouts, sampling = Rollouts(Rounding(), EvenGoldsAlike(), encode, seed=0), Sampling(1.0, 0, 12)
+    found = {}
+    for coef in (0.0, 0.5):
+        rule = CreditRule(std_norm="group_std", zero_variance="skip", kl_coef=coef)
+        score = scores_of(policy)
+        asks = Questions(problems, 0), sampling, 1, 6, 4, 1, 24, rule, estimator
+        collected = GroupRelative(rollouts, *asks, reference=score, behaviour=score).collect(1)
+        found[coef] = [(s.advantage, s.kept, s.live) for s in collected.samples]
+    assert found[0.0] == found[0.5]
+    assert {live for *_, live in found[0.5]} == {True, False}
+    assert all(kept == live for _, kept, live in found[0.5])
+
+
+def test_groups_are_dead_or_alive_by_their_rewards_whatever_the_kl_term_adds(policy, reference):
+    samples = make_samples(policy, DEAD, reference)
+    measure(samples, scores_of(policy))
+    plain = {id(s): s.live for s in credited(samples)}
+    credited(samples, kl_coef=0.1, zero_variance="skip")
+    assert all(s.advantage != 0 for s in samples)
+    assert {id(s): s.live for s in samples} == plain
+    assert [s.kept for s in samples] == [s.live for s in samples]
+    assert 0 < rollout_metrics(samples)["reward/live_groups"] < 1
 
 
 # --- entropy ---
@@ -224,7 +277,11 @@ def test_a_step_where_nothing_is_kept_is_no_step(policy, norm):
     metrics = learner.update(credited(make_samples(policy, [1.0] * COUNT), zero_variance="skip"))
     assert torch.equal(weights(policy), before)
     assert metrics["train/empty_updates"] == 1
-    assert (metrics["train/skipped_updates"], metrics["train/loss"], metrics["train/grad_norm"]) == (0, 0.0, 0.0)
+    assert metrics["train/skipped_updates"] == 0
+    assert "train/loss" not in metrics  # a 0 would be weighed with the losses of other updates
+    both = averaged([metrics, learner.update(moving)])
+    assert both["train/loss"] != 0
+    assert both["train/empty_updates"] == 1
     assert learner.update(moving)["train/empty_updates"] == 0
     assert not torch.equal(weights(policy), before)
 

@@ -127,7 +127,7 @@ def test_records_are_whole_and_a_finished_run_is_refused(tmp_path):
     assert (folder / "metrics.jsonl").read_text() == ""
     assert (folder / "broken_off_1/rollouts/step_00001.jsonl").exists()
     assert json.loads((folder / "broken_off_1/metrics.jsonl").read_text()) == {"train_step": 1, "reward/mean": 0.5}
-    records.summary({"accuracy": 1.0})
+    records.summary({"status": "finished", "accuracy": 1.0})
     with pytest.raises(ConfigError, match="holds a finished run"):
         refuse_occupied(folder)
     assert not list(folder.rglob("*.partial"))
@@ -159,7 +159,14 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
 
 def test_curves_are_drawn_from_the_metrics_file(tmp_path):
     rows = [
-        {"eval_step": 0, "eval/accuracy": 0.2, "eval/accuracy_low": 0.1, "eval/accuracy_high": 0.3, "eval/length": 9}
+        {
+            "train_step": 0,
+            "eval_step": 1,
+            "eval/accuracy": 0.2,
+            "eval/accuracy_low": 0.1,
+            "eval/accuracy_high": 0.3,
+            "eval/length": 9,
+        }
     ]
     rows += [
         {"train_step": s, "reward/mean": s / 9, "rollout/length": 9 + s, "train/entropy": 1.0, "train/grad_norm": 1.0}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rlreason.algorithms.base import Collected, cut_into_batches
 from rlreason.algorithms.questions import Questions
-from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
+from rlreason.algorithms.rollouts import Rollouts
 from rlreason.engines.base import Sampling
 from rlreason.types import Sample
 
@@ -37,11 +37,11 @@ class ExpertIteration:
         self.questions.note(samples)
         chosen = chosen_responses(samples, self.max_per_question, self.deduplicate)
         for place, sample in enumerate(samples):
-            sample.kept = place in chosen
+            sample.kept = sample.live = place in chosen
             sample.advantage = float(sample.kept)
         kept = [s for s in samples if s.kept]
         correct = sum(s.grade.outcome == "correct" for s in samples)
-        metrics = rollout_metrics(samples) | {
+        metrics: dict[str, float] = {
             "ei/correct": correct,
             "ei/kept": len(kept),
             "ei/questions_with_kept": len({s.group for s in kept}) / max(len(problems), 1),

@@ -3,7 +3,7 @@
 It knows problems, rollouts and the credit formula; it must not know the optimizer or the loss.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,15 +12,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlreason.algorithms.base import Collected, cut_into_batches
 from rlreason.algorithms.questions import Questions
-from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
+from rlreason.algorithms.rollouts import Measure, Rollouts, measure
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
 from rlreason.objectives.credit import CreditRule, assign_credit
 from rlreason.objectives.kl import kl_per_token
 from rlreason.types import Sample
-
-#: Log-probabilities of (prompt ids, response ids) pairs under some model: the reference, or the policy as it is now.
-Scorer = Callable[[list[tuple[list[int], list[int]]]], list[list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +35,9 @@ class GroupRelative:
     rule: CreditRule
     kl_estimator: str = "k3"
     refill_rounds: int = 0
-    reference: Scorer | None = None  # given when a KL term needs it
-    behaviour: Scorer | None = None  # given when old log-probabilities are needed: several optimizer steps per batch
-    sampled_ahead: bool = False  # by weights one hand-over old: the old log-probabilities are the engine's own
+    reference: Measure | None = None  # given when a KL term needs it
+    behaviour: Measure | None = None  # given where the policy that sampled must be scored before it learns
+    old_log_probs: str = "none"  # what a ratio divides by: none (today's) | measured (by behaviour) | engine
 
     def collect(self, step: int) -> Collected:
         problems = self.questions.take(self.per_step)
@@ -64,9 +61,7 @@ class GroupRelative:
             self._give_credit(learned)
         for sample in discarded:
             sample.kept = False
-        metrics = rollout_metrics(everything) | {
-            "rollout/kept": sum(s.kept for s in everything) / len(everything or [0])
-        }
+        metrics: dict[str, float] = {"rollout/kept": sum(s.kept for s in everything) / len(everything or [0])}
         if self.refill_rounds:
             metrics |= {"rollout/refill_rounds": rounds, "rollout/discarded": len(discarded)}
         if self.questions.skip_solved:
@@ -94,16 +89,17 @@ class GroupRelative:
         return [s for s in samples if s.group in chosen], [s for s in samples if s.group not in chosen], rounds
 
     def _give_credit(self, samples: list[Sample]) -> None:
-        pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
-        if self.reference is not None:
-            for sample, score in zip(samples, self.reference(pairs), strict=True):
-                sample.reference_log_probs = score
-        if self.sampled_ahead:
-            for sample in samples:
+        if self.reference is not None:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
+            pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
+            for sample, (log_probs, _) in zip(samples, self.reference(pairs), strict=True):
+                sample.reference_log_probs = log_probs
+        if self.behaviour is not None:  # here, once per rollout batch, before any weight moves
+            measure(samples, self.behaviour)
+        for sample in samples:
+            if self.old_log_probs == "engine":
                 sample.old_log_probs = list(sample.response.log_probs)
-        elif self.behaviour is not None:  # fixed here, once per rollout batch, before any weight moves
-            for sample, score in zip(samples, self.behaviour(pairs), strict=True):
-                sample.old_log_probs = score
+            elif self.old_log_probs == "measured":
+                sample.old_log_probs = sample.log_probs
         credit(samples, self.rule, self.kl_estimator)
 
 
@@ -124,7 +120,7 @@ def credit(samples: list[Sample], rule: CreditRule, kl_estimator: str = "k3") ->
             "rewards of 0 and above, or std_norm=group_std"
         )
     number = {problem_id: k for k, problem_id in enumerate(dict.fromkeys(s.group for s in samples))}
-    advantages, kept = assign_credit(
+    advantages, kept, live = assign_credit(
         torch.tensor([s.grade.reward for s in samples], dtype=torch.float64),
         torch.tensor([number[s.group] for s in samples]),
         torch.tensor([len(s.response.token_ids) for s in samples]),
@@ -132,17 +128,17 @@ def credit(samples: list[Sample], rule: CreditRule, kl_estimator: str = "k3") ->
         rule,
         _kl_of_sampler(samples, kl_estimator) if rule.kl_coef else None,
     )
-    for sample, advantage, keep in zip(samples, advantages.tolist(), kept.tolist(), strict=True):
-        sample.advantage, sample.kept = advantage, keep
+    for sample, *given in zip(samples, advantages.tolist(), kept.tolist(), live.tolist(), strict=True):
+        sample.advantage, sample.kept, sample.live = given
     return samples
 
 
 def _kl_of_sampler(samples: list[Sample], estimator: str) -> Tensor:
-    """KL estimate per token (n, seq) of the policy that sampled, whose log-probabilities the engine reported."""
+    """KL estimate per token (n, seq) of the policy that sampled, both sides under the trainer's own scorer."""
     sampled, reference, ones = (
         pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         for rows in (
-            [s.response.log_probs for s in samples],
+            [s.log_probs for s in samples],
             [s.reference_log_probs for s in samples],
             [[True] * len(s.response.token_ids) for s in samples],
         )

@@ -12,6 +12,9 @@ from typing import Protocol
 from rlreason.engines.base import Engine, Prompt, Sampling, seed_for
 from rlreason.types import Grade, Problem, Response, Sample
 
+#: (log-probabilities, entropies) of the response tokens of (prompt ids, response ids) pairs under some model.
+Measure = Callable[[list[tuple[list[int], list[int]]]], list[tuple[list[float], list[float]]]]
+
 
 class Grades(Protocol):
     """What the rest of the house knows of the grader: two lists of strings in, verdicts out, in order."""
@@ -63,6 +66,14 @@ class Rollouts:
             return [samples[place].result() for place in range(len(prompts) * n)]
 
 
+def measure(samples: Sequence[Sample], of: Measure) -> None:
+    """Give each sample its log-probabilities and its mean entropy under the model as it is now."""
+    scores = of([(s.response.prompt_ids, s.response.token_ids) for s in samples])
+    for sample, (log_probs, entropies) in zip(samples, scores, strict=True):
+        sample.log_probs = log_probs
+        sample.entropy = sum(entropies) / len(entropies) if entropies else None
+
+
 def rollout_metrics(samples: Sequence[Sample], prefix: str = "rollout") -> dict[str, float]:
     """Rewards, lengths and what can go wrong quietly, as flat numbers over a batch of samples."""
     if not samples:
@@ -71,13 +82,13 @@ def rollout_metrics(samples: Sequence[Sample], prefix: str = "rollout") -> dict[
     groups: dict[str, list[Sample]] = {}
     for s in samples:
         groups.setdefault(s.group, []).append(s)
-    live = sum(any(s.advantage for s in group) for group in groups.values())
+    live = sum(any(s.live for s in group) for group in groups.values())
     distinct = sum(len({tuple(s.response.token_ids) for s in group}) / len(group) for group in groups.values())
     return {
         "reward/mean": sum(s.grade.reward for s in samples) / n,
         "reward/format": sum(s.grade.format for s in samples) / n,
         "reward/answer": sum(s.grade.answer for s in samples) / n,
-        "reward/live_groups": live / len(groups),  # share of groups with any credit other than 0
+        "reward/live_groups": live / len(groups),  # share of groups with credit other than 0, a KL term aside
         f"{prefix}/length_max": max((len(s.response.token_ids) for s in samples), default=0),
         f"{prefix}/truncated": sum(s.response.truncated for s in samples) / n,
         f"{prefix}/distinct": distinct / len(groups),  # share of different responses within a group

@@ -1,6 +1,7 @@
 """The settings of GRPO, and the rules between them. It knows the groups and the rules of the objective."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from omegaconf import MISSING
 
@@ -14,6 +15,8 @@ ON_POLICY_LOSSES = ("no_baseline", "reinforce_with_baseline")  # those without a
 @dataclass
 class GRPO(Training):
     """Group-relative policy optimisation: sample a group per question, compare, learn, repeat."""
+
+    longest_without_evaluation: ClassVar[int | None] = 10  # a rollout step is long, and rewards can collapse in a few
 
     algorithm: str = "grpo"
     n_steps: int = MISSING  # rollout batches
@@ -69,6 +72,11 @@ class GRPO(Training):
                 f"rollout.async_steps=1 with loss={self.loss.loss_type}: samples are one hand-over old, and this loss "
                 "takes them for fresh: set mismatch=truncate mismatch_cap=2, or choose loss=grpo_clip"
             )
+        if self.rollout.async_steps and self.kl_placement == "reward":
+            bad.append(
+                "rollout.async_steps=1 with kl_placement=reward: the policy that sampled cannot be scored while its "
+                "weights move: set kl_placement=loss, or rollout.async_steps=0"
+            )
         cache = self.overlong_cache
         if cache is not None and not 0 < cache <= self.sampling.max_tokens:
             bad.append(
@@ -77,6 +85,16 @@ class GRPO(Training):
         if cache is not None and self.overlong != "penalty":
             bad.append(f"overlong_cache={cache} is read by overlong=penalty only: set it to null, or overlong=penalty")
         return bad or check_objective(self.settings())  # whose rules need sound numbers
+
+    def warnings(self) -> dict[str, str]:
+        if self.kl_placement != "reward" or self.std_norm.kind == "none":
+            return super().warnings()
+        return super().warnings() | {
+            "kl_in_reward": (
+                f"kl_placement=reward with std_norm={self.std_norm.kind}: in groups of equal rewards the KL term is "
+                "divided by its own small spread, whatever kl_coef says; std_norm=none keeps kl_coef's meaning"
+            )
+        }
 
     def settings(self) -> dict[str, object]:
         """The objective as plain words and numbers: what the rules check and the card describes."""

@@ -5,6 +5,7 @@ The names are the handout's where it has one. It knows the groups.
 
 import math
 from dataclasses import dataclass, field, fields, is_dataclass
+from typing import ClassVar
 
 from omegaconf import MISSING
 
@@ -31,7 +32,7 @@ class Run:
     sampling: Sampling = field(default_factory=Sampling)
 
     micro_batch_tokens: int = MISSING  # the memory knob: tokens in one forward pass
-    eval_problems: int | None = MISSING  # of the validation data, always the same ones; null: all of them
+    eval_problems: int | None = None  # of the validation data, always the same ones; null: all of them
     log_generations: int = 3  # responses that are shown in the terminal, before training or after an evaluation
 
     def problems(self) -> list[str]:
@@ -45,6 +46,15 @@ class Run:
         bad += self.negative("log_generations")
         bad += self._matches()
         return bad
+
+    @property
+    def problems_on_the_way(self) -> int | None:
+        """How many problems the evaluations before the last ask; None: all."""
+        return self.eval_problems
+
+    def warnings(self) -> dict[str, str]:
+        """What may be meant but seldom helps, by a short name: said before the run and counted in its summary."""
+        return {}
 
     def _matches(self) -> list[str]:
         bad = []
@@ -72,7 +82,9 @@ class Run:
 
     def negative(self, *keys: str) -> list[str]:
         values = {key: getattr(self, key) for key in keys}
-        return [f"{key}={value} must not be negative" for key, value in values.items() if value < 0]
+        return [
+            f"{key}={value} must not be negative" for key, value in values.items() if value is not None and value < 0
+        ]
 
     def not_multiple(self, larger: str, smaller: str) -> list[str]:
         a, b = getattr(self, larger), getattr(self, smaller)
@@ -98,9 +110,17 @@ class Training(Run):
     micro_batch_size: int | None = None  # at most so many sequences in one forward pass; None: as tokens allow
     gradient_accumulation_steps: int | None = None  # the handout's way to say micro_batch_size
 
-    eval_every: int = MISSING  # steps; 0: only before and after
+    interim_eval_problems: int | None = MISSING  # asked on the way where eval_problems is null; the end asks all
+    eval_every: int | None = None  # steps; null: at least ten evaluations in all; 0: only before and after
     save_rollouts_every: int = 1  # steps; 0: never
     save_model: bool = True
+
+    #: With eval_every=null, steps between evaluations at most.
+    longest_without_evaluation: ClassVar[int | None] = None
+
+    @property
+    def problems_on_the_way(self) -> int | None:
+        return self.interim_eval_problems if self.eval_problems is None else self.eval_problems
 
     def sequences_per_micro_batch(self) -> int | None:
         """The handout's accumulation steps, turned into the largest micro-batch they allow."""
@@ -112,6 +132,7 @@ class Training(Run):
         bad = super().problems()
         n_steps: int | None = getattr(self, "n_steps", None)  # what a step is, each algorithm says
         bad += self.not_positive("n_steps", "learning_rate", "max_grad_norm", "train_batch_size")
+        bad += [f"{line}, or null for all of them" for line in self.not_positive("interim_eval_problems")]
         bad += self.negative("weight_decay", "eval_every", "save_rollouts_every", "warmup_steps")
         if self.lr_schedule not in ("constant", "linear", "cosine"):
             bad.append(f"lr_schedule={self.lr_schedule} is none of constant, linear, cosine: choose one")

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from rlreason.grading.grader import FORMATS, Grader
+from rlreason.grading.metrics import grading_warnings
 from rlreason.types import Grade
 
 SETTINGS = ("extract", "timeout_s", "percent", "rel_tol", "workers", "memory_mb")
@@ -52,7 +53,7 @@ def audit(run: Path, other: str | None, write: bool) -> None:
     marks = {"saved": [row["answer_reward"] > 0 for row in rows]}
     for name, function in graders.items():
         grades = grade_rows(rows, function, settings)
-        marks[name] = [grade.answer > 0 for grade in grades]
+        marks[name] = [grade.outcome == "correct" for grade in grades]
         if name == "now":
             fresh = grades
     print(report(marks, rows))
@@ -109,7 +110,7 @@ def grade_rows(rows: Sequence[Row], reward: str, settings: dict[str, Any]) -> li
         raise UsageError(str(error)) from None
     with grader:
         grades = grader.grade_batch([row["response"] for row in rows], [row["gold"] for row in rows])
-        for warning in grader.warnings():
+        for warning in grading_warnings(grades):
             print(f"{reward}: {warning}", file=sys.stderr)
     return grades
 

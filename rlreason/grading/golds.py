@@ -20,5 +20,5 @@ def check_golds(grader: Grader, golds: Sequence[Gold]) -> list[int]:
         return []
     template = WRITTEN[grader.reward]
     responses = [template.format((gold_texts(gold) or [""])[0]) for gold in golds]
-    grades = grader.grade_batch(responses, golds, count=False)
+    grades = grader.grade_batch(responses, golds)
     return [index for index, grade in enumerate(grades) if grade.outcome != "correct"]

@@ -11,13 +11,13 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
 
 from rlreason.grading import answers, formats, plugin
 from rlreason.grading.incidents import IncidentLog
-from rlreason.grading.metrics import Window
 from rlreason.grading.pool import Pool, Reply
 from rlreason.grading.verdict import Gold, Settings, Verdict, gold_texts
 from rlreason.types import Grade
@@ -43,14 +43,15 @@ class Grader:
         memory_mb: int = 1536,
         log_path: str | Path | None = None,
         symbolic: bool = True,
+        correct_at: float = 1.0,
     ) -> None:
+        """`correct_at`: the answer reward of a plug-in from which on a response counts as correct."""
         _check(reward, extract, timeout_s, rel_tol, workers, memory_mb)
-        self.reward, self.extract, self.symbolic = reward, extract, symbolic
+        self.reward, self.extract, self.symbolic, self.correct_at = reward, extract, symbolic, correct_at
         self.settings = Settings(percent=percent, rel_tol=rel_tol)
         self.plugin = reward if ":" in reward else None
         self._pool = Pool(workers, timeout_s, memory_mb, self.plugin)
         self._log = IncidentLog(log_path)
-        self._window, self._warnings = Window(), Window()
         self._cache: OrderedDict[tuple[Any, ...], Grade] = OrderedDict()
         self._lock = threading.Lock()
         _graders.add(self)
@@ -60,10 +61,10 @@ class Grader:
         if self.symbolic or self.plugin:
             self._pool.start()
 
-    def grade_batch(self, responses: Sequence[str], golds: Sequence[Gold], count: bool = True) -> list[Grade]:
+    def grade_batch(self, responses: Sequence[str], golds: Sequence[Gold]) -> list[Grade]:
         """One grade per response, in order. Equal (answer, gold) pairs are worked out once and remembered.
 
-        `count=False` keeps the batch out of metrics and warnings, as checks of the data need.
+        Nothing is counted here: `metrics.grading_metrics` and `grading_warnings` read whichever grades they are given.
         """
         if len(responses) != len(golds):
             raise ValueError(f"grade_batch got {len(responses)} responses and {len(golds)} golds; give one gold each")
@@ -72,27 +73,25 @@ class Grader:
         with self._lock:
             known = {job: self._cache[job] for job in jobs if isinstance(job, tuple) and job in self._cache}
         todo = list(dict.fromkeys(job for job in jobs if isinstance(job, tuple) and job not in known))
-        milliseconds: list[float] = []
         if todo:
-            fresh = self._plugged(todo, milliseconds) if self.plugin else self._compared(todo, milliseconds)
-        grades = [job if isinstance(job, Grade) else known.get(job) or fresh[job] for job in jobs]
+            fresh = self._plugged(todo) if self.plugin else self._compared(todo)
+        grades, worked_out = list[Grade](), set(todo)
+        for job in jobs:
+            if isinstance(job, Grade):
+                grades.append(job)
+            elif job in worked_out:
+                worked_out.remove(job)
+                grades.append(fresh[job])
+            else:
+                grades.append(replace(known.get(job) or fresh[job], milliseconds=None, remembered=True))
         with self._lock:
             self._remember(known, fresh)
-            for window in (self._window, self._warnings) if count else ():
-                window.add(grades, hits=sum(isinstance(job, tuple) for job in jobs) - len(todo), ms=milliseconds)
         return grades
 
-    def take_metrics(self) -> dict[str, float]:
-        """Flat `grading/...` numbers over everything graded since the last call."""
-        with self._lock:
-            window, self._window = self._window, Window()
-        return window.metrics()
-
-    def warnings(self) -> list[str]:
-        """What went wrong since the last call, in words; empty when nothing did."""
-        with self._lock:
-            window, self._warnings = self._warnings, Window()
-        return window.warnings() + ([f"grading: {self._pool.broken}"] if self._pool.broken else [])
+    @property
+    def broken(self) -> str | None:
+        """Why the worker processes cannot be had any more, in words."""
+        return self._pool.broken
 
     def close(self) -> None:
         """End the worker processes. The grader still works afterwards; it starts new ones when it must."""
@@ -124,8 +123,9 @@ class Grader:
             return Grade(1.0, 0.0, 0.0, "wrong", "no_answer")
         return (answer, *texts)
 
-    def _compared(self, todo: list[tuple[Any, ...]], milliseconds: list[float]) -> dict[tuple[Any, ...], Grade]:
+    def _compared(self, todo: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], Grade]:
         verdicts: dict[tuple[Any, ...], Verdict] = {}
+        milliseconds: dict[tuple[Any, ...], float] = {}
         undecided: list[tuple[tuple[Any, ...], str, str]] = []
         for job in todo:
             begin = time.perf_counter()
@@ -133,25 +133,29 @@ class Grader:
             verdicts[job] = verdict
             if self.symbolic:
                 undecided += [(job, answer, gold) for answer, gold in pairs]
-            milliseconds.append(1000 * (time.perf_counter() - begin))
+            milliseconds[job] = 1000 * (time.perf_counter() - begin)
         begin = time.perf_counter()
         replies = self._pool.run([[answer, gold] for _, answer, gold in undecided])
-        milliseconds += [1000 * (time.perf_counter() - begin) / len(undecided)] * len(undecided) if undecided else []
+        waited = 1000 * (time.perf_counter() - begin) / max(1, len(undecided))  # of each, on average
         for (job, answer, gold), reply in zip(undecided, replies, strict=True):
             verdict = _symbolic_verdict(reply)
             verdicts[job] = answers.better(verdicts[job], verdict)
+            milliseconds[job] += waited
             if verdict.outcome in ("timeout", "error"):
                 self._log.add(answer, gold, reply)
-        return {job: _grade(verdict) for job, verdict in verdicts.items()}
+        return {job: replace(_grade(verdict), milliseconds=milliseconds[job]) for job, verdict in verdicts.items()}
 
-    def _plugged(self, todo: list[tuple[Any, ...]], milliseconds: list[float]) -> dict[tuple[Any, ...], Grade]:
+    def _plugged(self, todo: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], Grade]:
         begin = time.perf_counter()
         replies = self._pool.run([[response, json.loads(gold)] for response, gold in todo])
-        milliseconds += [1000 * (time.perf_counter() - begin) / len(todo)] * len(todo)
+        each = 1000 * (time.perf_counter() - begin) / len(todo)
         for (response, gold), reply in zip(todo, replies, strict=True):
             if reply.status != "ok":
                 self._log.add(response, gold, reply)
-        return {job: plugin.grade(reply) for job, reply in zip(todo, replies, strict=True)}
+        return {
+            job: replace(plugin.grade(reply, self.correct_at), milliseconds=each)
+            for job, reply in zip(todo, replies, strict=True)
+        }
 
     def _remember(self, known: dict[tuple[Any, ...], Grade], fresh: dict[tuple[Any, ...], Grade]) -> None:
         for job in known:

@@ -1,6 +1,7 @@
-"""Counts over a window of grades, as flat numbers for the logger and as warnings in words.
+"""What a batch of grades comes to, as flat numbers for the records and as warnings in words: pure functions of grades.
 
-It must not know how a grade came about beyond what `Grade` says.
+Whoever holds the grades of a step or of an evaluation reads these of them, so that nothing graded at the same time
+for another purpose is counted there.
 """
 
 import statistics
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 
 from rlreason.types import Grade
 
-WARN_SHARE = 0.005  # of the responses in a window
+WARN_SHARE = 0.005  # of the responses of a batch
 COUNTED = {
     "timeouts": "ran out of time",
     "kills": "killed their worker",
@@ -18,51 +19,47 @@ COUNTED = {
 }
 
 
-class Window:
-    """Everything graded since the window was opened."""
+def grading_metrics(grades: Sequence[Grade]) -> dict[str, float]:
+    """`grading/...`: shares of formats and right answers, of rules that decided, failures by kind, milliseconds.
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.paths: Counter[str] = Counter()
-        self.milliseconds: list[float] = []
-        self.seen = 0
+    >>> right = Grade(1.0, 1.0, 1.0, "correct", "number")
+    >>> m = grading_metrics([right, Grade(1.0, 0.1, 0.1, "wrong", "plugin")])
+    >>> m["grading/answer_rate"], m["grading/path/number"], m["grading/timeouts"]
+    (0.5, 0.5, 0.0)
+    """
+    if not grades:
+        return {}
+    n, events = len(grades), Counter(map(_event, grades))
+    formatted = sum(grade.format > 0 for grade in grades)
+    correct = sum(grade.outcome == "correct" for grade in grades)
+    rates = {
+        "format_rate": formatted / n,
+        "answer_rate": correct / n,
+        "answer_given_format": correct / max(1, formatted),
+        "cache_hit_rate": sum(grade.remembered for grade in grades) / n,
+    }
+    times = sorted(grade.milliseconds for grade in grades if grade.milliseconds is not None)
+    if times:
+        rates |= {"ms_median": statistics.median(times), "ms_p99": times[int(0.99 * (len(times) - 1))]}
+    counts = {name: float(events[name]) for name in (*COUNTED, "refusals", "bad_responses")}
+    paths = {f"path/{path}": count / n for path, count in sorted(Counter(g.path for g in grades).items())}
+    return {f"grading/{name}": value for name, value in ({"responses": float(n)} | rates | counts | paths).items()}
 
-    def add(self, grades: Sequence[Grade], hits: int, ms: Sequence[float]) -> None:
-        self.seen += len(grades)
-        self.counts["cache_hits"] += hits
-        self.milliseconds += ms[: max(0, 100_000 - len(self.milliseconds))]
-        for grade in grades:
-            self.paths[grade.path] += 1
-            self.counts["formatted"] += grade.format > 0
-            self.counts["correct"] += grade.answer > 0
-            self.counts[_event(grade)] += 1
 
-    def metrics(self) -> dict[str, float]:
-        if not self.seen:
-            return {}
-        rates = {
-            "format_rate": self.counts["formatted"] / self.seen,
-            "answer_rate": self.counts["correct"] / self.seen,
-            "answer_given_format": self.counts["correct"] / max(1, self.counts["formatted"]),
-            "cache_hit_rate": self.counts["cache_hits"] / self.seen,
-        }
-        events = {name: float(self.counts[name]) for name in (*COUNTED, "refusals", "bad_responses")}
-        paths = {f"path/{path}": count / self.seen for path, count in sorted(self.paths.items())}
-        times = sorted(self.milliseconds)
-        if times:
-            rates |= {"ms_median": statistics.median(times), "ms_p99": times[int(0.99 * (len(times) - 1))]}
-        named = {"responses": float(self.seen)} | rates | events | paths
-        return {f"grading/{name}": value for name, value in named.items()}
+def grading_warnings(grades: Sequence[Grade]) -> list[str]:
+    """One sentence for each kind of failure that touched more than 0.5% of the responses."""
+    events, n = Counter(map(_event, grades)), len(grades)
+    return [
+        f"grading: {events[name]} of {n} responses ({events[name] / n:.1%}) {words}; "
+        "they earned no reward, and that says nothing about the model"
+        for name, words in COUNTED.items()
+        if events[name] > WARN_SHARE * n
+    ]
 
-    def warnings(self) -> list[str]:
-        """One sentence for each kind of failure that touched more than 0.5% of the responses."""
-        return [
-            f"grading: {self.counts[name]} of {self.seen} responses ({self.counts[name] / self.seen:.1%}) "
-            f"{words}; "
-            "they earned no reward, and that says nothing about the model"
-            for name, words in COUNTED.items()
-            if self.seen and self.counts[name] > WARN_SHARE * self.seen
-        ]
+
+def grading_failures(grades: Sequence[Grade]) -> int:
+    """Grades that say something about the grader instead of the model: they count as not correct, but not unseen."""
+    return sum(_event(grade) in COUNTED for grade in grades)
 
 
 def _event(grade: Grade) -> str:

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from rlreason.grading.pool import Reply
-from rlreason.types import Grade
+from rlreason.types import Grade, Outcome
 
 KEYS = ("format_reward", "answer_reward", "reward")
 
@@ -21,12 +21,15 @@ def key(response: str, gold: Any) -> tuple[str, str] | Grade:
         return Grade(0.0, 0.0, 0.0, "error", "bad_gold")
 
 
-def grade(reply: Reply) -> Grade:
+def grade(reply: Reply, correct_at: float = 1.0) -> Grade:
     """A number is a reward; a dictionary must hold `reward` and may hold the two others. All else is an
     error, never a silent zero among the wrong answers.
 
-    >>> grade(Reply("ok", {"value": 1.0})).outcome
-    'correct'
+    The response is correct where its answer reward (the reward, where no other is given) is `correct_at` or more:
+    partial credit is a reward to learn from, and no right answer.
+
+    >>> grade(Reply("ok", {"value": 1.0})).outcome, grade(Reply("ok", {"value": 0.1})).outcome
+    ('correct', 'wrong')
     >>> grade(Reply("ok", {"value": None})).path
     'plugin_value'
     """
@@ -43,10 +46,5 @@ def grade(reply: Reply) -> Grade:
     if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
         return Grade(0.0, 0.0, 0.0, "error", "plugin_value")
     formatted, answer, reward = (float(number) for number in numbers)
-    return Grade(formatted, answer, reward, _outcome(formatted, answer), "plugin")
-
-
-def _outcome(formatted: float, answer: float) -> Any:
-    if answer > 0:
-        return "correct"
-    return "wrong" if formatted > 0 else "unformatted"
+    outcome: Outcome = "wrong" if formatted > 0 else "unformatted"
+    return Grade(formatted, answer, reward, "correct" if answer >= correct_at else outcome, "plugin")

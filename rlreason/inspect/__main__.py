@@ -76,7 +76,7 @@ def opinions(rows: Sequence[Row], reward: str, settings: dict[str, Any]) -> list
     second = f"rlreason.grading.peers:{reward}_math_verify"
     grades = grade_rows(asked, second, {key: value for key, value in settings.items() if key in SETTINGS})
     thought = {
-        id(row): None if grade.outcome in ("timeout", "error") else grade.answer > 0
+        id(row): None if grade.outcome in ("timeout", "error") else grade.outcome == "correct"
         for row, grade in zip(asked, grades, strict=True)
     }
     return [thought.get(id(row)) for row in rows]

@@ -84,8 +84,8 @@ def estimates(run: BestOfN, responses: Responses, reward: str, scorer: Scorer | 
     questions = [p.question for p in responses.problems]
     out = {"pass@N": np.array([[pass_at(n, sum(r), k) for k in at] for r in right])}
     scores: dict[str, list[list[float]]] = {
-        "best mean log-prob": [[mean(s.old_log_probs) for s in group] for group in groups],
-        "best summed log-prob": [[math.fsum(s.old_log_probs) for s in group] for group in groups],
+        "best mean log-prob": [[mean(s.log_probs) for s in group] for group in groups],
+        "best summed log-prob": [[math.fsum(s.log_probs) for s in group] for group in groups],
     }
     if scorer:
         scores["best by scorer"] = [

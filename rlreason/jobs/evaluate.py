@@ -36,7 +36,7 @@ def evaluate_model(run: Evaluate, folder: Path, config: str) -> float:
 
 def announce(console: Console, run: Asking, house: House, folder: Path, again: bool) -> None:
     """What is about to be asked of whom, and how to go on after an interruption."""
-    count = len(house.train_problems[: run.eval_problems] if run.split == "train" else house.eval_problems)
+    count = len(house.train_problems[: run.eval_problems] if run.split == "train" else house.final_problems)
     each = "one response each" if run.responses == 1 else f"{run.responses} responses each"
     sampling = f"T={run.sampling.temperature:g}, up to {run.sampling.max_tokens} tokens"
     console.say(f"model      {run.model.name}: {house.policy.describe()}; ready after {house.seconds_to_build:.0f} s")

@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
+from rlreason.algorithms.rollouts import measure
 from rlreason.config.jobs import Asking
 from rlreason.console import Console, clock
+from rlreason.counters import Counters
 from rlreason.data.files import few, question_hash
 from rlreason.errors import ConfigError
 from rlreason.evaluation import PURPOSE, figures, is_correct
@@ -28,6 +30,7 @@ from rlreason.protocol import Protocol
 from rlreason.records import finite, write_whole
 from rlreason.setup.house import House
 from rlreason.setup.protocol import protocol_of
+from rlreason.status import write_status
 from rlreason.types import Problem, Sample
 
 
@@ -44,12 +47,13 @@ class Responses:
     seconds: float  # of sampling, in this process
     tokens_per_second: float
     notices: dict[str, int]  # what was said while it went on, and how often
+    verdict: tuple[str, str]  # (status, reason)
 
 
 def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[Responses, Store]:
     """The responses to the run's problems. Remove the store when everything that follows from them is written."""
     n = run.responses
-    problems = house.train_problems[: run.eval_problems] if run.split == "train" else house.eval_problems
+    problems = house.train_problems[: run.eval_problems] if run.split == "train" else house.final_problems
     check_askable(problems, f"split={run.split} of data={run.data.name}")
     protocol, weights = protocol_of(run, problems, n), weights_hash(house.policy.named_weights())
     store = Store(folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
@@ -59,15 +63,16 @@ def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[
     samples, tokens, seconds = ask(run, house, problems, store, console)
     tell = console.say if seconds > 5 else console.progress
     tell(f"measuring entropies and log-probabilities of {len(samples)} responses ...")
-    metrics = figures(samples, house.sampling, house.measure)
+    measure(samples, house.measure)
+    metrics = figures(samples, house.sampling)
     guards = Guards(1, console.say, run.guards.parity, run.guards.parity_bound)
     guards.look(0, metrics | {"rollout/truncated": metrics["eval/truncated"]})
-    for warning in house.grader.warnings():
-        guards.notice(0, "grader", warning)
+    guards.look_at_grades(0, [s.grade for s in samples], house.grader.broken)
     store.finish(rows_of(samples, problems, n, house))
     write_pass_rates(folder, problems, samples, n)
     speed, notices = tokens / max(seconds, 1e-9), dict(guards.counts)
-    return Responses(problems, samples, metrics, protocol, weights, found, seconds, speed, notices), store
+    made = Responses(problems, samples, metrics, protocol, weights, found, seconds, speed, notices, guards.verdict())
+    return made, store
 
 
 def ask(
@@ -111,7 +116,7 @@ def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, hous
     prompts = [str(decode(s.response.prompt_ids, clean_up_tokenization_spaces=False)) for s in samples[::n]]
     rows = []
     for place, sample in enumerate(samples):
-        measured = [round(log_prob, 4) for log_prob in sample.old_log_probs]
+        measured = [round(log_prob, 4) for log_prob in sample.log_probs]
         row = row_of(sample, problems[place // n], place % n)
         rows.append(finite(row | {"prompt": prompts[place // n], "log_probs": measured}))
     return rows
@@ -135,9 +140,12 @@ def conclude(folder: Path, house: House, responses: Responses, store: Store, mor
     """The numbers as one row and as `summary.json`, which is written last: with it the job is whole."""
     r = responses
     metrics = r.metrics | {"time/eval": r.seconds, "eval/tokens_per_second": r.tokens_per_second}
-    write_whole(folder / "metrics.jsonl", json.dumps(finite({"eval_step": 0, **metrics})) + "\n")
+    row = Counters(eval_step=1, seconds_total=house.seconds_to_build + r.seconds).row() | metrics
+    write_whole(folder / "metrics.jsonl", json.dumps(finite(row)) + "\n")
+    status, reason = r.verdict
     summary = {
-        "status": "finished",
+        "status": status,
+        "reason": reason,
         "accuracy": metrics["eval/accuracy"],
         "accuracy_interval": [metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]],
         "length": metrics["eval/length"],
@@ -153,8 +161,9 @@ def conclude(folder: Path, house: House, responses: Responses, store: Store, mor
         "threads": torch.get_num_threads(),
     }
     if house.mirror:
-        house.mirror.log({"eval_step": 0, **metrics})
+        house.mirror.log(row)
         house.mirror.finish(summary)
+    write_status(folder, status, reason)
     write_whole(folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
     store.remove()
 

@@ -64,7 +64,8 @@ def saved_steps(folder: Path) -> list[int]:
 def read_step(folder: Path, run: GRPO, step: int | None = None) -> tuple[int, list[Sample]]:
     """The responses of a saved training step, by default of the last one, with no credit given yet.
 
-    Their old log-probabilities are the engine's, so under the final policy the ratios differ from 1.
+    Their old log-probabilities are those of the policy that sampled, as the trainer scored it or, where it did not, as
+    the engine reported it; so under the final policy the ratios differ from 1.
     """
     steps = saved_steps(folder)
     if not steps:
@@ -78,7 +79,7 @@ def read_step(folder: Path, run: GRPO, step: int | None = None) -> tuple[int, li
     text = (folder / "rollouts" / f"step_{chosen:05d}.jsonl").read_text(encoding="utf-8")
     samples = [sample_of(json.loads(line)) for line in text.splitlines()]
     for sample in samples:
-        sample.old_log_probs = sample.response.log_probs
+        sample.log_probs = sample.old_log_probs = sample.log_probs or sample.response.log_probs
     return chosen, samples
 
 

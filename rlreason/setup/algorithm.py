@@ -7,8 +7,9 @@ from typing import Any
 
 from rlreason.algorithms.base import Algorithm
 from rlreason.algorithms.expert_iteration import ExpertIteration
-from rlreason.algorithms.grpo import GroupRelative, Scorer
+from rlreason.algorithms.grpo import GroupRelative
 from rlreason.algorithms.questions import Questions
+from rlreason.algorithms.rollouts import Measure
 from rlreason.algorithms.sft import Imitation
 from rlreason.config.grpo import GRPO, ON_POLICY_LOSSES
 from rlreason.config.imitation import EI, SFT
@@ -55,24 +56,31 @@ def make_algorithm(run: Training, house: House, console: Console) -> Algorithm:
         kl_estimator=run.kl_estimator,
         refill_rounds=run.refill_rounds,
         reference=make_reference(run, policy),
-        # Sampled ahead, a batch is collected while weights move: no scoring there, the learner takes today's policy.
-        behaviour=scorer(run, policy) if run.updates_per_rollout > 1 and not run.rollout.async_steps else None,
-        sampled_ahead=run.rollout.async_steps > 0 and run.loss.loss_type not in ON_POLICY_LOSSES,
+        behaviour=house.measure if scored_before_learning(run) else None,
+        old_log_probs=ratio_divisor(run),
     )
 
 
-def scorer(run: Run, policy: Policy) -> Scorer:
-    """Log-probabilities under `policy` as it is when asked, at the temperature that was sampled."""
-    return partial(policy.score, temperature=run.sampling.temperature, token_budget=run.micro_batch_tokens)
+def ratio_divisor(run: GRPO) -> str:
+    """What the loss's ratio divides by. Sampled ahead, by weights one hand-over old, only the engine knows it."""
+    if run.rollout.async_steps:
+        return "none" if run.loss.loss_type in ON_POLICY_LOSSES else "engine"
+    return "measured" if run.updates_per_rollout > 1 else "none"
 
 
-def make_reference(run: GRPO, policy: Policy) -> Scorer | None:
+def scored_before_learning(run: GRPO) -> bool:
+    """Whether the policy that sampled must be scored. Sampled ahead, that cannot be: the weights are moving."""
+    return run.kl_placement == "reward" or ratio_divisor(run) == "measured"
+
+
+def make_reference(run: GRPO, policy: Policy) -> Measure | None:
     """A frozen copy of the policy as it is now, only where a KL term asks for it: it costs the model's memory again."""
     if run.kl_placement == "none":
         return None
     model = copy.deepcopy(policy.model).requires_grad_(False)
     frozen = Policy(model, policy.tokenizer, policy.compute_dtype, policy.device, policy.weights)
-    return scorer(run, frozen)
+    score = partial(frozen.score, temperature=run.sampling.temperature, token_budget=run.micro_batch_tokens)
+    return lambda pairs: [(log_probs, []) for log_probs in score(pairs)]
 
 
 def check_amount(run: Run, train: Sequence[Problem]) -> None:

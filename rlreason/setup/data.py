@@ -48,8 +48,7 @@ def load_data(run: Run, *, grader: Grader | None = None, say: Say = print) -> tu
         train = told(say, *with_traces(train, template, skip=data.bad_rows == "skip"))
     if data.filter == "correct" and train:
         assert grader is not None, "data.filter=correct needs the grader"
-        grade = partial(grader.grade_batch, count=False)
-        train = told(say, *filter_correct(train, partial(trace_text, template=template), grade))
+        train = told(say, *filter_correct(train, partial(trace_text, template=template), grader.grade_batch))
     if grader is not None:
         validation = told(say, *check_answers(validation, grader, data.bad_gold, needed=not isinstance(run, SFT)))
         if train and not isinstance(run, SFT):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rlreason.algorithms.rollouts import Rollouts
+from rlreason.algorithms.rollouts import Measure, Rollouts
 from rlreason.config.data import Stories
 from rlreason.config.imitation import SFT
 from rlreason.config.model import TinyModel
@@ -20,7 +20,6 @@ from rlreason.data.files import fingerprint
 from rlreason.data.splits import subset
 from rlreason.engines.base import Engine, Sampling
 from rlreason.errors import ConfigError
-from rlreason.evaluation import Measure
 from rlreason.grading import Grader
 from rlreason.mirror import WandbMirror
 from rlreason.policy import Policy
@@ -45,7 +44,8 @@ class House:
     sampling: Sampling
     measure: Measure
     train_problems: list[Problem]
-    eval_problems: list[Problem]
+    eval_problems: list[Problem]  # of the evaluations on the way
+    final_problems: list[Problem]  # of the last one, or of a job that does not train; the others are among them
     data_hash: str
     mirror: Mirror | None
     seconds_to_build: float
@@ -79,7 +79,11 @@ def build(run: Run, folder: Path, console: Console) -> House:
     except BaseException:
         grader.close()
         raise
-    made_up = isinstance(run.data, Stories)  # in no order
+
+    def asked(count: int | None) -> list[Problem]:
+        """The first stories, which are in no order; of files, which may be sorted by subject, a draw that is fixed."""
+        return validation[:count] if isinstance(run.data, Stories) else subset(validation, count, seed=0)
+
     temperature = run.sampling.temperature or 1.0  # greedy responses are measured under the plain distribution
     return House(
         policy=policy,
@@ -89,8 +93,8 @@ def build(run: Run, folder: Path, console: Console) -> House:
         sampling=Sampling(**asdict(run.sampling), stop=tuple(run.prompt.stop)),
         measure=partial(policy.score_with_entropy, temperature=temperature, token_budget=run.micro_batch_tokens),
         train_problems=train,
-        # Files may be sorted by subject: a fixed draw is asked, the same in every run.
-        eval_problems=validation[: run.eval_problems] if made_up else subset(validation, run.eval_problems, seed=0),
+        eval_problems=asked(run.problems_on_the_way),
+        final_problems=asked(run.eval_problems),
         data_hash=fingerprint([*train, *validation]),
         mirror=mirror,
         seconds_to_build=time.monotonic() - began,
@@ -128,7 +132,6 @@ def check_reward(run: Run, grader: Grader, problems: Sequence[Problem]) -> None:
             f"the reward {grader.plugin} (prompt.reward, or data.verifier) cannot be imported, or fails on ('probe', a "
             "gold answer): give module:function, importable from here, returning a number or a dict with reward"
         )
-    grader.take_metrics()
 
 
 def make_mirror(run: Run, folder: Path) -> Mirror | None:

@@ -21,7 +21,9 @@ def protocol_of(run: Run, problems: Sequence[Problem], samples: int = 1) -> Prot
     return make_protocol(
         prompt=load_template(run.prompt.file, resource_dir("prompts")) if templated else "(given with the data)",
         reward=reward_name(run),
-        grading={key: getattr(run.grading, key) for key in ("extract", "timeout_s", "percent", "rel_tol")},
+        grading={
+            key: getattr(run.grading, key) for key in ("extract", "timeout_s", "percent", "rel_tol", "correct_at")
+        },
         sampling={
             "temperature": float(run.sampling.temperature),
             "min_tokens": run.sampling.min_tokens,

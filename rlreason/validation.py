@@ -1,0 +1,81 @@
+"""The evaluations of a training run: the same problems on the way and at the end, where all the others join them."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlreason.console import Console
+from rlreason.counters import Counters
+from rlreason.evaluation import evaluate, figures
+from rlreason.guards import Guards
+from rlreason.records import Records
+from rlreason.setup.house import House
+from rlreason.types import Sample
+
+FEWEST_LOST = 3  # n wrong of n exclude, at 95%, an accuracy above 3 / n
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One evaluation: a sample for each problem that is asked on the way, in order, and its `eval/...` numbers."""
+
+    samples: list[Sample]
+    metrics: dict[str, float]
+    final: dict[str, float]  # `final/...`, the same over the whole split; empty on the way
+
+
+class Validation:
+    """Evaluates, records, warns. `step`: how many steps are finished, for file names and warnings."""
+
+    def __init__(self, house: House, records: Records, guards: Guards, counters: Counters, console: Console) -> None:
+        self.house, self.records, self.guards = house, records, guards
+        self.counters, self.console = counters, console
+        self.history: list[Evaluated] = []
+
+    def on_the_way(self, step: int, between_updates: bool = False) -> Evaluated:
+        """Ask the problems that every evaluation asks."""
+        label = f"step_{step:05d}_update_{self.counters.train_step:05d}" if between_updates else ""
+        return self._evaluate(step, label)
+
+    def last(self, step: int) -> Evaluated:
+        """Ask every problem; what is comparable with the evaluations before is told apart."""
+        return self._evaluate(step, last=True)
+
+    def _evaluate(self, step: int, label: str = "", last: bool = False) -> Evaluated:
+        self.counters.pause()
+        house, start = self.house, time.monotonic()
+        asked = house.final_problems if last else house.eval_problems
+        everything, of_all = evaluate(house.rollouts, asked, house.sampling, house.measure)
+        samples, metrics, final = everything, of_all, {}
+        if last:
+            by_id = {s.group: s for s in everything}
+            samples = [by_id[p.id] for p in house.eval_problems]
+            metrics = figures(samples, house.sampling)
+            final = {name.replace("eval/", "final/"): value for name, value in of_all.items()}
+        self.counters.eval_step += 1
+        seconds = {"time/eval": time.monotonic() - start}
+        self.records.metrics(self.counters.row() | metrics | final | seconds)
+        self.records.responses("evals", step, everything, asked, label=label, counters=self.counters.row())
+        self.console.accuracy = metrics["eval/accuracy"]
+        self.guards.look(step, of_all)
+        self.guards.look_at_grades(step, [s.grade for s in everything], house.grader.broken, "in evaluation: ")
+        self.history.append(Evaluated(samples, metrics, final))
+        return self.history[-1]
+
+    def fell_to_zero(self) -> bool:
+        return fell_to_zero([e.metrics for e in self.history])
+
+
+def fell_to_zero(evaluations: Sequence[Mapping[str, float]]) -> bool:
+    """Whether the newest accuracy is 0 and excludes one that was measured before.
+
+    None right of n excludes, at 95%, accuracies above 3 / n (the rule of three).
+
+    >>> fell_to_zero([{"eval/accuracy": 0.25, "eval/problems": 16}, {"eval/accuracy": 0.0, "eval/problems": 16}])
+    True
+    >>> fell_to_zero([{"eval/accuracy": 0.0625, "eval/problems": 16}, {"eval/accuracy": 0.0, "eval/problems": 16}])
+    False
+    """
+    *earlier, newest = evaluations
+    best = max((e["eval/accuracy"] for e in earlier), default=0.0)
+    return newest["eval/accuracy"] == 0 and best * newest["eval/problems"] >= FEWEST_LOST
