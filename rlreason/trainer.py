@@ -98,7 +98,7 @@ def loop(
             measure(unseen, house.measure)
         if collected.restart:
             learner.restart()
-        updates: list[dict[str, float]] = []
+        updates, gap = list[dict[str, float]](), dict[str, float]()
         count = len(collected.batches)
         for place, batch in enumerate(collected.batches):
             # Where each step starts anew, so does the schedule.
@@ -106,7 +106,9 @@ def loop(
             done = steps_before + place / count
             rate = learning_rate_at(done, 1 / count, total, run.learning_rate, run.lr_schedule, run.warmup_steps)
             gap_from = run.sampling.min_tokens if same_temperature and place == 0 else None
-            updates.append(learner.update(batch, rate, gap_from))
+            update = learner.update(batch, rate, gap_from)
+            gap |= {name: update.pop(name) for name in list(update) if name.startswith("rollout/")}  # of the step
+            updates.append(update)
             counters.learned(updates[-1])
             if place + 1 < count:
                 records.metrics(counters.row() | updates[-1])
@@ -127,7 +129,7 @@ def loop(
         if collected.samples:
             versions = [s.response.weight_version for s in collected.samples]
             seen["rollout/staleness"] = held - sum(versions) / len(versions)
-        of_step = seen | collected.metrics | house.engine.sync_metrics | times.laps
+        of_step = seen | gap | collected.metrics | house.engine.sync_metrics | times.laps
         records.metrics(counters.row() | (updates[-1] if updates else {}) | of_step)
         if collected.samples and run.save_rollouts_every and step % run.save_rollouts_every == 0:
             records.responses("rollouts", step, collected.samples, house.train_problems, counters=counters.row())

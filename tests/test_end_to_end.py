@@ -24,9 +24,9 @@ def rlreason(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
 
 
-def rows_of(folder: Path, step: str) -> list[dict]:
+def rows_of(folder: Path, metric: str = "rollout_step") -> list[dict]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if step in row]
+    return [row for row in rows if metric in row]
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +63,9 @@ def test_a_run_leaves_a_whole_folder(card):
 @pytest.mark.slow
 def test_metrics_have_their_names_and_are_finite(card):
     _, folder = card
-    train, evals = rows_of(folder, "train_step"), rows_of(folder, "eval_step")
-    assert [r["train_step"] for r in train] == [1, 2]
-    assert [r["eval_step"] for r in evals] == [0, 1, 2]
+    train, evals = rows_of(folder, "reward/mean"), rows_of(folder, "eval/accuracy")
+    assert [r["rollout_step"] for r in train] == [1, 2]
+    assert [r["eval_step"] for r in evals] == [1, 2, 3]
     for name in (
         "train/loss", "train/grad_norm", "train/entropy", "train/clip_fraction", "reward/mean", "reward/format",
         "reward/answer", "rollout/length", "rollout/truncated", "rollout/distinct", "rollout/logprob_gap_mean",
@@ -75,6 +75,29 @@ def test_metrics_have_their_names_and_are_finite(card):
     assert all({"eval/accuracy", "eval/format", "eval/length"} <= r.keys() for r in evals)
     assert all(r["rollout/logprob_gap_max"] < 1e-4 for r in train)
     assert all(r["rollout/distinct"] > 0.25 for r in train)
+
+
+@pytest.mark.slow
+def test_there_is_a_row_for_every_update_and_every_row_carries_every_counter(card):
+    _, folder = card
+    rows, updates = rows_of(folder), rows_of(folder, "train/loss")
+    counters = (
+        "rollout_step", "train_step", "eval_step", "tokens/generated", "tokens/trained", "time/active", "time/total",
+    )  # fmt: skip
+    for name in counters:
+        values = [row[name] for row in rows]
+        assert values == sorted(values), name
+    assert [(r["rollout_step"], r["train_step"]) for r in updates] == [(1, 1), (1, 2), (2, 3), (2, 4)]
+    assert [r["train_step"] for r in rows_of(folder, "eval/accuracy")] == [0, 2, 4]
+    saved = [json.loads(line) for path in sorted((folder / "rollouts").iterdir()) for line in path.open()]
+    assert rows[-1]["tokens/generated"] == sum(r["length"] for r in saved)
+    assert rows[-1]["tokens/trained"] == 2 * rows[-1]["tokens/generated"] == sum(r["train/tokens"] for r in updates)
+    assert rows[-1]["time/active"] < rows[-1]["time/total"] - sum(r.get("time/eval", 0) for r in rows)
+    assert all({"train/ratio", "train/approx_kl", "train/entropy", "train/grad_norm"} <= r.keys() for r in updates)
+    assert [("reward/mean" in r, "grading/responses" in r) for r in updates] == [(False, False), (True, True)] * 2
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [summary[name] for name in counters[:5]] == [rows[-1][name] for name in counters[:5]]
+    assert json.loads((folder / "status.json").read_text())["status"] == summary["status"] == "finished"
 
 
 @pytest.mark.slow
@@ -121,10 +144,11 @@ def test_sft_then_expert_iteration_from_its_model(tmp_path):
         *small, "hydra.run.dir=sft", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rows = rows_of(tmp_path / "sft", "train_step")
+    rows = rows_of(tmp_path / "sft", "train/loss")
     assert [r["sft/epoch"] for r in rows] == [0.5, 1.0, 1.5]
     assert rows[1]["train/learning_rate"] > rows[2]["train/learning_rate"] > 0
     assert not (tmp_path / "sft/rollouts").exists()
+    assert not {"train/ratio", "train/approx_kl", "train/clip_fraction"} & rows[0].keys()  # nobody measured them
     assert "maximum likelihood" in (tmp_path / "sft/objective.md").read_text()
     done = rlreason(
         "algorithm=ei", "n_ei_steps=2", "question_batch_size=8", "group_size=4", "sft_epochs=2", "train_batch_size=4",
@@ -133,13 +157,14 @@ def test_sft_then_expert_iteration_from_its_model(tmp_path):
         "hydra.run.dir=ei", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rows = rows_of(tmp_path / "ei", "train_step")
+    rows = rows_of(tmp_path / "ei", "ei/kept")
     assert len(rows) == 2
     for r in rows:  # the handful of steps before leaves a model that is rarely right
-        saved = [json.loads(line) for line in (tmp_path / f"ei/rollouts/step_{r['train_step']:05d}.jsonl").open()]
+        saved = [json.loads(line) for line in (tmp_path / f"ei/rollouts/step_{r['rollout_step']:05d}.jsonl").open()]
         assert len(saved) == 32
         assert sum(s["kept"] for s in saved) == r["ei/kept"] == sum(s["outcome"] == "correct" for s in saved)
         assert ("train/loss" in r) == (r["ei/kept"] > 0)
+        assert not {"train/ratio", "train/approx_kl", "train/clip_fraction"} & r.keys()
     counts = json.loads((tmp_path / "ei/summary.json").read_text())["notices"]
     assert counts.get("nothing_correct", 0) == sum(r["ei/kept"] == 0 for r in rows)
 
@@ -150,7 +175,7 @@ def test_the_same_command_gives_the_same_numbers(tmp_path):
     for name in ("a", "b"):
         done = rlreason(*SMALL, f"hydra.run.dir={name}", "save_model=false", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        rows = rows_of(tmp_path / name, "train_step") + rows_of(tmp_path / name, "eval_step")
+        rows = rows_of(tmp_path / name)
         metrics.append([{k: v for k, v in r.items() if not k.startswith(("time/", "grading/ms"))} for r in rows])
     assert metrics[0] == metrics[1]
 
@@ -186,7 +211,9 @@ def test_a_diverging_run_ends_in_words_with_its_records(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "x/summary.json").read_text())
-    assert summary["status"].startswith("diverged at step")
+    assert summary["status"].startswith("diverged:")
+    assert "no number" in summary["reason"] or "finite" in summary["reason"]
+    assert json.loads((tmp_path / "x/status.json").read_text())["status"] == summary["status"]
     assert "lower learning_rate" in done.stdout
 
 

@@ -46,7 +46,9 @@ def rewarded(policy, count=24, noise=0.3):
         reward = 0.0 if i >= count - 4 else float(i % 4 == 0 or rng.random() < 0.3)
         grade = Grade(1.0, reward, reward, "correct" if reward else "wrong")
         finish = "length" if len(r) == 20 else "stop"
-        samples.append(Sample(Response(f"p{i // 4}", p, r, old, "text", finish), grade, log_probs=old, old_log_probs=old))
+        samples.append(
+            Sample(Response(f"p{i // 4}", p, r, old, "text", finish), grade, log_probs=old, old_log_probs=old)
+        )
     return samples
 
 

@@ -1,0 +1,140 @@
+"""What a run measures, when it evaluates and how it ends, through the real loop at the smallest size."""
+
+import json
+import math
+from collections import defaultdict
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from rlreason.config.store import resource_dir, typed
+from rlreason.console import Console
+from rlreason.guards import Guards
+from rlreason.learner import Learner, TokenObjective
+from rlreason.setup.house import build
+from rlreason.trainer import train
+from rlreason.validation import fell_to_zero
+
+SMALL = (
+    "model.width=32", "model.warm_start.steps=4", "sampling.max_tokens=12", "data.n_train=128", "data.n_validation=24",
+    "save_model=false", "threads=1", "log_generations=0",
+)  # fmt: skip
+
+
+def halves(response: str, gold: str) -> dict[str, float]:
+    """A reward for the tests: about half of the responses of a random model are right, the others get a bonus."""
+    right = float(len(response) % 2 == 0)
+    return {"format_reward": 1.0, "answer_reward": right, "reward": max(right, 0.1)}
+
+
+def bonus_only(response: str, gold: str) -> float:
+    return 0.1
+
+
+def run_of(*words: str):
+    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
+        cfg = compose("config", [*SMALL, *words])
+    OmegaConf.resolve(cfg)
+    return typed(cfg), OmegaConf.to_yaml(cfg)
+
+
+def trained(folder, *words: str):
+    """(rows of metrics.jsonl, summary) of a run."""
+    run, config = run_of(*words)
+    train(run, folder, config)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return rows, json.loads((folder / "summary.json").read_text())
+
+
+EI = (
+    "algorithm=ei", "question_batch_size=12", "group_size=4", "sft_epochs=2", "train_batch_size=5",
+    f"prompt.reward={__name__}:halves", "learning_rate=0.02",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_entropies_of_a_step_are_those_of_the_weights_that_sampled_at_one_temperature(tmp_path):
+    """Correct and other responses under the model that the run starts from, whatever is learned in between."""
+    words = (*EI, "n_steps=1", "eval_every=0", "eval_problems=4", "sampling.temperature=0.7")
+    rows, _ = trained(tmp_path / "run", *words)
+    saved = [json.loads(line) for line in (tmp_path / "run/rollouts/step_00001.jsonl").open()]
+    assert {s["kept"] for s in saved} == {True, False}
+    house = build(run_of(*words)[0], tmp_path, Console())
+    try:
+        expected = house.measure([(s["prompt_ids"], s["token_ids"]) for s in saved])
+    finally:
+        house.close()
+    means = defaultdict(list)
+    for s, (log_probs, entropies) in zip(saved, expected, strict=True):
+        mean = sum(entropies) / len(entropies)
+        assert s["entropy"] == pytest.approx(mean, abs=1e-3)
+        assert s["trainer_log_probs"] == pytest.approx(log_probs, abs=1e-3)
+        means["correct" if s["outcome"] == "correct" else "wrong"].append(mean)
+    (row,) = [r for r in rows if "ei/kept" in r]
+    for outcome, values in means.items():
+        assert row[f"rollout/entropy_{outcome}"] == pytest.approx(sum(values) / len(values), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_expert_iteration_counts_and_imitates_whole_credit_only_and_is_evaluated_ten_times(tmp_path):
+    rows, summary = trained(tmp_path / "run", *EI, "n_steps=5", "interim_eval_problems=4")
+    saved = [json.loads(line) for path in sorted((tmp_path / "run/rollouts").iterdir()) for line in path.open()]
+    assert {s["reward"] for s in saved} == {0.1, 1.0}
+    assert all(s["kept"] <= (s["reward"] == 1.0) == (s["outcome"] == "correct") for s in saved)
+    evaluations = [r for r in rows if "eval/accuracy" in r]
+    assert len(evaluations) >= 10
+    assert [r["eval_step"] for r in evaluations] == list(range(1, len(evaluations) + 1))
+    assert {r["eval/problems"] for r in evaluations} == {4}
+    assert evaluations[-1]["final/problems"] == summary["eval_problems"] == 24
+    assert summary["accuracy"] == evaluations[-1]["final/accuracy"]
+    assert summary["interim_eval_problems"] == 4
+    assert summary["protocol"]["problems"] == 24
+    names = [path.name for path in sorted((tmp_path / "run/evals").iterdir())]
+    assert len(names) == len(evaluations)
+    assert names[0] == "step_00000.jsonl"
+    assert "step_00005.jsonl" in names
+    assert len((tmp_path / "run/evals/step_00005.jsonl").read_text().splitlines()) == 24
+
+
+@pytest.mark.slow
+def test_a_bonus_for_everything_is_learned_from_and_nothing_is_called_right(tmp_path):
+    words = ("n_steps=1", "rollout_batch_size=8", "group_size=4", "eval_problems=4", "eval_every=0")
+    rows, summary = trained(tmp_path / "run", *words, f"prompt.reward={__name__}:bonus_only")
+    assert summary["accuracy"] == 0.0
+    assert rows[0]["eval/reward"] == pytest.approx(0.1)
+    graded = sum(r.get("grading/responses", 0) for r in rows)
+    assert graded == 8  # of training: neither the probe of the reward nor an evaluation is among them
+
+
+def test_settings_are_warned_of_that_seldom_help():
+    words = ("kl_placement=reward", "kl_coef=0.1", "kl_estimator=k1")
+    assert "kl_placement=reward with std_norm=group_std" in run_of(*words)[0].warnings()["kl_in_reward"]
+    assert run_of(*words, "std_norm=none")[0].warnings() == {}
+
+
+def test_what_an_evaluation_of_zero_excludes():
+    def found(*pairs):
+        return fell_to_zero([{"eval/accuracy": k / n, "eval/problems": n} for k, n in pairs])
+
+    assert found((3, 16), (9, 16), (0, 16))
+    assert not found((1, 256), (0, 256))  # one lucky answer is no evidence
+    assert not found((9, 16), (0, 16), (1, 16))  # it came back
+    assert not found((0, 16))
+
+
+def test_weights_that_are_no_numbers_are_seen(policy):
+    learner = Learner(policy, TokenObjective(), 1e-3)
+    assert learner.weights_are_finite()
+    learner.parameters[1].data.view(-1)[0] = math.inf
+    assert not learner.weights_are_finite()
+
+
+def test_a_guard_that_is_asked_to_stop_says_so_in_its_verdict():
+    said = []
+    guards = Guards(4, said.append, parity="stop", parity_bound=0.05)
+    guards.look(1, {"rollout/logprob_gap_mean": 0.01})
+    assert guards.verdict() == ("finished", "")
+    guards.look(2, {"rollout/logprob_gap_mean": 0.2})
+    status, reason = guards.verdict()
+    assert (status, reason.startswith("step 2: engine and trainer disagree by 0.200 nats")) == ("stopped:parity", True)
