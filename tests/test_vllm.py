@@ -412,9 +412,10 @@ def test_a_dead_and_a_hung_engine_end_in_one_clear_error_and_the_process_ends(to
 
 
 @pytest.mark.slow
-def test_a_grpo_run_with_vllm_from_the_command_line(tmp_path):
+def test_a_grpo_run_that_samples_ahead_with_vllm_from_the_command_line(tmp_path):
     small = ["n_steps=3", "eval_problems=4", "model.warm_start.steps=10", "rollout_batch_size=16", "group_size=4"]
-    command = [sys.executable, "-m", "rlreason", "rollout=vllm", *small, f"hydra.run.dir={tmp_path / 'run'}"]
+    ahead = ["rollout.async_steps=1", "rollout.sleep=false", "loss=grpo_clip"]
+    command = [sys.executable, "-m", "rlreason", "rollout=vllm", *small, *ahead, f"hydra.run.dir={tmp_path / 'run'}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "starting vLLM" in done.stdout
@@ -423,4 +424,6 @@ def test_a_grpo_run_with_vllm_from_the_command_line(tmp_path):
     gaps = [row["rollout/logprob_gap_mean"] for row in rows if "rollout/logprob_gap_mean" in row]
     assert len(gaps) == 3
     assert max(gaps) < 1e-3
-    assert [row["rollout/staleness"] for row in rows if "rollout/staleness" in row] == [0, 0, 0]
+    steps = [row for row in rows if "rollout/staleness" in row]
+    assert [row["rollout/staleness"] for row in steps] == [0, 1, 1]
+    assert [row["grading/responses"] for row in steps] == [16, 16, 16]  # of its own step, whatever is sampled beside
