@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -10,9 +12,11 @@ from omegaconf import OmegaConf
 
 from rlreason.config.store import resource_dir, typed
 from rlreason.console import Console
+from rlreason.counters import Counters
 from rlreason.guards import Guards
 from rlreason.learner import Learner, TokenObjective
 from rlreason.setup.house import build
+from rlreason.status import STATUSES
 from rlreason.trainer import train
 from rlreason.validation import fell_to_zero
 
@@ -138,3 +142,11 @@ def test_a_guard_that_is_asked_to_stop_says_so_in_its_verdict():
     guards.look(2, {"rollout/logprob_gap_mean": 0.2})
     status, reason = guards.verdict()
     assert (status, reason.startswith("step 2: engine and trainer disagree by 0.200 nats")) == ("stopped:parity", True)
+
+
+def test_the_documented_statuses_and_counters_are_the_ones_there_are():
+    text = (Path(__file__).parents[1] / "docs/runs.md").read_text()
+    for name, (meaning, code, whole) in STATUSES.items():
+        shown = "" if code is None else f"{code} "
+        assert f"| `{name}` | {meaning} | {shown}| {'yes' if whole else 'no'} |" in text
+    assert re.findall(r"^\| `(\w+|\w+/\w+)` \| ", text.partition("## Counters")[2], re.M) == list(Counters().row())
