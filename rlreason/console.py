@@ -31,8 +31,12 @@ class Stopwatch:
 
     def lap(self, name: str) -> None:
         now = time.monotonic()
-        self.laps[f"time/{name}"] = now - self._last
+        self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + now - self._last
         self._last = now
+
+    def skip(self) -> None:
+        """What was done since the last lap belongs to none."""
+        self._last = time.monotonic()
 
 
 class Console:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rlreason.algorithms.base import Collected
 from rlreason.algorithms.feed import Feed
 from rlreason.algorithms.rollouts import measure, rollout_metrics
 from rlreason.config.run import Run, Training
@@ -98,7 +99,7 @@ def loop(
             measure(unseen, house.measure)
         if collected.restart:
             learner.restart()
-        updates, gap = list[dict[str, float]](), dict[str, float]()
+        updates, of_step = list[dict[str, float]](), collected.metrics
         count = len(collected.batches)
         for place, batch in enumerate(collected.batches):
             # Where each step starts anew, so does the schedule.
@@ -107,17 +108,20 @@ def loop(
             rate = learning_rate_at(done, 1 / count, total, run.learning_rate, run.lr_schedule, run.warmup_steps)
             gap_from = run.sampling.min_tokens if same_temperature and place == 0 else None
             update = learner.update(batch, rate, gap_from)
-            gap |= {name: update.pop(name) for name in list(update) if name.startswith("rollout/")}  # of the step
             updates.append(update)
-            counters.learned(updates[-1])
+            counters.learned(update)
+            if place == 0:  # the row of the first update tells what was sampled for the step, the last one's its times
+                of_step |= sampled(collected, held)
             if place + 1 < count:
-                records.metrics(counters.row() | updates[-1])
+                records.metrics(counters.row() | update | (of_step if place == 0 else {}))
                 at = step - 1 + Fraction(place + 1, count)
                 if not feed.ahead and due(run, at, Fraction(1, count), feed.n_steps):
+                    times.lap("train")
                     house.engine.load_weights(house.policy)
                     validation.on_the_way(step - 1, between_updates=True)
                     console.step(step, averaged(updates), keep=True)
                     counters.resume()
+                    times.skip()
         times.lap("train")
         status, reason = verdict(step, updates, learner)
         feed.wait()  # what is sampled ahead keeps the weights it began with
@@ -125,15 +129,13 @@ def loop(
             house.engine.load_weights(house.policy)
         times.lap("sync")
 
-        seen = rollout_metrics(collected.samples) | grading_metrics([s.grade for s in collected.samples])
-        if collected.samples:
-            versions = [s.response.weight_version for s in collected.samples]
-            seen["rollout/staleness"] = held - sum(versions) / len(versions)
-        of_step = seen | gap | collected.metrics | house.engine.sync_metrics | times.laps
-        records.metrics(counters.row() | (updates[-1] if updates else {}) | of_step)
+        if not updates:
+            of_step |= sampled(collected, held)
+        seconds = house.engine.sync_metrics | times.laps
+        records.metrics(counters.row() | (updates[-1] if updates else {}) | (of_step if count < 2 else {}) | seconds)
         if collected.samples and run.save_rollouts_every and step % run.save_rollouts_every == 0:
             records.responses("rollouts", step, collected.samples, house.train_problems, counters=counters.row())
-        metrics = averaged(updates) | of_step
+        metrics = averaged(updates) | of_step | seconds
         guards.look(step, metrics)
         for name, notice in collected.notices.items():
             guards.notice(step, name, notice)
@@ -178,6 +180,16 @@ def loop(
 def due(run: Training, done: Fraction, width: Fraction, n_steps: int) -> bool:
     """Whether the settings ask for an evaluation behind the update that ends at `done` steps."""
     return evaluation_due(done, width, n_steps, run.eval_every, run.longest_without_evaluation)
+
+
+def sampled(collected: Collected, held: int) -> dict[str, float]:
+    """What was sampled for a step, and how it was graded; `held`: how often the engine had been given weights."""
+    samples = collected.samples
+    if not samples:
+        return {}
+    versions = [s.response.weight_version for s in samples]
+    metrics = rollout_metrics(samples) | grading_metrics([s.grade for s in samples])
+    return metrics | {"rollout/staleness": held - sum(versions) / len(versions)}
 
 
 def verdict(step: int, updates: Sequence[Mapping[str, float]], learner: Learner) -> tuple[str, str]:
