@@ -22,6 +22,7 @@ _SIMPLE = re.compile(
     rf"|\({_LETTER}(?:,{_LETTER})+\)"  # (x,y)
     rf"|frac\{{d\w?\}}\{{d\w\}}|m?angle[A-Z]{{1,3}}"
 )
+_NUMBERED = re.compile(rf"({_LETTER})_(?:\d|\{{\d+\}})")
 
 #: Points side by side, as `AB`, `AB'` or `A_1B_1`. Other capitals with an index, such as V_1V_2, are products.
 _POINTS = r"(?:[A-Z]'{0,2}|[A-FM-Q]_\{?\w\}?'?){2,6}"
@@ -61,8 +62,9 @@ def is_ratio(name: str) -> bool:
 
 
 def family(name: str) -> str:
-    """What `x_1` and `x_2` have in common; other names stand alone."""
-    return name if is_ratio(name) else name.split("_")[0]
+    """What `x_1` and `x_2` have in common; other names, such as `A_1B_1` and `S_{ABC}`, stand alone."""
+    numbered = _NUMBERED.fullmatch(name)
+    return numbered[1] if numbered else name
 
 
 def occurs_in(piece: Sequence[Token], value: Value) -> bool:
