@@ -14,7 +14,7 @@ from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.rules import NAMED_OBJECTIVES
+from rlreason.objectives.rules import DEFAULTS, NAMED_OBJECTIVES
 
 CONF = resource_dir("conf")
 GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())
@@ -76,6 +76,8 @@ def test_the_option_files_are_the_tables_of_the_formulas():
 def test_a_named_objective_sets_its_axes_and_any_axis_can_be_overridden_on_top(composed, name):
     settings = typed(composed(f"objective={name}")).settings()
     assert {key: settings.get(key) for key in NAMED_OBJECTIVES[name]} == NAMED_OBJECTIVES[name]
+    of_other_losses = {"cliprange_low", "cliprange_high", "ratio_cap"}
+    assert DEFAULTS.keys() - settings.keys() <= of_other_losses  # the card is told all that it can say
     changed = typed(composed(f"objective={name}", "length_norm=masked_mean", "advantage_eps=1e-4")).settings()
     assert (changed["length_norm"], changed["advantage_eps"]) == ("masked_mean", 1e-4)
     assert changed["loss_type"] == settings["loss_type"]

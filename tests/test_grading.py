@@ -3,33 +3,22 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import verdicts
+from verdicts import FORMS, QUESTION_ONLY_FORMAT, R1_ZERO_FORMAT, labelled_pairs, tagged
 
+from rlreason import protocol
 from rlreason.grading import Grader, check_golds, question_only_reward_fn, r1_zero_reward_fn
 from rlreason.grading.formats import boxed
 from rlreason.grading.metrics import grading_metrics, grading_warnings
-
-PAIRS = Path(__file__).parent / "grading_cases" / "pairs.txt"
-
-
-def labelled_pairs() -> list[tuple[str, bool, str, str]]:
-    rows, section = [], ""
-    for line in PAIRS.read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            section = line[3:].split(":")[0]
-        elif line and not line.startswith("#"):
-            answer, gold = line[2:].split(" ||| ")
-            rows.append((section, line[0] == "+", answer, gold))
-    return rows
-
-
-def tagged(answer: str) -> str:
-    return f"so it is </think> <answer> {answer} </answer>"
+from rlreason.grading.version import GRADER_VERSION
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +47,47 @@ def test_every_labelled_pair_is_graded_as_labelled(grader, section):
     assert not failed
 
 
+def test_the_recorded_verdicts_are_those_of_this_version_of_the_grader(grader):
+    cases, recorded = verdicts.all_cases(), verdicts.read_record()
+    now = verdicts.judge(cases, grader)
+    assert verdicts.complaints(recorded, now, cases) == []
+    assert now.version == recorded.version, "a new version: run python tests/verdicts.py"
+    new = verdicts.unrecorded(recorded, cases)
+    assert new == [], "cases without a verdict, which need no new version: run python tests/verdicts.py"
+
+
+def test_a_changed_verdict_demands_a_new_version_and_a_new_case_does_not(tmp_path):
+    old, new = verdicts.Case("r1_zero", tagged("38"), "38"), verdicts.Case("r1_zero", tagged("39"), "38")
+    verdicts.write_record(verdicts.Record(3, {old.key: "+"}), tmp_path / "verdicts.txt")
+    recorded = verdicts.read_record(tmp_path / "verdicts.txt")
+    assert verdicts.complaints(recorded, verdicts.Record(3, {old.key: "+", new.key: "-"}), [old, new]) == []
+    assert verdicts.unrecorded(recorded, [old, new]) == [new]
+    (told,) = verdicts.complaints(recorded, verdicts.Record(3, {old.key: "-", new.key: "-"}), [old, new])
+    assert "set GRADER_VERSION = 4 in rlreason/grading/version.py" in told
+    assert told.splitlines()[1:] == ["  + is now -: 'so it is </think> <answer> 38 </answer>', gold '38'"]
+    assert verdicts.complaints(recorded, verdicts.Record(4, {old.key: "-"}), [old]) == []
+    assert verdicts.complaints(recorded, verdicts.Record(2, {old.key: "+"}), [old]) != []
+
+
+def test_a_comment_in_the_grader_leaves_its_version_alone(tmp_path):
+    package = Path(protocol.__file__).parent
+    for name in ("protocol.py", "errors.py", "__init__.py", "types.py", "grading"):
+        source, copy = package / name, tmp_path / "rlreason" / name
+        shutil.copytree(source, copy) if source.is_dir() else copy.parent.mkdir(exist_ok=True) or shutil.copy(
+            source, copy
+        )
+    with (tmp_path / "rlreason/grading/compare.py").open("a") as file:
+        file.write("# another comment\n")
+    program = "import rlreason.protocol as p; print(p.__file__, p.grader_version(), sep='|')"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+    )
+    path, version = result.stdout.strip().split("|")
+    assert path.startswith(str(tmp_path))
+    assert version == protocol.grader_version() == f"{GRADER_VERSION}, math-verify {metadata.version('math-verify')}"
+
+
 def test_no_gold_of_the_labelled_pairs_is_accepted_for_a_gold_labelled_different(grader):
     rows = [row for row in labelled_pairs() if not row[1]]
     swapped = grader.grade_batch([tagged(gold) for *_, gold in rows], [answer for _, _, answer, _ in rows])
@@ -65,53 +95,13 @@ def test_no_gold_of_the_labelled_pairs_is_accepted_for_a_gold_labelled_different
     assert [row[2:] for row, grade in zip(rows, swapped, strict=True) if grade.answer] == []
 
 
-@pytest.mark.parametrize(
-    ("response", "formatted", "right"),
-    [
-        ("</think> <answer>38</answer>", 1, 1),
-        ("a </think> <answer> 38 </answer>\n", 1, 1),
-        ("</think><answer>38</answer>", 0, 0),
-        ("</think>  <answer>38</answer>", 0, 0),
-        ("</think>\n<answer>38</answer>", 0, 0),
-        ("</Think> <Answer>38</Answer>", 0, 0),
-        ("<answer>38</answer>", 0, 0),
-        ("</think> <answer>38", 0, 0),
-        ("</answer> </think> <answer>38", 0, 0),
-        ("</think> <answer>38</answer> done", 1, 0),
-        ("</think> <answer>3</answer>8", 1, 0),
-        ("</think> <answer>38</answer></answer>", 1, 1),
-        ("</think> <answer>1</answer> </think> <answer>38</answer>", 1, 1),
-        ("</think> <answer>38</answer> </think> <answer>1</answer>", 1, 0),
-        ("</think> <answer>37</answer> <answer>38", 1, 0),
-        (r"</think> <answer>it is \boxed{38}</answer>", 1, 1),
-        (r"</think> <answer>\boxed{1} \boxed{38}</answer>", 1, 1),
-        (r"</think> <answer>\boxed{38</answer>", 1, 0),
-        (r"</think> <answer>\boxed {38}</answer>", 1, 0),
-        ("</think> <answer></answer>", 1, 0),
-        ("</think> <answer>   </answer>", 1, 0),
-        ("</think> <answer>39</answer>", 1, 0),
-        ("", 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("response", "formatted", "right"), R1_ZERO_FORMAT)
 def test_r1_zero_format(response, formatted, right):
     rewards = r1_zero_reward_fn(response, "38")
     assert rewards == {"format_reward": formatted, "answer_reward": right, "reward": right}
 
 
-@pytest.mark.parametrize(
-    ("response", "formatted", "right"),
-    [
-        (r"so \boxed{38}", 1, 1),
-        (r"\boxed{1} no, \boxed{38}.", 1, 1),
-        (r"\boxed{38} no, \boxed{1}", 1, 0),
-        (r"\boxed{38} and \boxed{39", 0, 0),
-        (r"\boxed 38", 0, 0),
-        (r"\fbox{38}", 0, 0),
-        (r"\boxed{}", 1, 0),
-        ("38", 0, 0),
-        (r"\boxed{\text{38}}", 1, 1),
-    ],
-)
+@pytest.mark.parametrize(("response", "formatted", "right"), QUESTION_ONLY_FORMAT)
 def test_question_only_format(response, formatted, right):
     rewards = question_only_reward_fn(response, "38")
     assert rewards == {"format_reward": formatted, "answer_reward": right, "reward": right}
@@ -198,9 +188,6 @@ def test_gsm8k_golds_grade_themselves_right_and_each_other_wrong():
         grades = fresh.grade_batch([tagged(other) for other in others], golds)
         equal = [float(a.replace(",", "")) == float(b.replace(",", "")) for a, b in zip(golds, others, strict=True)]
         assert [grade.reward == 1.0 for grade in grades] == equal
-
-
-FORMS = PAIRS.with_name("number_forms.txt").read_text(encoding="utf-8").splitlines()
 
 
 def test_surface_forms_of_numbers_are_graded_in_a_tenth_of_a_millisecond():

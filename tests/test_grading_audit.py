@@ -1,5 +1,6 @@
 """The audit command on a small run folder: what it finds, what it writes, and how it answers mistakes."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rlreason.config.groups import Grading
 from rlreason.grading import audit
+from rlreason.grading.saved import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 CASES = [  # response, gold, reward as saved
@@ -78,7 +81,7 @@ def test_write_grades_again_and_keeps_the_first_grade(run, capsys):
     assert "previous_grade" in capsys.readouterr().out
 
 
-def test_the_command_answers_mistakes_in_one_line(tmp_path, run):
+def test_the_command_answers_mistakes_in_one_line(tmp_path, run, capsys):
     (empty := tmp_path / "empty").mkdir()
     (bare := tmp_path / "bare").mkdir()
     (bare / "config.yaml").write_text("prompt: {reward: r1_zero}\n")
@@ -96,4 +99,70 @@ def test_the_command_answers_mistakes_in_one_line(tmp_path, run):
         assert word in result.stderr
         assert result.stderr.count("\n") == 1
     (run / "rollouts" / "step_00002.jsonl").write_text("{broken\n")
-    assert audit.main([str(run)]) == 2
+    assert audit.main([str(run)]) == 3
+    (run / "rollouts" / "step_00002.jsonl").write_text('{"response": "38", "gold": "38"}\n')
+    assert audit.main([str(run)]) == 3
+    assert "line 1 of" in (told := capsys.readouterr().err)
+    assert "it has no 'outcome'" in told
+
+
+COUNTDOWN_ROWS = [  # response, outcome as saved; the gold is 3 5 7 -> 22
+    ("</think> <answer>7 + 3 * 5</answer>", "correct"),
+    ("</think> <answer>22</answer>", "wrong"),
+    ("</think> <answer>3 * 5 + 7 = 22</answer>", "correct"),  # the saved outcome is wrong
+    ("22", "unformatted"),
+]
+
+
+def write_run(folder: Path, config: str, rows: list[tuple[str, str, str, float]]) -> Path:
+    """A run whose rollouts are (response, gold, outcome, answer reward)."""
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "config.yaml").write_text(config)
+    names = ("response", "gold", "outcome", "answer_reward")
+    lines = [json.dumps(dict(zip(names, row, strict=True)) | {"reward": row[-1]}) for row in rows]
+    (folder / "rollouts/step_00001.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def table_of(printed: str) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "%" in line}
+
+
+def test_data_with_a_verifier_is_audited_by_it(tmp_path, capsys):
+    config = "data: {verifier: rlreason.grading.verifiers.countdown}\nprompt: {reward: r1_zero}\ngrading: {}\n"
+    rows = [(response, "3 5 7 -> 22", outcome, float(outcome == "correct")) for response, outcome in COUNTDOWN_ROWS]
+    assert audit.main([str(write_run(tmp_path / "run", config, rows)), "--write"]) == 0
+    printed = capsys.readouterr().out
+    assert table_of(printed) == {
+        "saved": ["50.0%", "75.0%", "1", "0"],
+        "now": ["25.0%", "100.0%", "0", "0"],
+    }
+    assert "math-verify is left out: it compares values" in printed
+    assert [row["outcome"] for row in saved(tmp_path / "run")] == ["correct", "wrong", "wrong", "unformatted"]
+
+
+def partial_credit(response: str, gold: str) -> float:
+    return 1.0 if response == gold else 0.1
+
+
+def test_partial_credit_is_no_right_answer_and_the_runs_own_threshold_holds(tmp_path, capsys):
+    reward = f"prompt: {{reward: 'tests.{Path(__file__).stem}:partial_credit'}}\ndata: {{verifier: unused}}\n"
+    rows = [("38", "38", "correct", 1.0), ("39", "38", "wrong", 0.1)]
+    for name, grading, share in (("whole", "{}", "50.0%"), ("tenth", "{correct_at: 0.1}", "100.0%")):
+        run = write_run(tmp_path / name, f"{reward}grading: {grading}\n", rows)
+        assert audit.main([str(run)]) == 0
+        table = table_of(capsys.readouterr().out)
+        assert (table["saved"][0], table["now"][0]) == ("50.0%", share)
+
+
+def test_a_reward_that_cannot_be_imported_overwrites_no_grades(tmp_path, capsys):
+    rows = [("38", "38", "correct", 1.0)]
+    run = write_run(tmp_path / "run", "prompt: {reward: 'no.such:reward'}\n", rows)
+    before = saved(run)
+    assert audit.main([str(run), "--write"]) == 2
+    assert "audit: no.such:reward fails on every response" in capsys.readouterr().err
+    assert saved(run) == before
+
+
+def test_every_grading_setting_of_a_run_is_read():
+    assert {field.name for field in dataclasses.fields(Grading)} == set(SETTINGS)

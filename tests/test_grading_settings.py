@@ -5,46 +5,22 @@ import math
 import os
 
 import pytest
+from verdicts import EXTRACTED, TOLERATED, tagged
 
 from rlreason.grading import Grader
 from rlreason.grading.metrics import grading_metrics, grading_warnings
 
 
-def tagged(answer: str) -> str:
-    return f"so it is </think> <answer> {answer} </answer>"
-
-
-@pytest.mark.parametrize(
-    ("extract", "answer", "right"),
-    [
-        ("strict", "She sold 38 clips.", 0),
-        ("last_number", "She sold 38 clips.", 1),
-        ("sentence", "She sold 38 clips.", 1),
-        ("last_number", "She sold 38 or 39 clips", 0),
-        ("last_number", "It is not 38", 0),
-        ("last_number", "Of 40 clips, 38", 0),
-        ("sentence", r"The answer is \frac{76}{2}.", 1),
-        ("sentence", r"Maybe the answer is 38", 0),
-        ("last_number", "The total is $38.", 1),
-    ],
-)
+@pytest.mark.parametrize(("extract", "answer", "right"), EXTRACTED)
 def test_extraction_from_sentences_is_a_setting(extract, answer, right):
     with Grader(extract=extract, symbolic=False) as fresh:
         assert fresh.grade_batch([tagged(answer)], ["38"])[0].reward == right
 
 
-def test_percent_and_tolerance_are_settings():
-    def reward(answer, gold, **settings):
-        with Grader(symbolic=False, **settings) as fresh:
-            return fresh.grade_batch([tagged(answer)], [gold])[0].reward
-
-    assert reward(r"38\%", "38") == 1
-    assert reward(r"38\%", "38", percent=False) == 0
-    assert reward(r"38\%", "0.38", percent=False) == 1
-    assert reward("0.3333", r"\frac13") == 0
-    assert reward("0.3333", r"\frac13", rel_tol=1e-3) == 1
-    assert reward("0.3334", r"\frac13", rel_tol=1e-3) == 0
-    assert reward("0.333333", r"\frac13", rel_tol=0.0) == 0
+@pytest.mark.parametrize(("settings", "answer", "gold", "right"), TOLERATED)
+def test_percent_and_tolerance_are_settings(settings, answer, gold, right):
+    with Grader(symbolic=False, **settings) as fresh:
+        assert fresh.grade_batch([tagged(answer)], [gold])[0].reward == right
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.grading import Grader
+from rlreason.grading.saved import RunGrading, read_grading
 from rlreason.inspect.__main__ import main
 from rlreason.inspect.reasons import why
 
@@ -67,15 +68,46 @@ def run(tmp_path):
 @pytest.mark.parametrize(("reward", "told"), [("r1_zero", R1_ZERO), ("question_only", QUESTION_ONLY)])
 def test_the_guess_names_what_is_wrong(reward, told):
     for row, expected in zip(rows_of(told, reward), told.values(), strict=True):
-        found = why(row["response"], row["gold"], reward, row["outcome"], truncated=False)
+        found = why(row["response"], row["gold"], RunGrading(reward, {}), row["outcome"], truncated=False)
         assert str(found[0]).startswith(expected), row["response"]
 
 
+@pytest.mark.parametrize(
+    ("grading", "answer", "gold", "told"),
+    [
+        ({}, "38\\%", "38", "right by the grader's rules of now"),
+        ({"percent": False}, "38\\%", "38", "right but for a percent sign (grading.percent=false)"),
+        ({}, "0.333", "1/3", "rounded further than grading.rel_tol=1e-06 allows"),
+        ({"rel_tol": 1e-2}, "0.333", "1/3", "right by the grader's rules of now"),
+        ({"rel_tol": 1e-2}, "0.3", "1/3", "another answer"),
+        ({}, "It makes 38.", "38", "a unit or a sentence around the right answer"),
+        ({"extract": "sentence"}, "It makes 38.", "38", "right by the grader's rules of now"),
+        ({"extract": "last_number"}, "It makes $\\frac{76}{2}$.", "38", "a unit or a sentence around the right answer"),
+    ],
+)
+def test_the_guess_follows_the_settings_that_the_run_was_graded_with(tmp_path, capsys, grading, answer, gold, told):
+    (tmp_path / "config.yaml").write_text(json.dumps({"prompt": {"reward": "r1_zero"}, "grading": grading}))
+    (row, *_) = rows_of({f"</think> <answer>{answer}</answer>": ""}, "r1_zero")
+    save(tmp_path / "responses.jsonl", [row | {"gold": gold, "outcome": "wrong", "reward": 0.0, "answer_reward": 0.0}])
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert f"      1  {told}" in out
+
+
+def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
+    verifier = "rlreason.grading.verifiers.countdown"
+    for reward, grades in (("r1_zero", f"{verifier}:r1_zero"), ("mine:reward", "mine:reward")):
+        config = {"prompt": {"reward": reward}, "data": {"verifier": verifier}, "grading": {"percent": False}}
+        (tmp_path / "config.yaml").write_text(json.dumps(config))
+        assert read_grading(tmp_path) == RunGrading(grades, {"percent": False})
+
+
 def test_what_else_is_worth_knowing_comes_behind():
-    found = list(map(str, why("I think 18", "18", "r1_zero", "unformatted", truncated=True)))
+    plain = RunGrading("r1_zero", {})
+    found = list(map(str, why("I think 18", "18", plain, "unformatted", truncated=True)))
     assert found == ["no </think>", "cut at the token limit", "the last number in it is the right one: 18"]
-    assert str(why("</think> <answer>x^y</answer>", "18", "r1_zero", "timeout", False)[0]).endswith("timeout")
-    assert "rules of its own" in str(why("x", "18", "mine:reward", "wrong", False)[0])
+    assert str(why("</think> <answer>x^y</answer>", "18", plain, "timeout", False)[0]).endswith("timeout")
+    assert "rules of its own" in str(why("x", "18", RunGrading("mine:reward", {}), "wrong", False)[0])
 
 
 def test_every_category_is_shown_with_its_count_and_written(run, capsys):

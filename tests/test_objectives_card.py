@@ -113,5 +113,14 @@ def test_card_says_where_a_shared_name_differs(settings, phrase):
     assert phrase in card.markdown
 
 
+def test_the_note_on_dapo_knows_whether_dead_groups_are_replaced():
+    def note(**more):
+        return " ".join(objective_card({**NAMED_OBJECTIVES["dapo"], **more}).text.split())
+
+    assert "not replaced" in note()
+    assert "not replaced" not in note(refill_rounds=3)
+    assert "replaced too, in at most refill_rounds further rounds" in note(refill_rounds=3)
+
+
 def test_clip_higher_is_not_called_grpo():
     assert "GRPO without KL" not in objective_card({**GRPO, "cliprange_high": 0.28}).text

@@ -107,6 +107,9 @@ class GRPO(Training):
             "constant": self.length_norm.constant,
             "baseline": self.baseline.kind,
             "std_norm": self.std_norm.kind,
-            **{key: getattr(self, key) for key in (*own, "mismatch", "mismatch_cap", "epochs_per_rollout")},
+            **{
+                key: getattr(self, key)
+                for key in (*own, "mismatch", "mismatch_cap", "epochs_per_rollout", "refill_rounds")
+            },
             "on_policy": self.updates_per_rollout == 1,
         }

@@ -12,20 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from rlreason.errors import ConfigError, DataError
 from rlreason.grading.grader import FORMATS, Grader
 from rlreason.grading.metrics import grading_warnings
+from rlreason.grading.saved import RunGrading, read_grading
 from rlreason.types import Grade
 
-SETTINGS = ("extract", "timeout_s", "percent", "rel_tol", "workers", "memory_mb")
 EXAMPLES = 5
 SHOWN_CHARS = 70
 Row = dict[str, Any]
-
-
-class UsageError(Exception):
-    """A mistake of the caller's: one line that says what is wrong and what to do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,56 +31,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         audit(chosen.run, chosen.other, chosen.write)
-    except UsageError as mistake:
+    except ConfigError as mistake:
         print(f"audit: {mistake}", file=sys.stderr)
-        return 2
+        return mistake.exit_code
     return 0
 
 
 def audit(run: Path, other: str | None, write: bool) -> None:
-    reward, settings = read_config(run)
+    graded = read_grading(run)
     files = read_rollouts(run)
     rows = [row for _, found in files for row in found]
-    print(f"{len(rows)} responses in {len(files)} files of {run}; {reward}, {settings or 'default settings'}")
-    graders = {"now": reward, "math-verify": f"rlreason.grading.peers:{reward}_math_verify"}
-    if other:
-        graders[other] = other
-    marks = {"saved": [row["answer_reward"] > 0 for row in rows]}
-    for name, function in graders.items():
-        grades = grade_rows(rows, function, settings)
-        marks[name] = [grade.outcome == "correct" for grade in grades]
-        if name == "now":
-            fresh = grades
+    told = graded.settings or "default settings"
+    print(f"{len(rows)} responses in {len(files)} files of {run}; {graded.reward}, {told}")
+    fresh = grade_rows(rows, graded)
+    if all(grade.outcome == "error" for grade in fresh):
+        raise ConfigError(f"{graded.reward} fails on every response of {run}: start this where it can be imported")
+    marks = {"saved": [row["outcome"] == "correct" for row in rows], "now": right(fresh)}
+    others = [("math-verify", f"rlreason.grading.peers:{graded.reward}_math_verify")]
+    if graded.reward not in FORMATS:
+        print(f"math-verify is left out: it compares values, and {graded.reward} has rules of its own")
+        others = []
+    for name, function in others + ([(other, other)] if other else []):
+        marks[name] = right(grade_rows(rows, graded._replace(reward=function)))
     print(report(marks, rows))
     if write:
         save(files, fresh)
         print(f"wrote {len(rows)} new grades into {run / 'rollouts'}; the old ones are in previous_grade")
 
 
-def read_config(run: Path) -> tuple[str, dict[str, Any]]:
-    """The reward's name and the grading settings that the run was made with."""
-    if not run.is_dir():
-        raise UsageError(f"{run} is no folder; give the folder of a run, as printed at its start")
-    path = run / "config.yaml"
-    if not path.is_file():
-        raise UsageError(f"{run} has no config.yaml; give the folder of one run, not of several")
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        reward = str(config["prompt"]["reward"])
-        grading = config.get("grading") or {}
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{path} does not name prompt.reward ({type(error).__name__}); was it made by a run?"
-        ) from None
-    if reward not in FORMATS:
-        raise UsageError(f"prompt.reward={reward} in {path}; only {' and '.join(FORMATS)} can be audited")
-    return reward, {key: grading[key] for key in SETTINGS if key in grading}
-
-
 def read_rollouts(run: Path) -> list[tuple[Path, list[Row]]]:
     paths = sorted((run / "rollouts").glob("step_*.jsonl"))
     if not paths:
-        raise UsageError(f"{run} has no rollouts/step_*.jsonl; only a run that saved its rollouts can be audited")
+        raise ConfigError(f"{run} has no rollouts/step_*.jsonl; only a run that saved its rollouts can be audited")
     files = []
     for path in paths:
         rows = []
@@ -95,23 +72,29 @@ def read_rollouts(run: Path) -> list[tuple[Path, list[Row]]]:
             try:
                 row = json.loads(line)
                 row["response"], row["gold"] = str(row["response"]), row["gold"]
-                row["answer_reward"] = float(row.get("answer_reward", row["reward"]))
+                row["outcome"] = str(row["outcome"])
             except (ValueError, KeyError, TypeError) as error:
-                raise UsageError(f"line {number} of {path} is no rollout ({error}); remove it and try again") from None
+                told = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+                raise DataError(f"line {number} of {path} is no rollout ({told}): mend or remove the line") from None
             rows.append(row)
         files.append((path, rows))
     return files
 
 
-def grade_rows(rows: Sequence[Row], reward: str, settings: dict[str, Any]) -> list[Grade]:
+def right(grades: Sequence[Grade]) -> list[bool]:
+    return [grade.outcome == "correct" for grade in grades]
+
+
+def grade_rows(rows: Sequence[Row], graded: RunGrading) -> list[Grade]:
+    """The rows' responses graded again, in order; what the grader warns of goes to stderr."""
     try:
-        grader = Grader(reward=reward, **settings)
+        grader = Grader(reward=graded.reward, **graded.settings)
     except (ValueError, TypeError) as error:
-        raise UsageError(str(error)) from None
+        raise ConfigError(str(error)) from None
     with grader:
         grades = grader.grade_batch([row["response"] for row in rows], [row["gold"] for row in rows])
-        for warning in grading_warnings(grades):
-            print(f"{reward}: {warning}", file=sys.stderr)
+        for warning in [*grading_warnings(grades), *([grader.broken] if grader.broken else [])]:
+            print(f"{graded.reward}: {warning}", file=sys.stderr)
     return grades
 
 

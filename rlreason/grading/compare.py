@@ -7,6 +7,7 @@ from rlreason.grading import units
 from rlreason.grading.equality import ratio, same
 from rlreason.grading.evaluate import exact, symbols
 from rlreason.grading.expression import Node, number
+from rlreason.grading.names import is_ratio
 from rlreason.grading.reals import as_reals, order
 from rlreason.grading.values import (
     Based,
@@ -138,7 +139,13 @@ def _shape(grid: Grid) -> tuple[int, int]:
     return len(grid.rows), len(grid.rows[0])
 
 
+def _as_ratio(value: Value) -> Value:
+    """`11:21` as a ratio where it could be a time of day too."""
+    return Ratio(tuple(map(number, value.parts))) if isinstance(value, Clock) and value.parts else value
+
+
 def _ratios(answer: Ratio, gold: Value) -> bool:
+    gold = _as_ratio(gold)
     if isinstance(gold, Quantity) and gold.node.op == "div" and len(answer.parts) == 2:
         return not gold.unit and same(Node("div", answer.parts), gold.node, 0.0)
     if not isinstance(gold, Ratio) or len(answer.parts) != len(gold.parts):
@@ -167,6 +174,8 @@ def _equations(answer: Value, gold: Value, settings: Settings) -> bool:
 
 def _named(equation: Equation, other: Value, settings: Settings) -> bool:
     """`x = 38` against a bare 38: the name may be left out."""
+    if is_ratio(equation.label):
+        other = _as_ratio(other)
     return equation.value is not None and equal(equation.value, other, settings)
 
 

@@ -49,7 +49,8 @@ def clock(text: str) -> Clock | None:
     stated = bool(half)
     if not half and not 1 <= hour <= 12:
         half = "p" if hour else "a"
-    return Clock((hour % 12 * 60 + minute) * 60 + second, half, stated)
+    parts = () if stated else tuple(int(part) for part in match.groups()[:3] if part)
+    return Clock((hour % 12 * 60 + minute) * 60 + second, half, stated, parts)
 
 
 def based(text: str) -> Based | None:

@@ -3,7 +3,6 @@ r"""Equations, inequalities and membership, read from pieces between relation si
 It must not know brackets or tokens beyond a piece, nor compare two answers.
 """
 
-import re
 from collections.abc import Callable, Sequence
 
 from rlreason.grading import quantities, reals
@@ -11,17 +10,9 @@ from rlreason.grading.equality import near, same
 from rlreason.grading.evaluate import symbols
 from rlreason.grading.expression import Node
 from rlreason.grading.lexer import Token, Unreadable
-from rlreason.grading.quantities import is_constant, is_product
+from rlreason.grading.names import family, name_of, occurs_in
 from rlreason.grading.values import Collection, Equation, Inequality, Inequation, Quantity, Reals, Value
-from rlreason.grading.vocabulary import DENIALS, GREEK
 
-_LETTER = rf"(?:[a-zA-Z]|{'|'.join(sorted(GREEK))})"
-_NAME = re.compile(
-    rf"{_LETTER}(?:_(?:\w|\{{\w+\}}))?'*(?:\^\{{-1\}})?(?:\({_LETTER}(?:,{_LETTER})*\))?"  # x, x_1, f'(x)
-    rf"|(?:hat|bar|vec|dot)\{{?{_LETTER}\}}?"
-    rf"|\({_LETTER}(?:,{_LETTER})+\)"  # (x,y)
-    rf"|frac\{{d\w?\}}\{{d\w\}}|m?angle[A-Z]{{1,3}}"
-)
 Inner = Callable[[Sequence[Token]], Value]
 
 
@@ -48,14 +39,13 @@ def equation(pieces: Sequence[Sequence[Token]], inner: Inner) -> Value:
     """`name = value`, `value = name`, a chain of equal values, or any other equation in symbols."""
     if not pieces[0]:  # "= 38" states 38
         return inner(pieces[1]) if len(pieces) == 2 else equation(pieces[1:], inner)
-    label = name_of(pieces[0])
-    rest = pieces[1:]
-    if not label and len(pieces) == 2 and name_of(pieces[1]):
-        label, rest = name_of(pieces[1]), pieces[:1]
-    if label:
+    at = 0 if name_of(pieces[0]) or len(pieces) != 2 else 1
+    if label := name_of(pieces[at]):
+        rest = pieces[1:] if at == 0 else pieces[:1]
         values = [inner(piece) for piece in rest]
-        check_chain(values)
-        return Equation(label, values[-1], _gap(pieces[0], rest[-1]) if len(pieces) == 2 else None)
+        if not occurs_in(pieces[at], values[-1]):
+            check_chain(values)
+            return Equation(label, values[-1], _gap(pieces[at], rest[-1]) if len(pieces) == 2 else None)
     values = [inner(piece) for piece in pieces]
     if all(isinstance(value, Quantity) and not symbols(value.node) for value in values):
         check_chain(values)
@@ -95,21 +85,6 @@ def _gap(left: Sequence[Token], right: Sequence[Token]) -> Node | None:
 
 def minus(left: Node, right: Node) -> Node:
     return Node("add", (left, Node("neg", (right,))))
-
-
-def name_of(piece: Sequence[Token]) -> str:
-    """The name that a piece is: `x`, `x_1`, `f(x)`, `(x, y)`, a derivative, or words; else nothing."""
-    text = "".join(token.text.strip() for token in piece)
-    kinds = {token.kind for token in piece}
-    if len(piece) == 1 and text in ("e", "i"):
-        return ""
-    if _NAME.fullmatch(text) and (len(piece) > 1 or kinds <= {"letter"} or text in GREEK):
-        return text
-    is_language = kinds <= {"word", "text", "letter"} and not is_constant(text) and not (piece and is_product(piece))
-    if piece and is_language and len(piece[-1].text.strip()) > 1:
-        words = [token.text.strip().casefold() for token in piece]
-        return "" if DENIALS.intersection(" ".join(words).split()) else " ".join(words)
-    return ""
 
 
 def membership(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
@@ -158,7 +133,7 @@ def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
 
 def unlabelled(items: tuple[Value, ...]) -> Collection:
     """`x = 1, 2`, `x = 1, x = 2` and `x_1 = 1, x_2 = 2` list values of x; `x = 1, y = 2` does not."""
-    names = {item.label.split("_")[0] for item in items if isinstance(item, Equation)}
+    names = {family(item.label) for item in items if isinstance(item, Equation)}
     bare_tail = all(not isinstance(item, Equation) for item in items[1:])
     all_named = all(isinstance(item, Equation) for item in items)
     values = [item.value if isinstance(item, Equation) else item for item in items]

@@ -35,7 +35,13 @@ _TABLE |= {0x3B1 + index: f"\\{name} " for index, name in enumerate(_GREEK.split
 _RAISED = re.compile(f"[{re.escape(''.join(_SUPERSCRIPTS))}]+")
 _LOWERED = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
 _SIZES = re.compile(r"\\(?:left|right|[bB]ig{1,2}[lr]?|displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])\.?")
-_SPACES = re.compile(r"(?<!\\)\\(?:[,;: ]|quad(?![a-zA-Z])|qquad(?![a-zA-Z])|thinspace(?![a-zA-Z])|hspace\{[^{}]*\})|~")
+_SPACES = re.compile(r"(?<!\\)\\(?:[,;:> ]|(?:q?quad|enspace|(?:thin|med|thick)space)(?![a-zA-Z])|hspace\{[^{}]*\})|~")
+_SQUEEZE = re.compile(r"\\neg(?:thin|med|thick)space(?![a-zA-Z])")  # the space is taken away, as \! does
+#: A comma without its space is a thousands sign; with one (`\,` or a blank alone) it separates two numbers.
+_GROUP = r"(?=\d{3}(?!\d))"
+_SQUEEZED_COMMA = re.compile(rf"(?<=\d)(?:\s|\\!)*,\s*\\!(?:\s|\\!)*{_GROUP}|(?<=\d)\s*\\!\s*,\s*{_GROUP}")
+_EMPTY_BRACES = re.compile(r"(?<=\d) ?\{ ?\} ?(?=\d)")
+_THOUSANDS = re.compile(rf"(?<=\d) ?\{{,\}} ?{_GROUP}")
 _FONT = r"(?:text(?:[bsi][fct]|rm|tt|normal)?|math(?:rm|[bsi][ft])|[mhf]box|underline|operatorname\*?|boldsymbol)"
 _WHOLE_FONT = re.compile(rf"\\{_FONT}\s*\{{([^{{}}]*)\}}")
 _SPELLINGS = {"\\%": "%", "\\#": "#", "\\lbrace": "\\{", "\\rbrace": "\\}"}
@@ -63,15 +69,16 @@ def clean(text: str) -> str:
     text = _DOTS.sub(r"\\ldots ", text)
     text = _TIMES.sub(r"\\times 10^", text.replace("~", " "))
     if "\\" in text:
-        text = text.replace(",\\!", "{,}").replace("\\!", "").replace("{:}", ":")
+        text = _SQUEEZED_COMMA.sub("{,}", _SQUEEZE.sub(r"\\!", text))
+        text = text.replace("\\!", "").replace("{:}", ":")
         text = _ROW_GAP.sub(r"\1", text)
         text = _DELIMITERS.sub(" ", _SIZES.sub("", text))
-        text = _SPACES.sub(" ", text)
+        text = _EMPTY_BRACES.sub(" ", _SPACES.sub(" ", text))
         text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
         for spelling, sign in _SPELLINGS.items():
             text = text.replace(spelling, sign)
         text = _MINUS_SET.sub(r"\1\\setminus ", text)
-    return re.sub(r"\s+", " ", text).strip()
+    return _THOUSANDS.sub("{,}", re.sub(r"\s+", " ", text)).strip()
 
 
 def plain(text: str) -> str:

@@ -77,11 +77,15 @@ class Ratio(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """Seconds after midnight or noon, and the half of the day, stated or following from the hour."""
+    """Seconds after midnight or noon, and the half of the day, stated or following from the hour.
+
+    `parts`: the numbers as written where no half was stated, since `11:21` may be a ratio too.
+    """
 
     seconds: int
     half: str
     stated: bool
+    parts: tuple[int, ...] = ()
 
 
 class Words(NamedTuple):

@@ -24,6 +24,8 @@ ACCENTS = words(
 )
 #: Letters that name a function when a bracket follows.
 APPLIED = words("f g F G P")
+#: Words before an operand that make one quantity of it.
+OPERATORS = words("det dim rank deg gcd lcm hcf max min var cov tr area perimeter volume")
 #: Commands that end a factor instead of beginning one.
 CLOSING = words("rfloor rceil rangle choose over mod bmod pmod to")
 

@@ -8,11 +8,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rlreason.errors import ConfigError
-from rlreason.grading.audit import SETTINGS, UsageError, grade_rows
+from rlreason.grading.audit import grade_rows
 from rlreason.grading.grader import FORMATS
+from rlreason.grading.saved import RunGrading, read_grading
 from rlreason.inspect import cases
 from rlreason.inspect.cases import Row
 from rlreason.records import write_whole
@@ -31,9 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.n < 1:
             raise ConfigError(f"-n {chosen.n} shows nothing: give a number above 0")
         inspect(chosen.run, chosen.category, chosen.n, chosen.step, chosen.rollouts, chosen.markdown)
-    except (ConfigError, UsageError) as mistake:
+    except ConfigError as mistake:
         print(f"inspect: {mistake}", file=sys.stderr)
-        return 2
+        return mistake.exit_code
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stdout = None  # type: ignore[assignment]  # nothing is flushed into the closed pipe at exit
         return 141
@@ -43,23 +43,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def inspect(run: Path, category: str | None, n: int, step: int | None, rollouts: bool, file: Path | None) -> None:
     path = cases.response_file(run, step, rollouts)
     rows = cases.read_rows(path)
-    reward, settings = cases.read_settings(run)
+    graded = read_grading(run)
     print(f"{path}\n{cases.counts_line(rows)}")
     if category == "disagree":
-        chosen = disagreeing(rows, reward, settings)
+        chosen = disagreeing(rows, graded)
     else:
         chosen = [row for row in rows if cases.is_in(row, category)]
     if not chosen:
         print(f"none of them is in category {category}: choose another, or leave it out")
         return
-    counted = dict(cases.tally(chosen, reward))
+    counted = dict(cases.tally(chosen, graded))
     print(f"\nwhy (a guess), over all {len(chosen)} of {category or 'any category'}:")
     for kind, count in counted.items():
         print(f"{count:>7}  {kind}")
     shown = chosen[:n]
-    found = [
-        cases.reasons(row, reward, second) for row, second in zip(shown, opinions(shown, reward, settings), strict=True)
-    ]
+    found = [cases.reasons(row, graded, second) for row, second in zip(shown, opinions(shown, graded), strict=True)]
     target = file or run / "inspect.md"
     heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {category or 'any category'}."
     write_whole(target, cases.markdown(run, heading, shown, found, counted))
@@ -68,13 +66,12 @@ def inspect(run: Path, category: str | None, n: int, step: int | None, rollouts:
     print(f"\nwritten to {target}")
 
 
-def opinions(rows: Sequence[Row], reward: str, settings: dict[str, Any]) -> list[bool | None]:
+def opinions(rows: Sequence[Row], graded: RunGrading) -> list[bool | None]:
     """What plain math-verify thinks of each formatted answer; None where it was not asked or could not say."""
-    asked = [row for row in rows if row["format_reward"] > 0] if reward in FORMATS else []
+    asked = [row for row in rows if row["format_reward"] > 0] if graded.reward in FORMATS else []
     if not asked:
         return [None] * len(rows)
-    second = f"rlreason.grading.peers:{reward}_math_verify"
-    grades = grade_rows(asked, second, {key: value for key, value in settings.items() if key in SETTINGS})
+    grades = grade_rows(asked, graded._replace(reward=f"rlreason.grading.peers:{graded.reward}_math_verify"))
     thought = {
         id(row): None if grade.outcome in ("timeout", "error") else grade.outcome == "correct"
         for row, grade in zip(asked, grades, strict=True)
@@ -82,13 +79,15 @@ def opinions(rows: Sequence[Row], reward: str, settings: dict[str, Any]) -> list
     return [thought.get(id(row)) for row in rows]
 
 
-def disagreeing(rows: Sequence[Row], reward: str, settings: dict[str, Any]) -> list[Row]:
+def disagreeing(rows: Sequence[Row], graded: RunGrading) -> list[Row]:
     """Rows whose answer a second grader judges otherwise."""
-    if reward not in FORMATS:
-        raise ConfigError(f"--category disagree: {reward} has no second grader; only {' and '.join(FORMATS)} have one")
+    if graded.reward not in FORMATS:
+        raise ConfigError(
+            f"--category disagree: {graded.reward} has no second grader; only {' and '.join(FORMATS)} have one"
+        )
     return [
         row
-        for row, second in zip(rows, opinions(rows, reward, settings), strict=True)
+        for row, second in zip(rows, opinions(rows, graded), strict=True)
         if second is not None and second != (row["outcome"] == "correct")
     ]
 

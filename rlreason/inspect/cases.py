@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, DataError
+from rlreason.grading.saved import RunGrading
 from rlreason.inspect.reasons import Reason, why
 
 Row = dict[str, Any]
@@ -49,23 +48,12 @@ def read_rows(path: Path) -> list[Row]:
         except json.JSONDecodeError as error:
             if number == len(lines):
                 break
-            raise ConfigError(f"{path}, line {number} is not JSON ({error.msg}): mend or remove the line") from error
+            raise DataError(f"{path}, line {number} is not JSON ({error.msg}): mend or remove the line") from error
         if "response" in row:
             rows.append(row)
     if not rows:
-        raise ConfigError(f"{path} holds no responses: choose another run or step")
+        raise DataError(f"{path} holds no responses: choose another run or step")
     return rows
-
-
-def read_settings(run: Path) -> tuple[str, dict[str, Any]]:
-    """The name of the run's reward, and its grading settings."""
-    path = run / "config.yaml"
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        reward, verifier = config["prompt"]["reward"], config["data"].get("verifier")
-        return f"{verifier}:{reward}" if verifier else str(reward), dict(config["grading"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} does not name the run's reward: give the folder of one run") from error
 
 
 def category_of(row: Row) -> str:
@@ -81,18 +69,18 @@ def is_in(row: Row, category: str | None) -> bool:
     return category is None or category_of(row) == category
 
 
-def reasons(row: Row, reward: str, second: bool | None = None) -> list[Reason]:
+def reasons(row: Row, graded: RunGrading, second: bool | None = None) -> list[Reason]:
     """Why this row earned what it did; `second` is what another grader thinks of its answer."""
-    found = why(row["response"], row["gold"], reward, row["outcome"], row["finish_reason"] == "length")
+    found = why(row["response"], row["gold"], graded, row["outcome"], row["finish_reason"] == "length")
     if second is None or second == (row["outcome"] == "correct"):
         return found
     called = "right" if second else "wrong"
     return [Reason(f"parser suspect, a second grader calls it {called}"), *found]
 
 
-def tally(rows: Sequence[Row], reward: str) -> list[tuple[str, int]]:
+def tally(rows: Sequence[Row], graded: RunGrading) -> list[tuple[str, int]]:
     """How often each first reason occurs, the most frequent first."""
-    return Counter(reasons(row, reward)[0].kind for row in rows).most_common()
+    return Counter(reasons(row, graded)[0].kind for row in rows).most_common()
 
 
 def counts_line(rows: Sequence[Row]) -> str:

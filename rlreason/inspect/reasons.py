@@ -5,17 +5,19 @@ not know files or processes.
 """
 
 import re
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rlreason.grading.answers import decide, decide_pair
-from rlreason.grading.formats import THINK_TO_ANSWER, candidates
+from rlreason.grading.formats import THINK_TO_ANSWER, Extract, candidates
 from rlreason.grading.grader import FORMATS
+from rlreason.grading.saved import RunGrading
 from rlreason.grading.verdict import Settings, gold_texts
 
 _ATTRIBUTE = re.compile(r"<answer\s[^>]*>")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-_SETTINGS = Settings()
 SHOWN_CHARS = 60
+COARSEST = 0.05  # of a value: 0.3 and 0.33 are thirds, rounded
 
 
 class Reason(NamedTuple):
@@ -26,22 +28,23 @@ class Reason(NamedTuple):
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
-def why(response: str, gold: Any, reward: str, outcome: str, truncated: bool) -> list[Reason]:
-    """The likeliest reason first, then what else is worth knowing."""
+def why(response: str, gold: Any, graded: RunGrading, outcome: str, truncated: bool) -> list[Reason]:
+    """The likeliest reason first, then what else is worth knowing; judged by the settings the run was graded with."""
     cut = [Reason("cut at the token limit")] if truncated else []
     if outcome == "correct":
         return [Reason("right"), *cut]
+    reward = graded.reward
     if reward not in FORMATS:
         return [Reason("not earned", f"{reward} has rules of its own"), *cut]
     golds = gold_texts(gold) or []
     formatted, answer = FORMATS[reward](response)
     if not formatted:
-        stated = states(response, golds)
+        stated = states(response, golds, graded.comparison)
         found = [Reason("the last number in it is the right one", stated)] if stated else []
         return [format_reason(response, reward), *cut, *found]
     if outcome not in ("wrong", "correct"):
         return [Reason("the grader could not work it out", outcome), *cut]
-    return [answer_reason(answer, golds), *cut]
+    return [answer_reason(answer, golds, graded), *cut]
 
 
 def format_reason(response: str, reward: str) -> Reason:
@@ -71,12 +74,12 @@ def format_reason(response: str, reward: str) -> Reason:
     return Reason("not exactly one space between </think> and <answer>", repr(between))
 
 
-def answer_reason(answer: str | None, golds: list[str]) -> Reason:
+def answer_reason(answer: str | None, golds: list[str], graded: RunGrading) -> Reason:
     """How a formatted answer misses the gold.
 
-    >>> str(answer_reason("It costs 18 dollars a day", ["18"]))
+    >>> str(answer_reason("It costs 18 dollars a day", ["18"], RunGrading("r1_zero", {})))
     "a unit or a sentence around the right answer: 'It costs 18 dollars a day'"
-    >>> str(answer_reason("17", ["18"]))
+    >>> str(answer_reason("17", ["18"], RunGrading("r1_zero", {})))
     "another answer: '17' instead of '18'"
     """
     if answer is None:
@@ -84,25 +87,36 @@ def answer_reason(answer: str | None, golds: list[str]) -> Reason:
     if not answer.strip():
         return Reason("the answer is empty")
     shown = repr(_short(answer.strip()))
-    if decide(candidates(answer, "sentence"), golds, _SETTINGS)[0].outcome == "correct":
+    settings = graded.comparison
+    if _right(answer, golds, graded.extract, settings):
+        return Reason("right by the grader's rules of now, not of then", shown)
+    if _right(answer, golds, graded.extract, replace(settings, percent=True)):
+        return Reason("right but for a percent sign (grading.percent=false)", shown)
+    if _right(answer, golds, graded.extract, replace(settings, rel_tol=COARSEST)):
+        return Reason(f"rounded further than grading.rel_tol={settings.rel_tol:g} allows", shown)
+    if _right(answer, golds, "sentence", settings):
         return Reason("a unit or a sentence around the right answer", shown)
     if any(_bare(answer) == _bare(gold) for gold in golds):
         return Reason("equal once marks are stripped: parser suspect", shown)
-    if any(_equal(number, gold) for number in _NUMBER.findall(answer) for gold in golds):
+    if any(_equal(number, gold, settings) for number in _NUMBER.findall(answer) for gold in golds):
         return Reason("the right number is one of several", shown)
     if not re.search(r"\d", answer) and any(re.search(r"\d", gold) for gold in golds):
         return Reason("no number in the answer", shown)
     return Reason("another answer", f"{shown} instead of {_short(' or '.join(golds))!r}")
 
 
-def states(response: str, golds: list[str]) -> str:
+def states(response: str, golds: list[str], settings: Settings) -> str:
     """The last number of the response where it equals a gold answer, else nothing."""
     numbers = [n.rstrip(",") for n in _NUMBER.findall(response)]
-    return numbers[-1] if numbers and any(_equal(numbers[-1], gold) for gold in golds) else ""
+    return numbers[-1] if numbers and any(_equal(numbers[-1], gold, settings) for gold in golds) else ""
 
 
-def _equal(answer: str, gold: str) -> bool:
-    verdict = decide_pair(answer, gold, _SETTINGS)
+def _right(answer: str, golds: list[str], extract: Extract, settings: Settings) -> bool:
+    return decide(candidates(answer, extract), golds, settings)[0].outcome == "correct"
+
+
+def _equal(answer: str, gold: str, settings: Settings) -> bool:
+    verdict = decide_pair(answer, gold, settings)
     return verdict is not None and verdict.outcome == "correct"
 
 

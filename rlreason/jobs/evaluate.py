@@ -1,9 +1,11 @@
 """`algorithm=evaluate`: the accuracy of a model as it is, in the handout's three categories, every response kept."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from rlreason.config.jobs import Asking, Evaluate
 from rlreason.console import Console
+from rlreason.grading.saved import RunGrading
 from rlreason.inspect.cases import case_text, reasons
 from rlreason.jobs.respond import Responses, conclude, respond
 from rlreason.jobs.store import WHOLE, enter, row_of
@@ -49,10 +51,10 @@ def announce(console: Console, run: Asking, house: House, folder: Path, again: b
 
 def cases(console: Console, run: Asking, house: House, responses: Responses) -> None:
     """The first few responses, so that a wrong format or prompt is seen at once."""
-    by_id = {p.id: p for p in responses.problems}
+    by_id, graded = {p.id: p for p in responses.problems}, RunGrading(house.grader.reward, asdict(run.grading))
     for number, sample in enumerate(responses.samples[:: run.responses][: run.log_generations], 1):
         row = row_of(sample, by_id[sample.group], 0)
-        console.say("\n" + case_text(number, row, reasons(row, house.grader.reward), SHOWN_CHARS))
+        console.say("\n" + case_text(number, row, reasons(row, graded), SHOWN_CHARS))
 
 
 def closing(console: Console, responses: Responses, folder: Path) -> None:

@@ -45,6 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "mismatch_cap": None,
     "epochs_per_rollout": 1,
     "on_policy": True,
+    "refill_rounds": 0,
 }
 
 _GRPO: dict[str, Any] = {

@@ -111,10 +111,20 @@ _DIFFERENCES: tuple[tuple[Callable[[Settings], bool], str], ...] = (
         "another eps (TRL 1e-4).",
     ),
     (
-        lambda s: _clips(s) and s["length_norm"] == "token",
+        lambda s: _clips(s) and s["length_norm"] == "token" and not s["refill_rounds"],
         "DAPO: the paper samples further prompts until the batch is full of live groups; here dead "
-        "groups are kept or skipped, not replaced. Its clip range is 0.2 and 0.28. Its rewards are -1 "
-        "and 1: beside rewards of 0 and 1 the same length penalty weighs twice as much.",
+        "groups are kept or skipped, not replaced: refill_rounds replaces them.",
+    ),
+    (
+        lambda s: _clips(s) and s["length_norm"] == "token" and s["refill_rounds"] > 0,
+        "DAPO: the paper samples further prompts until the batch is full of live groups; here dead "
+        "groups are replaced too, in at most refill_rounds further rounds. What is dead after these is "
+        "kept or skipped as zero_variance says.",
+    ),
+    (
+        lambda s: _clips(s) and s["length_norm"] == "token",
+        "DAPO: its clip range is 0.2 and 0.28. Its rewards are -1 and 1: beside rewards of 0 and 1 the same "
+        "length penalty weighs twice as much.",
     ),
     (
         lambda s: s["baseline"] == "leave_one_out",

@@ -20,7 +20,7 @@ from rlreason.data.files import fingerprint
 from rlreason.data.splits import subset
 from rlreason.engines.base import Engine, Sampling
 from rlreason.errors import ConfigError
-from rlreason.grading import Grader
+from rlreason.grading import Grader, verifiers
 from rlreason.mirror import WandbMirror
 from rlreason.policy import Policy
 from rlreason.prompts import load_template, render
@@ -120,9 +120,7 @@ def make_grader(run: Run, folder: Path) -> Grader:
 
 def reward_name(run: Run) -> str:
     """The prompt's reward, or the data's own verifier of answers in that prompt's form."""
-    if run.data.verifier is None or ":" in run.prompt.reward:
-        return run.prompt.reward
-    return f"{run.data.verifier}:{run.prompt.reward}"
+    return verifiers.reward_name(run.prompt.reward, run.data.verifier)
 
 
 def check_reward(run: Run, grader: Grader, problems: Sequence[Problem]) -> None:

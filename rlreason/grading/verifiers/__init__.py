@@ -10,6 +10,17 @@ from collections.abc import Callable
 from rlreason.grading.formats import Extracted
 
 
+def reward_name(reward: str, verifier: str | None) -> str:
+    """What grades answers given in a prompt's form: the data's own verifier where it has one, else the prompt's reward.
+
+    A reward of the user's own, as `module:function`, grades data with a verifier too.
+
+    >>> reward_name("r1_zero", "rlreason.grading.verifiers.countdown"), reward_name("mine:reward", "another.verifier")
+    ('rlreason.grading.verifiers.countdown:r1_zero', 'mine:reward')
+    """
+    return reward if verifier is None or ":" in reward else f"{verifier}:{reward}"
+
+
 def graded(read: Extracted, is_right: Callable[[str], bool]) -> dict[str, float]:
     """What a plug-in returns for an answer that was read out of a response.
 

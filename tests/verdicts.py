@@ -1,0 +1,220 @@
+"""Every case that the grader is held to, and the verdicts recorded for its version.
+
+    python tests/verdicts.py        record the verdicts on new cases, or on all cases for a new GRADER_VERSION
+
+A verdict here is what an accuracy sees: right, wrong or unformatted. Whether a hostile answer is refused or runs out
+of time is no difference.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlreason.grading import Grader
+from rlreason.grading.version import GRADER_VERSION
+
+FOLDER = Path(__file__).parent / "grading_cases"
+RECORD = FOLDER / "verdicts.txt"
+FORMS = (FOLDER / "number_forms.txt").read_text(encoding="utf-8").splitlines()
+COUNTDOWN = "rlreason.grading.verifiers.countdown"
+
+#: (response, formatted, right) for the gold 38.
+R1_ZERO_FORMAT = [
+    ("</think> <answer>38</answer>", 1, 1),
+    ("a </think> <answer> 38 </answer>\n", 1, 1),
+    ("</think><answer>38</answer>", 0, 0),
+    ("</think>  <answer>38</answer>", 0, 0),
+    ("</think>\n<answer>38</answer>", 0, 0),
+    ("</Think> <Answer>38</Answer>", 0, 0),
+    ("<answer>38</answer>", 0, 0),
+    ("</think> <answer>38", 0, 0),
+    ("</answer> </think> <answer>38", 0, 0),
+    ("</think> <answer>38</answer> done", 1, 0),
+    ("</think> <answer>3</answer>8", 1, 0),
+    ("</think> <answer>38</answer></answer>", 1, 1),
+    ("</think> <answer>1</answer> </think> <answer>38</answer>", 1, 1),
+    ("</think> <answer>38</answer> </think> <answer>1</answer>", 1, 0),
+    ("</think> <answer>37</answer> <answer>38", 1, 0),
+    (r"</think> <answer>it is \boxed{38}</answer>", 1, 1),
+    (r"</think> <answer>\boxed{1} \boxed{38}</answer>", 1, 1),
+    (r"</think> <answer>\boxed{38</answer>", 1, 0),
+    (r"</think> <answer>\boxed {38}</answer>", 1, 0),
+    ("</think> <answer></answer>", 1, 0),
+    ("</think> <answer>   </answer>", 1, 0),
+    ("</think> <answer>39</answer>", 1, 0),
+    ("", 0, 0),
+]
+QUESTION_ONLY_FORMAT = [
+    (r"so \boxed{38}", 1, 1),
+    (r"\boxed{1} no, \boxed{38}.", 1, 1),
+    (r"\boxed{38} no, \boxed{1}", 1, 0),
+    (r"\boxed{38} and \boxed{39", 0, 0),
+    (r"\boxed 38", 0, 0),
+    (r"\fbox{38}", 0, 0),
+    (r"\boxed{}", 1, 0),
+    ("38", 0, 0),
+    (r"\boxed{\text{38}}", 1, 1),
+]
+
+#: (extract, answer, right) for the gold 38.
+EXTRACTED = [
+    ("strict", "She sold 38 clips.", 0),
+    ("last_number", "She sold 38 clips.", 1),
+    ("sentence", "She sold 38 clips.", 1),
+    ("last_number", "She sold 38 or 39 clips", 0),
+    ("last_number", "It is not 38", 0),
+    ("last_number", "Of 40 clips, 38", 0),
+    ("sentence", r"The answer is \frac{76}{2}.", 1),
+    ("sentence", r"Maybe the answer is 38", 0),
+    ("last_number", "The total is $38.", 1),
+]
+
+TOLERATED: list[tuple[dict[str, Any], str, str, int]] = [
+    ({}, r"38\%", "38", 1),
+    ({"percent": False}, r"38\%", "38", 0),
+    ({"percent": False}, r"38\%", "0.38", 1),
+    ({}, "0.3333", r"\frac13", 0),
+    ({"rel_tol": 1e-3}, "0.3333", r"\frac13", 1),
+    ({"rel_tol": 1e-3}, "0.3334", r"\frac13", 0),
+    ({"rel_tol": 0.0}, "0.333333", r"\frac13", 0),
+]
+
+#: Answers to 3 5 7 -> 22.
+EQUATIONS = [
+    "3 * 5 + 7",
+    "(7 + (3 * 5))",
+    r"3 \times 5 + 7",
+    "22",
+    "3 * 5 + 7 = 22",
+    "3 * 5",
+    "3 ** 5 - 7",
+    "35 - 7 * 1",
+]
+
+
+class Case(NamedTuple):
+    """One response to judge. `settings` beyond the grader's defaults."""
+
+    reward: str
+    response: str
+    gold: str
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(json.dumps(self).encode()).hexdigest()[:10]
+
+
+class Record(NamedTuple):
+    """The verdict on each case, by its key, as the grader of this version gave it."""
+
+    version: int
+    verdicts: Mapping[str, str]
+
+
+def labelled_pairs() -> list[tuple[str, bool, str, str]]:
+    """(section, whether they are the same answer, answer, gold)"""
+    rows, section = [], ""
+    for line in (FOLDER / "pairs.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            section = line[3:].split(":")[0]
+        elif line and not line.startswith("#"):
+            answer, gold = line[2:].split(" ||| ")
+            rows.append((section, line[0] == "+", answer, gold))
+    return rows
+
+
+def tagged(answer: str) -> str:
+    return f"so it is </think> <answer> {answer} </answer>"
+
+
+def all_cases() -> list[Case]:
+    """Labelled pairs in both directions, number forms, formats, settings, hostile answers, equations of Countdown."""
+    sides = [pair for _, _, first, second in labelled_pairs() for pair in ((first, second), (second, first))]
+    sides += [(form.format(number), "38") for form in FORMS for number in (38, 39)]
+    hostile = (FOLDER / "hostile.txt").read_text(encoding="utf-8").splitlines()
+    cases = [
+        *(Case("r1_zero", tagged(answer), gold) for answer, gold in sides),
+        *(Case("r1_zero", response, "38") for response, *_ in R1_ZERO_FORMAT),
+        *(Case("question_only", response, "38") for response, *_ in QUESTION_ONLY_FORMAT),
+        *(Case("r1_zero", tagged(answer), "38", (("extract", extract),)) for extract, answer, _ in EXTRACTED),
+        *(Case("r1_zero", tagged(answer), gold, tuple(own.items())) for own, answer, gold, _ in TOLERATED),
+        # In process: what the symbolic library would spend its time limit on is no right answer either way.
+        *(
+            Case("r1_zero", tagged(answer), gold, (("symbolic", False),))
+            for answer in hostile
+            for gold in ("38", "1/2")
+        ),
+        *(Case(f"{COUNTDOWN}:r1_zero", tagged(answer), "3 5 7 -> 22") for answer in EQUATIONS),
+    ]
+    return list(dict.fromkeys(cases))
+
+
+def judge(cases: Sequence[Case], default: Grader) -> Record:
+    """What the grader as it is now says of the cases; `default` judges those of r1_zero under default settings."""
+    groups: dict[tuple[str, tuple[tuple[str, Any], ...]], list[Case]] = {}
+    for case in cases:
+        groups.setdefault((case.reward, case.settings), []).append(case)
+    marks = {}
+    for (reward, settings), group in groups.items():
+        own = None if (reward, settings) == ("r1_zero", ()) else Grader(reward=reward, **dict(settings))
+        grades = (own or default).grade_batch([case.response for case in group], [case.gold for case in group])
+        if own:
+            own.close()
+        for case, grade in zip(group, grades, strict=True):
+            marks[case.key] = "+" if grade.outcome == "correct" else "-" if grade.format else "0"
+    return Record(GRADER_VERSION, marks)
+
+
+def read_record(path: Path = RECORD) -> Record:
+    version, *lines = path.read_text(encoding="utf-8").splitlines()
+    return Record(int(version.split()[-1]), dict(line.split() for line in lines))
+
+
+def write_record(record: Record, path: Path = RECORD) -> None:
+    lines = [f"version {record.version}", *(" ".join(item) for item in sorted(record.verdicts.items()))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def complaints(recorded: Record, now: Record, cases: Sequence[Case]) -> list[str]:
+    """Why the verdicts of now do not belong to the recorded version, and what to do; empty when they do."""
+    changed = [
+        case for case in cases if recorded.verdicts.get(case.key, now.verdicts[case.key]) != now.verdicts[case.key]
+    ]
+    if changed and now.version <= recorded.version:
+        told = "".join(
+            f"\n  {recorded.verdicts[case.key]} is now {now.verdicts[case.key]}: {case.response!r}, gold {case.gold!r}"
+            for case in changed
+        )
+        return [
+            f"the grader judges {len(changed)} cases otherwise than version {recorded.version} did, so accuracies from "
+            f"before and after must not be compared: set GRADER_VERSION = {recorded.version + 1} in "
+            f"rlreason/grading/version.py, then run python tests/verdicts.py{told}"
+        ]
+    if now.version < recorded.version:
+        return [f"GRADER_VERSION = {now.version}, but version {recorded.version} is recorded: versions only rise"]
+    return []
+
+
+def unrecorded(recorded: Record, cases: Sequence[Case]) -> list[Case]:
+    return [case for case in cases if case.key not in recorded.verdicts]
+
+
+def main() -> int:
+    cases = all_cases()
+    recorded = read_record() if RECORD.is_file() else Record(GRADER_VERSION, {})
+    with Grader() as grader:
+        now = judge(cases, grader)
+    if found := complaints(recorded, now, cases):
+        print("\n".join(found), file=sys.stderr)
+        return 1
+    write_record(now)
+    print(f"version {now.version}: {len(cases)} verdicts, {len(unrecorded(recorded, cases))} of them new, in {RECORD}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
