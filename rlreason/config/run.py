@@ -13,6 +13,8 @@ from rlreason.config.groups import Grading, Guards, LengthNorm, Logger, Prompt, 
 from rlreason.config.model import Model, TinyModel
 from rlreason.config.rollout import Rollout
 
+MAX_SEED = 2**63 - 1  # numpy takes no seed below 0, and torch none of more than 64 bits
+
 
 @dataclass
 class Run:
@@ -43,6 +45,8 @@ class Run:
         bad += self.not_positive("micro_batch_tokens", "threads")
         bad += [f"{line}, or null for all of them" for line in self.not_positive("eval_problems")]
         bad += self.negative("log_generations")
+        seeds = {"seed": self.seed, **{f"data.{k}": getattr(self.data, k, 0) for k in ("seed", "split_seed")}}
+        bad += [f"{k}={v} must lie in 0..{MAX_SEED}: try {k}=0" for k, v in seeds.items() if not 0 <= v <= MAX_SEED]
         bad += self._matches()
         return bad
 
