@@ -149,6 +149,7 @@ def loop(run: Training, house: House, feed: Feed, learner: Learner, records: Rec
         "length": after["eval/length"],
         "eval_problems": len(house.eval_problems),
         "data": house.data_hash,
+        "data_sizes": house.sizes,
         "protocol": protocol_of(run, house.eval_problems, 1),
         "notices": dict(guards.counts),
         "seconds": round(time.monotonic() - began, 1),

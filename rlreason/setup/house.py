@@ -47,6 +47,7 @@ class House:
     train_problems: list[Problem]
     eval_problems: list[Problem]
     data_hash: str
+    sizes: dict[str, int]  # problems read, filtered and left
     mirror: Mirror | None
     seconds_to_build: float
 
@@ -65,7 +66,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
     mirror = make_mirror(run, folder)
     grader = make_grader(run, folder)  # its workers start before a GPU is touched
     try:
-        train, validation = load_data(run, grader=grader, say=console.say)
+        train, validation, sizes = load_data(run, grader=grader, say=console.say)
         check_reward(run, grader, validation)
         lessons = read_splits(run.data, console.say)[0] if isinstance(run.data, Stories) else train
         policy = make_policy(run, lessons, prompt)
@@ -92,6 +93,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
         # Files may be sorted by subject: a fixed draw is asked, the same in every run.
         eval_problems=validation[: run.eval_problems] if made_up else subset(validation, run.eval_problems, seed=0),
         data_hash=fingerprint([*train, *validation]),
+        sizes=sizes | {"train": len(train), "validation": len(validation)},
         mirror=mirror,
         seconds_to_build=time.monotonic() - began,
     )
