@@ -60,7 +60,7 @@ def test_the_handouts_traces_are_filtered_by_the_ground_truth_of_their_problems(
     lines(tmp_path / "sft.jsonl", traces(30, TEMPLATES[template]))
     loaded, said = load(tmp_path, grader, "data.limit=10")
     assert said == [
-        "! 30 of 35 rows have no ground truth of their own: found by question for 24 in "
+        "! 30 training rows bring no ground truth: found by question for 24 in "
         f"{tmp_path}/train.jsonl, the validation data, and for 6 it was not found",
         "kept 16 of 30 traces whose answer the grader accepts; dropped: 8 wrong, 6 without a gold answer",
     ]
@@ -75,7 +75,7 @@ def test_ground_truth_that_is_not_at_hand_is_asked_for_in_one_line(tmp_path, gra
     lines(tmp_path / "sft.jsonl", traces(20)), lines(tmp_path / "test.jsonl", problems(5, start=90))
     (tmp_path / "train.jsonl").write_text("{broken")  # of no use, and not in the way
     with pytest.raises(
-        DataError, match=r"data\.filter=correct: 20 of 25 rows have no ground truth .*as data\.ground_t"
+        DataError, match=r"data\.filter=correct: 20 training rows bring no ground truth, .*as data\.ground_t"
     ):
         load(tmp_path, grader)
     elsewhere = tmp_path / "elsewhere"
@@ -87,7 +87,7 @@ def test_ground_truth_that_is_not_at_hand_is_asked_for_in_one_line(tmp_path, gra
         loaded, said = load(tmp_path, grader, *given, f"data.validation={lines(elsewhere / 'v.jsonl', named[30:])}")
         assert loaded.sizes["train_filtered"] == len(loaded.train) == 13
         assert said[0].endswith(f"found by question for 20 in {file}, the validation data")
-    with pytest.raises(DataError, match=r"known\.jsonl: 20 of 25 rows have no ground truth"):
+    with pytest.raises(DataError, match=r"known\.jsonl: 20 training rows bring no ground truth"):
         load(tmp_path, grader, f"data.ground_truth={lines(file, problems(5, start=70))}", "data.filter=none")
     file.write_text("{broken\n")
     with pytest.raises(DataError, match=r"known\.jsonl, line 1 is not JSON"):

@@ -127,24 +127,27 @@ def answered(
     It is looked up by question in data.ground_truth, or else in whatever is at hand.
     """
     rows = [*train, *validation]
-    lacking = sum(not p.answer for p in rows)
-    if data.ground_truth is None and (data.filter != "correct" or all(p.answer for p in train)):
+    without = {
+        name: sum(not p.answer for p in part) for name, part in (("training", train), ("validation", validation))
+    }
+    lacking = sum(without.values())
+    if data.ground_truth is None and (data.filter != "correct" or not without["training"]):
         return train, validation
     if not lacking:
         say(f"! data.ground_truth={data.ground_truth} is not read: every row brings its own ground truth")
         return train, validation
     sources = _ground_truth(data) | {"the validation data": validation}
     rows, found = with_ground_truth(rows, [p for problems in sources.values() for p in problems], fill)
-    key = "data.filter=correct" if data.ground_truth is None else f"data.ground_truth={data.ground_truth}"
-    said = f"{lacking} of {len(rows)} rows have no ground truth of their own"
+    said = " and ".join(f"{n} {name} rows" for name, n in without.items() if n) + " bring no ground truth"
     if not found and (data.ground_truth is not None or not any(p.answer for p in rows[: len(train)])):
+        key = "data.filter=correct" if data.ground_truth is None else f"data.ground_truth={data.ground_truth}"
         raise DataError(
             f"{key}: {said}, and their questions are not in {', '.join(sources)}: give a file with these questions and "
             "their answers as data.ground_truth, or rows with a field ground_truth"
         )
-    without = f", and for {lacking - found} it was not found" if found < lacking else ""
-    said = f"{said}: found by question for {found} in {', '.join(sources)}{without}"
-    rows = told(say, rows, "! " * bool(without) + said)
+    missed = f", and for {lacking - found} it was not found" if found < lacking else ""
+    said += f": found by question for {found} in {', '.join(sources)}{missed}"
+    rows = told(say, rows, "! " * bool(missed) + said)
     return rows[: len(train)], rows[len(train) :]
 
 
