@@ -150,6 +150,8 @@ def test_of_two_problems_alike_the_first_is_taken_and_an_empty_answer_is_none():
     known = [Problem("a", "1?", ""), Problem("b", "1?", "2"), Problem("c", " 1? ", "3")]
     ((row,), found) = with_ground_truth(rows(fill, "1?"), known, fill)
     assert (row.answer, found) == ("2", 1)
+    bare = [Problem("bare", "1?\n", "")]
+    assert with_ground_truth(bare, known, fill)[0] == [Problem("bare", "1?\n", "2")]
     assert with_ground_truth([Problem("own", "1?", "9")], known, fill) == ([Problem("own", "1?", "9")], 0)
 
 

@@ -231,6 +231,7 @@ def test_another_model_is_another_model(policy):
         (["samples=0"], "samples=0: each problem needs a response: try samples=1"),
         (["samples=4", "sampling.temperature=0"], "would all be equal: set sampling.temperature=1, or samples=1"),
         (["n_steps=3"], "n_steps is no setting of this run"),
+        (["prompt.stop=['</answer>','']"], "prompt.stop holds an empty text"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_cure(words, says):
@@ -329,6 +330,7 @@ def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path):
     assert process.returncode == 0, out
     summary = json.loads((tmp_path / "b/summary.json").read_text())
     assert len((tmp_path / "b/responses.jsonl").read_text().splitlines()) == 4 * 48
+    assert summary["data_sizes"] == {"train_read": 256, "train": 256, "validation": 96}
     assert set(summary["best_of_n"]) == {
         "pass@N", "best mean log-prob", "best summed log-prob", "best by scorer", "maj@N",
     }  # fmt: skip

@@ -62,6 +62,8 @@ class Run:
                 f"model=tiny with prompt={self.prompt.name}: the tiny model learns to answer in <answer> tags, and "
                 "this prompt's reward expects a box: choose prompt=r1_zero_short, or a pretrained model"
             )
+        if "" in self.prompt.stop:
+            bad.append("prompt.stop holds an empty text, which stands everywhere: give stop strings, or prompt.stop=[]")
         if self.prompt.reward not in ("r1_zero", "question_only") and ":" not in self.prompt.reward:
             bad.append(
                 f"prompt.reward={self.prompt.reward} is neither r1_zero nor question_only nor "

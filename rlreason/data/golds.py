@@ -25,7 +25,8 @@ def check_answers(
         what = "has a gold answer" if len(none) == len(problems) else "has a gold answer that grades itself right"
         raise DataError(
             f"none of {len(problems)} problems {what}, so nothing can be earned ({few([p.id for p in problems], 3)}): "
-            "choose data with answers, or say where they stand (data.gold, data.fields.answer)"
+            "choose data with answers, or say where they stand (data.gold, data.fields.answer, or a file of their own: "
+            "data.ground_truth)"
         )
     done = "dropped" if on_bad == "drop" else "cannot be earned"
     notes = []

@@ -29,7 +29,8 @@ def with_ground_truth(
 ) -> tuple[list[Problem], int]:
     """(problems, how many found an answer), those without an answer with the one of the known problem they ask.
 
-    `fill` writes a question into the run's prompt. A row that found its problem is known by its question from then on.
+    `fill` writes a question into the run's prompt. A whole prompt that found its problem is known by the bare question
+    from then on.
     """
     known = [p for p in known if p.answer]
     partners = _by_template(known, fill)
@@ -37,9 +38,12 @@ def with_ground_truth(
     found = {p.id: partner for p in wanting if (partner := partners.get(question_hash(p.question)))}
     rest = {p.id: p.question for p in wanting if p.id not in found and p.prompt is not None}
     found |= _by_place(rest, known)
-    joined = [replace(p, question=found[p.id].question, answer=found[p.id].answer) if p.id in found else p
-              for p in problems]  # fmt: skip
-    return joined, len(found)
+
+    def joined(p: Problem) -> Problem:
+        partner = found[p.id]  # a question that is asked as it stands keeps its white space
+        return replace(p, answer=partner.answer, question=p.question if p.prompt is None else partner.question)
+
+    return [joined(p) if p.id in found else p for p in problems], len(found)
 
 
 def _by_template(known: Sequence[Problem], fill: Callable[[str], str]) -> dict[str, Problem]:
