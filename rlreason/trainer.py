@@ -222,6 +222,7 @@ def summed_up(
         "interim_eval_problems": len(house.eval_problems),
         "eval_problems": int(final["final/problems"]),
         "data": house.data_hash,
+        "data_sizes": house.sizes,
         "protocol": protocol_of(run, house.final_problems if whole else house.eval_problems, 1),
         "protocol_on_the_way": protocol_of(run, house.eval_problems, 1)["hash"],
     }

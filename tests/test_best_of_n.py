@@ -7,8 +7,12 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+import torch
 
+from rlreason.config.run import MAX_SEED
 from rlreason.config.words import check_words
+from rlreason.engines.base import Prompt, Sampling, seed_for
+from rlreason.engines.hf import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.jobs import compare
 from rlreason.jobs.best_of_n import load_scorer, with_intervals
@@ -125,6 +129,10 @@ def test_intervals_hold_their_values_and_problems_are_drawn_together():
         (["sampling.temperature=0"], "would all be equal: set sampling.temperature=1, or use algorithm=evaluate"),
         (["scorer=length"], "scorer=length must be module:function"),
         (["samples=0"], "samples=0"),
+        (["seed=-1"], "seed=-1 must lie in 0..9223372036854775807: try seed=0"),
+        (["seed=99999999999999999999"], "seed=99999999999999999999 must lie in 0..9223372036854775807"),
+        (["data=countdown", "model=smollm2_135m", "data.seed=-1"], "data.seed=-1 must lie in 0.."),
+        (["data=gsm8k", "model=smollm2_135m", "data.split_seed=9223372036854775808"], "must lie in 0.."),
     ],
 )
 def test_nonsense_is_one_line_with_the_cure(words, says):
@@ -132,6 +140,15 @@ def test_nonsense_is_one_line_with_the_cure(words, says):
         check_words(["algorithm=best_of_n", *words])
     assert says in str(error.value)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_whatever_needs_random_numbers_takes_the_smallest_and_the_largest_seed(policy):
+    for seed in (0, MAX_SEED):
+        check_words(["algorithm=best_of_n", f"seed={seed}"])
+        with_intervals({"a": np.random.default_rng(0).random((8, 1))}, seed)
+        subsets_of(12, 5, seed, most=1)
+        torch.manual_seed(seed)
+        HFEngine(policy).generate([Prompt("p", [5], seed_for(seed, "eval", "p"))], Sampling(1.0, 0, 2), 2)
 
 
 def test_a_scorer_that_cannot_score_is_said_before_anything_is_sampled():

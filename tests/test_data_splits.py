@@ -175,7 +175,8 @@ def loaded(tmp_path, *overrides: str, grader=None):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         run = typed(compose("config", ["model=smollm2_135m", "data=jsonl", f"data.path={tmp_path}", *overrides]))
     said: list[str] = []
-    return *load_data(run, grader=grader, say=said.append), said
+    train, validation, _ = load_data(run, grader=grader, say=said.append)
+    return train, validation, said
 
 
 def test_the_limit_is_drawn_after_the_filters_and_is_nested(tmp_path, grader):

@@ -5,8 +5,9 @@ import torch
 from conftest import PROMPT
 
 from rlreason.engines.base import Prompt, Sampling, seed_for
-from rlreason.engines.hf import HFEngine, closing_tokens, cut_after
+from rlreason.engines.hf import HFEngine
 from rlreason.engines.rows import draw
+from rlreason.engines.stops import closing_tokens
 
 
 def prompts_for(policy, problems, count=6):
@@ -132,14 +133,13 @@ def test_draw_never_picks_an_impossible_token():
     torch.testing.assert_close(log_probs, torch.full((1000,), 0.5).log())
 
 
-def test_cutting_and_closing_tokens(policy):
-    assert cut_after("a</b>c</b>", ["</b>"]) == "a</b>"
-    assert cut_after("abc", ["x"]) == "abc"
-    closing = closing_tokens(policy, ("</answer>",))
+def test_closing_tokens(policy):
+    vocabulary = policy.tokenizer.get_vocab()
+    closing = closing_tokens(vocabulary, ("</answer>",))
     assert closing is not None
     assert all(">" in policy.tokenizer.convert_ids_to_tokens(i) for i in closing)
-    assert closing_tokens(policy, ("。",)) is None
-    assert closing_tokens(policy, ("\n",)) is None
+    assert closing_tokens(vocabulary, ("。",)) is None
+    assert closing_tokens(vocabulary, ("\n",)) is None
 
 
 def test_seeds_are_the_same_everywhere_and_differ_by_any_part():
@@ -155,12 +155,3 @@ def test_seeds_are_the_same_everywhere_and_differ_by_any_part():
         )
         == 4
     )
-
-
-def test_a_stop_string_written_before_min_tokens_ends_the_response_there(engine, problems):
-    prompts = [Prompt(p.id, engine.policy.encode_prompt(p.question), seed=i) for i, p in enumerate(problems[:8])]
-    letters = tuple("aeiou")
-    responses = engine.generate(prompts, Sampling(1.0, 20, 60, letters), n=2)
-    early = [r for r in responses if any(c in engine.policy.tokenizer.decode(r.token_ids[:20]) for c in letters)]
-    assert early
-    assert all((len(r.token_ids), r.finish_reason) == (20, "stop") for r in early)

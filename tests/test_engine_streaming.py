@@ -1,6 +1,7 @@
 """Rows join and leave a running batch: nobody's sample changes, nobody waits for the longest, memory stays bounded."""
 
 import random
+import tracemalloc
 
 import pytest
 import torch
@@ -74,6 +75,20 @@ def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(poli
     assert max(rows) <= 11
     assert max(rooms) <= longest + HEADROOM
     assert max(positions) < longest
+
+
+def test_samples_that_wait_take_no_memory(policy):
+    """Their random numbers alone would be 8 bytes x 4,096 x 2,000 samples, 66 MB; those of rows that run: 1 MB."""
+    prompts = [Prompt(str(i), [5 + i % 200], seed=i) for i in range(250)]
+    anything = Sampling(
+        1.0, 0, 4096, tuple("abcdefghijklmnopqrstuvwxyz0123456789 ,.=+-?!:<")
+    )  # ends within a few tokens
+    tracemalloc.start()
+    responses = HFEngine(policy, max_rows=32).generate(prompts, anything, 8)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len({tuple(r.token_ids) for r in responses}) > 500
+    assert peak < 15e6
 
 
 class CastsOf(TorchDispatchMode):

@@ -25,6 +25,7 @@ from rlreason.jobs.tables import categories, category_table, figure_lines, ungra
 from rlreason.policy import load_policy
 from rlreason.prompts import load_template
 from rlreason.protocol import accuracy_words, differences, make_protocol, refuse_mixture
+from rlreason.records import Records
 from rlreason.statistics import wilson_interval
 from rlreason.sweeps import Arm, arms_table
 from rlreason.types import Grade, Problem, Response, Sample
@@ -165,17 +166,52 @@ def test_finished_problems_survive_and_torn_lines_do_not(tmp_path):
         Store(tmp_path, "one", problems, 2)
 
 
+def entered(folder, config, algorithm="evaluate") -> tuple[bool, list[str]]:
+    said: list[str] = []
+    return enter(folder, f"algorithm: {algorithm}\nseed: 0\n{config}", said.append), said
+
+
 def test_only_the_same_settings_go_on_in_a_folder(tmp_path):
-    assert not enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 9000\n")
-    assert not enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 48\n")  # nothing had been asked: mended
-    (tmp_path / "run" / UNFINISHED).write_text("")
-    assert enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 48\n")
-    assert enter(tmp_path / "run", "seed: 0\nthreads: 2\nsampling:\n  max_tokens: 48\n")  # only speed
+    run = tmp_path / "run"
+    assert entered(run, "sampling:\n  max_tokens: 9000\n") == (False, [])
+    again, said = entered(run, "sampling:\n  max_tokens: 48\n")  # nothing had been asked: mended
+    assert not again
+    assert said == [f"a broken-off run was here: its records are now in {run}/broken_off_1"]
+    (run / UNFINISHED).write_text("")
+    assert entered(run, "sampling:\n  max_tokens: 48\n") == (True, [])
+    assert entered(run, "threads: 2\nsampling:\n  max_tokens: 48\n") == (True, [])  # only speed
+    assert len(json.loads((run / "provenance.json").read_text())["earlier_parts"]) == 2
     with pytest.raises(ConfigError, match=r"other settings .sampling.max_tokens=48 there, 64 here.: type its command"):
-        enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 64\n")
-    (tmp_path / "run/summary.json").write_text("{}")
+        entered(run, "sampling:\n  max_tokens: 64\n")
+    (run / "summary.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds a finished run"):
-        enter(tmp_path / "run", "seed: 0\nsampling:\n  max_tokens: 48\n")
+        entered(run, "sampling:\n  max_tokens: 48\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "left"),
+    [
+        ("grpo", ("metrics.jsonl", "objective.md", "rollouts", "evals")),
+        ("best_of_n", (UNFINISHED, "vllm.log")),
+        ("evaluate", ("metrics.jsonl", "responses.jsonl", "pass_rates.jsonl")),  # the log of responses was removed
+    ],
+)
+def test_what_another_broken_off_run_left_is_set_aside_whole(tmp_path, before, left):
+    texts = {name: f"{name} of {before}" for name in left}
+    texts |= {"config.yaml": f"algorithm: {before}\nseed: 7\n", "provenance.json": '{"command": "its own"}'}
+    files = {name: f"{name}/step_00001.jsonl" if name in ("rollouts", "evals") else name for name in texts}
+    for name, text in texts.items():
+        (tmp_path / files[name]).parent.mkdir(exist_ok=True)
+        (tmp_path / files[name]).write_text(text)
+    again, (line,) = entered(tmp_path, "")
+    assert not again
+    assert line.endswith(f"{tmp_path}/broken_off_1")
+    assert {p.name for p in tmp_path.iterdir()} == {"broken_off_1", "config.yaml", "provenance.json"}
+    for name, text in texts.items():
+        assert (tmp_path / "broken_off_1" / files[name]).read_text() == text
+    assert json.loads((tmp_path / "provenance.json").read_text())["command"] != "its own"
+    Records(tmp_path, "algorithm: grpo\n")  # and the other way round
+    assert (tmp_path / "broken_off_2/config.yaml").read_text() == "algorithm: evaluate\nseed: 0\n"
 
 
 def test_another_model_is_another_model(policy):
@@ -195,6 +231,7 @@ def test_another_model_is_another_model(policy):
         (["samples=0"], "samples=0: each problem needs a response: try samples=1"),
         (["samples=4", "sampling.temperature=0"], "would all be equal: set sampling.temperature=1, or samples=1"),
         (["n_steps=3"], "n_steps is no setting of this run"),
+        (["prompt.stop=['</answer>','']"], "prompt.stop holds an empty text"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_cure(words, says):
@@ -293,6 +330,7 @@ def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path):
     assert process.returncode == 0, out
     summary = json.loads((tmp_path / "b/summary.json").read_text())
     assert len((tmp_path / "b/responses.jsonl").read_text().splitlines()) == 4 * 48
+    assert summary["data_sizes"] == {"train_read": 256, "train": 256, "validation": 96}
     assert set(summary["best_of_n"]) == {
         "pass@N", "best mean log-prob", "best summed log-prob", "best by scorer", "maj@N",
     }  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import PROMPT
+from test_engine_stops import LETTERS, check_stopped_texts, likely
 from torch import nn
 
 from rlreason.engines.attest import differing_tensors, largest_gap
@@ -19,7 +20,7 @@ from rlreason.engines.hf import HFEngine
 from rlreason.engines.vllm import VLLMEngine, repack_tied_head
 from rlreason.engines.vllm_start import plan_memory
 from rlreason.errors import ConfigError, EngineError
-from rlreason.models.tiny import build_model
+from rlreason.models.tiny import PAD, build_model
 from rlreason.policy import Policy, load_policy
 
 pytest.importorskip("vllm")
@@ -174,6 +175,55 @@ def test_a_stop_string_ends_the_response_and_stays_in_it(engine, stop):
             assert after.text == before.text[: before.text.index(stop) + len(stop)]
             whole = engine.policy.tokenizer.decode(after.token_ids, skip_special_tokens=True)
             assert whole.startswith(after.text)  # the ids hold the whole last token
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 4, 20, 39])
+def test_a_stop_string_that_min_tokens_switched_off_neither_ends_nor_cuts(engine, problems, min_tokens):
+    prompts, sampling = prompts_for(engine.policy, problems), Sampling(1.0, min_tokens, 40, LETTERS)
+    responses = engine.generate(prompts, sampling, 4)
+    assert bool(check_stopped_texts(responses, engine.policy.tokenizer, sampling)) == bool(min_tokens)
+    assert all(len(r.token_ids) > min_tokens for r in responses)
+    greedy = Sampling(0.0, min_tokens, 40, LETTERS)
+    theirs, ours = (e.generate(prompts, greedy, 1) for e in (engine, HFEngine(engine.policy)))
+    assert [(r.token_ids, r.text, r.finish_reason) for r in theirs] == [
+        (r.token_ids, r.text, r.finish_reason) for r in ours
+    ]
+
+
+def test_a_special_token_that_is_a_stop_string_ends_the_response(engine, problems):
+    pad, before = engine.policy.tokenizer.pad_token_id, engine.policy.head.clone()
+    likely(engine.policy, pad, 9.0)
+    engine.load_weights(engine.policy)
+    try:
+        prompts = prompts_for(engine.policy, problems)
+        for stop, min_tokens in (((PAD,), 0), (tuple(letter + PAD for letter in "aeinorst"), 0), (("zzz", PAD), 6)):
+            sampling = Sampling(1.0, min_tokens, 40, stop)
+            responses = engine.generate(prompts, sampling, 8)
+            check_stopped_texts(responses, engine.policy.tokenizer, sampling, special=True)
+            ended = [r for r in responses if r.token_ids[-1] == pad and len(r.token_ids) < 40]
+            assert ended
+            assert all(r.finish_reason == "stop" and PAD not in r.text for r in ended)
+            assert not any(PAD in stop and pad in r.token_ids[min_tokens:-1] for r in responses)
+            assert any(pad in r.token_ids[:min_tokens] for r in responses) == bool(min_tokens)
+    finally:
+        with torch.no_grad():
+            engine.policy.head.copy_(before)
+        engine.load_weights(engine.policy)
+
+
+def test_samples_that_wait_do_not_wait_in_the_engine(engine, problems):
+    """Each would take about 10 kB there: 3 GB for 5,000 problems with 64 samples each."""
+    under_way = []
+
+    def count(place: int, response: object) -> None:
+        under_way.append(engine.llm.llm_engine.get_num_unfinished_requests())
+
+    prompts, sampling = prompts_for(engine.policy, problems, 5), Sampling(1.0, 0, 6)
+    responses = engine.generate(prompts, sampling, 40, count)
+    assert len(responses) == 200
+    assert 32 <= max(under_way) <= 64  # with 32 rows at a time
+    alone = engine.generate(prompts[4:], sampling, 40)
+    assert [r.token_ids for r in responses[160:]] == [r.token_ids for r in alone]
 
 
 def test_finished_responses_are_handed_out_at_once_with_their_place(engine, problems):

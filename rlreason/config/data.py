@@ -94,6 +94,7 @@ class FileData(Data):
     train: str = "train"  # a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)
     validation: str | None = None  # the same; null: validation or test where there is one, or n_validation
     n_validation: int | None = None  # hold so many of train out instead
+    ground_truth: str | None = None  # named like train: questions with answers, for rows that bring none
     split_seed: int = 0  # which are held out; not `seed`, so that runs that follow each other hold out the same
     hub_config: str | None = None  # of a hub data set that has several
     gold: str = (
@@ -116,7 +117,8 @@ class FileData(Data):
 
     def _absent(self) -> list[str]:
         """Complaints about files that are not there; what a hub holds is seen when it is read."""
-        bad = [line for key in ("train", "validation") for line in self._absent_split(key, getattr(self, key))]
+        keys = ("train", "validation", "ground_truth")
+        bad = [line for key in keys for line in self._absent_split(key, getattr(self, key))]
         if not bad and self.path is None and self.validation is None and self.n_validation is None:
             bad.append(
                 "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
@@ -126,11 +128,10 @@ class FileData(Data):
     def _absent_split(self, key: str, split: str | None) -> list[str]:
         if split is None or locate(self.path, split):
             return []
-        folder = self.path is not None and Path(self.path).expanduser().is_dir()
-        if folder:
-            return [f"data.path={self.path} holds no {split}.jsonl: give another folder, or a file as data.{key}"]
         if self.path is None or Path(split).suffix in SUFFIXES[1:]:
             return [f"data.{key}={split} is no file: give a .jsonl or .json file, or a folder as data.path"]
+        if Path(self.path).expanduser().is_dir():
+            return [f"data.path={self.path} holds no {split}.jsonl: give another folder, or a file as data.{key}"]
         if may_be_hub_name(self.path):
             return []
         cure = "give a folder with train.jsonl and test.jsonl, a hub name, or files as data.train and data.validation"

@@ -14,6 +14,8 @@ from rlreason.config.groups import Grading, Guards, LengthNorm, Logger, Prompt, 
 from rlreason.config.model import Model, TinyModel
 from rlreason.config.rollout import Rollout
 
+MAX_SEED = 2**63 - 1  # numpy takes no seed below 0, and torch none of more than 64 bits
+
 
 @dataclass
 class Run:
@@ -44,6 +46,8 @@ class Run:
         bad += self.not_positive("micro_batch_tokens", "threads")
         bad += [f"{line}, or null for all of them" for line in self.not_positive("eval_problems")]
         bad += self.negative("log_generations")
+        seeds = {"seed": self.seed, **{f"data.{k}": getattr(self.data, k, 0) for k in ("seed", "split_seed")}}
+        bad += [f"{k}={v} must lie in 0..{MAX_SEED}: try {k}=0" for k, v in seeds.items() if not 0 <= v <= MAX_SEED]
         bad += self._matches()
         return bad
 
@@ -68,6 +72,8 @@ class Run:
                 f"model=tiny with prompt={self.prompt.name}: the tiny model learns to answer in <answer> tags, and "
                 "this prompt's reward expects a box: choose prompt=r1_zero_short, or a pretrained model"
             )
+        if "" in self.prompt.stop:
+            bad.append("prompt.stop holds an empty text, which stands everywhere: give stop strings, or prompt.stop=[]")
         if self.prompt.reward not in ("r1_zero", "question_only") and ":" not in self.prompt.reward:
             bad.append(
                 f"prompt.reward={self.prompt.reward} is neither r1_zero nor question_only nor "

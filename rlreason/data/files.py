@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, DataError
 from rlreason.types import Problem
 
 SUFFIXES = ("", ".jsonl", ".json")  # of a file, where a split is named without one
@@ -47,7 +47,7 @@ def file_rows(path: Path) -> Iterator[Row]:
         rows = _json(path.read_bytes())
         if not isinstance(rows, list):
             why = f"{rows}" if isinstance(rows, BadRow) else "holds no list"
-            raise ConfigError(f"{path} {why}: a .json file holds one list of rows; name it .jsonl if each line is one")
+            raise DataError(f"{path} {why}: a .json file holds one list of rows; name it .jsonl if each line is one")
         yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
         return
     with path.open("rb") as file:
@@ -114,10 +114,10 @@ def read_table(
         except BadRow as reason:
             if not skip:
                 cure = "mend or remove it, or set data.bad_rows=skip to leave such rows out"
-                raise ConfigError(f"{source}, {where} {reason}: {cure}") from None
+                raise DataError(f"{source}, {where} {reason}: {cure}") from None
             bad.setdefault(str(reason), []).append(where)
     if not problems:
-        raise ConfigError(f"{source} holds no row that can be used" + _counted(bad) + ": give one with problems")
+        raise DataError(f"{source} holds no row that can be used" + _counted(bad) + ": give one with problems")
     dropped = sum(map(len, bad.values()))
     notes = [f"! {source}: {dropped} of {len(problems) + dropped} rows left out{_counted(bad)}"] if bad else []
     return Table(problems, own_ids, notes)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rlreason.data.files import few
-from rlreason.errors import ConfigError
+from rlreason.errors import DataError
 from rlreason.grading import Grader, check_golds
 from rlreason.types import Problem
 
@@ -23,9 +23,10 @@ def check_answers(
         return list(problems), ["! no validation problem has a gold answer: accuracy stays 0 and says nothing"]
     if len(wrong) == len(problems):
         what = "has a gold answer" if len(none) == len(problems) else "has a gold answer that grades itself right"
-        raise ConfigError(
+        raise DataError(
             f"none of {len(problems)} problems {what}, so nothing can be earned ({few([p.id for p in problems], 3)}): "
-            "choose data with answers, or say where they stand (data.gold, data.fields.answer)"
+            "choose data with answers, or say where they stand (data.gold, data.fields.answer, or a file of their own: "
+            "data.ground_truth)"
         )
     done = "dropped" if on_bad == "drop" else "cannot be earned"
     notes = []

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlreason.data.files import Table, few, question_hash
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, DataError
 from rlreason.types import Problem
 
 
@@ -64,12 +64,12 @@ def without_overlap(
     said = f"{len(twice)} training questions are validation questions too ({pairs})"
     if policy == "refuse":
         cure = "drop takes them out of the training data, allow keeps them"
-        raise ConfigError(f"data.overlap=refuse: {said}: {cure}, or give other files")
+        raise DataError(f"data.overlap=refuse: {said}: {cure}, or give other files")
     if policy == "allow":
         return train, [f"! {said}, and data.overlap=allow keeps them: validation accuracy may be memory"]
     rest = [p for p in train if p.id not in twice]
     if not rest:
-        raise ConfigError(f"data.overlap=drop: {said}, and that is all of them: give other files")
+        raise DataError(f"data.overlap=drop: {said}, and that is all of them: give other files")
     return rest, [f"! {said}: dropped from the training data"]
 
 
@@ -87,7 +87,7 @@ def read_pass_rates(path: Path) -> dict[str, float]:
         except (ValueError, KeyError, TypeError):
             sound = False
         if not sound:
-            raise ConfigError(
+            raise DataError(
                 f"{path}, line {number} is no pass rate: it must hold question_hash, samples (1 or more) and correct "
                 "(0 to samples); algorithm=evaluate writes such a file"
             )
@@ -114,5 +114,5 @@ def by_pass_rate(
             if without == len(problems)
             else "widen data.min_pass_rate and data.max_pass_rate"
         )
-        raise ConfigError(f"data.pass_rates: {said}: {cure}")
+        raise DataError(f"data.pass_rates: {said}: {cure}")
     return kept, ("! " if without else "") + said

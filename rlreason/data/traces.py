@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from string import Formatter
 
 from rlreason.data.files import few
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, DataError
 from rlreason.types import Grade, Problem
 
 Grades = Callable[[Sequence[str], Sequence[str]], Sequence[Grade]]
@@ -27,7 +27,7 @@ def trace_text(problem: Problem, template: str) -> str:
     if problem.response is not None:
         return problem.response
     if not has_trace(problem, template):
-        raise ConfigError(f"problem {problem.id} has {_missing(problem, template)}: there is no trace to imitate")
+        raise DataError(f"problem {problem.id} has {_missing(problem, template)}: there is no trace to imitate")
     return template.format(solution=_CALCULATOR.sub("", problem.solution or ""), answer=problem.answer)
 
 
@@ -59,9 +59,9 @@ def with_traces(problems: list[Problem], template: str, skip: bool) -> tuple[lis
         f"written from ({few(without)})"
     )
     if len(without) == len(problems):
-        raise ConfigError(f"{said}: SFT needs data with responses or solutions, or name their field (data.fields)")
+        raise DataError(f"{said}: SFT needs data with responses or solutions, or name their field (data.fields)")
     if not skip:
-        raise ConfigError(f"{said}: mend these rows, or set data.bad_rows=skip to leave them out")
+        raise DataError(f"{said}: mend these rows, or set data.bad_rows=skip to leave them out")
     missing = set(without)
     return [p for p in problems if p.id not in missing], [f"! {said}: left out"]
 
@@ -79,7 +79,7 @@ def filter_correct(
     reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.most_common() if n)
     said += f"; dropped: {reasons}" if reasons else ""
     if not kept:
-        raise ConfigError(
+        raise DataError(
             f"data.filter=correct: {said}: choose the prompt that the traces were written for, or "
             "data.response_as=solution to put them into this prompt's form"
         )

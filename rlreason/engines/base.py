@@ -27,9 +27,9 @@ class Sampling:
     distribution sampled from is the one trained on."""
 
     temperature: float = 1.0  # 0 means greedy
-    min_tokens: int = 0  # before this many tokens neither an end token nor a stop string ends a response
+    min_tokens: int = 0  # the first so many tokens neither are an end token nor hold the end of a stop string
     max_tokens: int = 1024
-    stop: tuple[str, ...] = ()  # kept in the text; its tokens are kept whole
+    stop: tuple[str, ...] = ()  # kept in the text, as far as it is no special token; its tokens are kept whole
 
 
 Finished = Callable[[int, Response], None]

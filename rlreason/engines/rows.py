@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
@@ -46,11 +47,16 @@ class Row:
     """One sample under way."""
 
     place: int  # in the list that `generate` returns
+    number: int  # among the samples of its prompt
     prompt: Prompt
-    uniforms: np.ndarray  # (max_tokens,) float64
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    overhang: int = 0  # characters of the text behind the stop string that ended it
+
+    def uniforms(self, count: int) -> NDArray[np.float64]:
+        """Its random numbers (count,) in [0, 1): by its prompt's seed and its own number alone."""
+        return np.random.default_rng([self.prompt.seed, self.number]).random(count)
 
     def take(self, token: int, log_prob: float, ended: Callable[["Row"], FinishReason | None]) -> bool:
         """Add a sampled token, unless the row has ended and only waits to be dropped; whether it has ended just now."""
@@ -100,8 +106,8 @@ class Batch:
             repeats = torch.tensor([len(group) for group in joining], device=device)
             columns = ends.repeat_interleave(repeats)[:, None] + torch.arange(-width, 0, device=device)
             self.logits = torch.cat([self.logits, first.repeat_interleave(repeats, 0)])
-            uniforms = torch.from_numpy(np.stack([row.uniforms for row in new]))
-            self.uniforms = torch.cat([self.uniforms, uniforms.to(device)])
+            uniforms = torch.from_numpy(np.stack([row.uniforms(self.uniforms.shape[1]) for row in new]))
+            self.uniforms = torch.cat([self.uniforms, uniforms.to(device)])  # of the rows that wait: none
         self.cache.renew(index, width, packed, columns.clamp(min=0))  # in front of a start anything may stand
 
     def _read_prompts(self, prompts: Sequence[Prompt]) -> tuple[DynamicCache, Tensor, Tensor]:

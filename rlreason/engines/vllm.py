@@ -6,6 +6,7 @@ One thread owns vLLM: whoever calls, thread pools and order stay the same, and a
 It must not know rewards, answers or steps.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,8 +17,8 @@ from torch import nn
 
 from rlreason.engines.attest import PROBE, Attestation, differing_tensors, gap_bound, largest_gap, probe_prompt
 from rlreason.engines.base import Finished, Prompt, Sampling
-from rlreason.engines.hf import cut_after
 from rlreason.engines.own_thread import OwnThread
+from rlreason.engines.stops import Stops
 from rlreason.engines.vllm_start import (
     engine_settings,
     generators_kept,
@@ -122,45 +123,47 @@ class VLLMEngine:
     def _sample(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None
     ) -> list[Response]:
-        engine = self.llm.llm_engine
-        spelled = sampling_fields(sampling, self.policy.end_ids)
+        engine, stops = self.llm.llm_engine, Stops(self.policy.tokenizer, sampling.stop, sampling.min_tokens)
+        spelled = sampling_fields(sampling, self.policy.end_ids, stops.sees_special)
         spelled["output_kind"] = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
-        waiting = {str(place) for place in range(len(prompts) * n)}
+        places, under_way = iter(range(len(prompts) * n)), set[str]()
 
-        def begin() -> None:
-            for i, prompt in enumerate(prompts):
-                for j in range(n):  # n requests, not one of n: each is handed out as soon as it has ended
-                    params = spelled | {"seed": prompt.seed % 2**62 + j}
-                    ids = self._vllm.inputs.tokens_input(prompt.token_ids)
-                    engine.add_request(str(i * n + j), ids, self._vllm.SamplingParams(**params))
+        def step() -> Any:
+            """Requests wait here and not in the engine, where each takes about 10 kB."""
+            for place in itertools.islice(places, max(0, 2 * self.max_rows - len(under_way))):
+                prompt = prompts[place // n]  # n requests, not one of n: each is handed out as soon as it has ended
+                params = spelled | {"seed": prompt.seed % 2**62 + place % n}
+                ids = self._vllm.inputs.tokens_input(prompt.token_ids)
+                engine.add_request(str(place), ids, self._vllm.SamplingParams(**params))
+                under_way.add(str(place))
+            return engine.step()
 
         responses: dict[int, Response] = {}
         with generators_kept():  # vLLM draws from the global generators too, and throws that away
             try:
-                self._call(begin)
-                while waiting:
-                    for output in self._call(engine.step):
+                while len(responses) < len(prompts) * n:
+                    for output in self._call(step):
                         place = int(output.request_id)
-                        waiting.discard(output.request_id)
-                        responses[place] = self._response(prompts[place // n], output.outputs[0], sampling)
+                        under_way.discard(output.request_id)
+                        responses[place] = self._response(prompts[place // n], output.outputs[0], stops)
                         if finished is not None:
                             finished(place, responses[place])
             finally:
-                if waiting and self._failure is None:  # interrupted: the next call must not meet these
-                    self._call(lambda: engine.abort_request(sorted(waiting)))
+                if under_way and self._failure is None:  # interrupted: the next call must not meet these
+                    self._call(lambda: engine.abort_request(sorted(under_way)))
         return [responses[place] for place in range(len(prompts) * n)]
 
-    def _response(self, prompt: Prompt, output: Any, sampling: Sampling) -> Response:
+    def _response(self, prompt: Prompt, output: Any, stops: Stops) -> Response:
         token_ids, log_probs = list(output.token_ids), list(output.logprobs.logprobs)
         if output.finish_reason not in ("stop", "length") or len(log_probs) != len(token_ids):
             raise self._failed(f"a sample ended with {output.finish_reason!r}, {len(token_ids)} tokens")
-        text = self.policy.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        by_string = isinstance(output.stop_reason, str)  # a token's id where that ended it
         return Response(
             problem_id=prompt.problem_id,
             prompt_ids=prompt.token_ids,
             token_ids=token_ids,
             log_probs=log_probs,
-            text=cut_after(str(text), sampling.stop),
+            text=stops.text(token_ids, (stops.overhang(token_ids) or 0) if by_string else 0),
             finish_reason=output.finish_reason,
             weight_version=self.weight_version,
         )

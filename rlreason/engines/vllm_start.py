@@ -176,8 +176,11 @@ def engine_settings(
     }
 
 
-def sampling_fields(sampling: Sampling, end_ids: Iterable[int]) -> dict[str, Any]:
-    """Arguments of `vllm.SamplingParams`: every one that shapes the distribution or the end, spelled out."""
+def sampling_fields(sampling: Sampling, end_ids: Iterable[int], sees_special: bool) -> dict[str, Any]:
+    """Arguments of `vllm.SamplingParams`: every one that shapes the distribution or the end, spelled out.
+
+    `sees_special`: stop strings are sought in a text that holds special tokens.
+    """
     return {
         "n": 1,
         "temperature": sampling.temperature,
@@ -199,7 +202,7 @@ def sampling_fields(sampling: Sampling, end_ids: Iterable[int]) -> dict[str, Any
         "logprobs": 0,  # the sampled token's
         "flat_logprobs": True,
         "detokenize": bool(sampling.stop),
-        "skip_special_tokens": True,
+        "skip_special_tokens": not sees_special,
         "spaces_between_special_tokens": True,
     }
 

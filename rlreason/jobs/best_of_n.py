@@ -34,7 +34,7 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
     """Ask for all samples once, choose among them in every way; returns the accuracy of a single response."""
     console = Console()
     scorer = load_scorer(run.scorer)
-    again = enter(folder, config)
+    again = enter(folder, config, console.say)
     house = build(run, folder, console)
     try:
         announce(console, run, house, folder, again)

@@ -20,7 +20,7 @@ SHOWN_CHARS = 400  # of a response in the terminal
 def evaluate_model(run: Evaluate, folder: Path, config: str) -> float:
     """Ask, grade, count; returns the accuracy."""
     console = Console()
-    again = enter(folder, config)
+    again = enter(folder, config, console.say)
     house = build(run, folder, console)
     try:
         announce(console, run, house, folder, again)

@@ -21,7 +21,7 @@ from rlreason.config.jobs import Asking
 from rlreason.console import Console, clock
 from rlreason.counters import Counters
 from rlreason.data.files import few, question_hash
-from rlreason.errors import ConfigError
+from rlreason.errors import DataError
 from rlreason.evaluation import PURPOSE, figures, is_correct
 from rlreason.guards import Guards
 from rlreason.jobs.identity import weights_hash
@@ -101,10 +101,10 @@ def ask(
 def check_askable(problems: Sequence[Problem], where: str) -> None:
     """There must be problems, and each must have a gold answer, or there is nothing to grade."""
     if not problems:
-        raise ConfigError(f"{where} holds no problems: give data, or choose the other split")
+        raise DataError(f"{where} holds no problems: give data, or choose the other split")
     without = [p.id for p in problems if not p.answer.strip()]
     if without:
-        raise ConfigError(
+        raise DataError(
             f"{len(without)} of {len(problems)} problems in {where} have an empty gold answer ({few(without)}), so "
             "nothing can be graded there: complete or remove these rows, or say where the gold stands (data.gold)"
         )
@@ -153,6 +153,7 @@ def conclude(folder: Path, house: House, responses: Responses, store: Store, mor
         "tokens_per_second": round(r.tokens_per_second, 1),
         **more,
         "eval_problems": len(r.problems),
+        "data_sizes": house.sizes,
         "problems_kept_from_before": r.found,
         "notices": r.notices,
         "weights": r.weights,

@@ -7,14 +7,15 @@ A torn last line is what a killed process leaves: it is dropped. It must not kno
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
-from rlreason.errors import ConfigError
-from rlreason.records import finite, provenance, refuse_occupied, response_row, sample_of, write_whole
+from rlreason.errors import ConfigError, DataError
+from rlreason.records import finite, provenance, refuse_occupied, response_row, sample_of, set_aside, write_whole
+from rlreason.status import write_status
 from rlreason.types import Problem, Sample
 
 #: Settings that an interrupted job may go on without: they change its speed, its memory or what it shows.
@@ -22,26 +23,42 @@ HARMLESS = ("threads", "log_generations", "micro_batch_tokens", "rollout.max_row
 UNFINISHED, WHOLE = "responses.unfinished.jsonl", "responses.jsonl"
 
 
-def enter(folder: Path, config: str) -> bool:
-    """Make the folder this job's own; whether an interrupted job with the same settings was here.
+def enter(folder: Path, config: str, say: Callable[[str], None]) -> bool:
+    """Make the folder this job's own; whether it goes on with an interrupted job of the same kind and settings.
 
-    One with other settings is refused: its responses would be mixed with others.
+    What any other broken-off run left is set aside and said. A job of the same kind but with other settings is
+    refused: it was probably meant to go on, and its responses must not be mixed with others.
     """
     refuse_occupied(folder)
-    path = folder / "config.yaml"
-    if path.exists():
-        before, begun = path.read_text(encoding="utf-8"), (folder / UNFINISHED).exists()
-        if begun and (different := changed(before, config)):
+    folder.mkdir(parents=True, exist_ok=True)
+    record, path = provenance(), folder / "config.yaml"
+    again = path.exists() and (folder / UNFINISHED).exists()
+    before = path.read_text(encoding="utf-8") if again else ""
+    if again and kind_of(before) == kind_of(config):
+        if different := changed(before, config):
             raise ConfigError(
                 f"hydra.run.dir={folder} holds an interrupted run with other settings ({different}): "
                 "type its command again to go on with it, or choose another folder"
             )
-        write_whole(path, config)
-        return begun
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
+        earlier = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+        record["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]  # each may be of another commit
+    else:
+        again = False
+        if aside := set_aside(folder):
+            say(f"a broken-off run was here: its records are now in {aside}")
+    write_status(folder, "running")
+    write_whole(folder / "provenance.json", json.dumps(record, indent=2) + "\n")
     write_whole(path, config)
-    return False
+    return again
+
+
+def kind_of(config: str) -> Any:
+    """The algorithm of a run that left this config; None where it is no config at all."""
+    try:
+        settings = yaml.safe_load(config)
+    except yaml.YAMLError:
+        return None
+    return settings.get("algorithm") if isinstance(settings, dict) else None
 
 
 def changed(before: str, now: str) -> str:
@@ -118,7 +135,5 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"{path}, line {number} is not JSON ({error.msg}): remove the line, or the file"
-            ) from error
+            raise DataError(f"{path}, line {number} is not JSON ({error.msg}): remove the line, or the file") from error
     return rows

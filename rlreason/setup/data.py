@@ -1,36 +1,49 @@
 """The problems of a run, from its `data` settings: read, held apart, filtered, checked, and drawn from."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rlreason.config.data import Data, FileData, Stories
+from rlreason.config.data import Data, Fields, FileData, Stories
 from rlreason.config.imitation import SFT
 from rlreason.config.jobs import Asking
 from rlreason.config.run import Run
 from rlreason.config.store import resource_dir
 from rlreason.config.tasks import Countdown, Gym
 from rlreason.data.countdown import load_countdown, make_countdown
-from rlreason.data.files import Row, Table, file_rows, hub_splits, locate, read_table
+from rlreason.data.files import Row, Table, file_rows, hub_splits, locate, may_be_hub_name, read_table
 from rlreason.data.golds import check_answers
+from rlreason.data.ground_truth import with_ground_truth
 from rlreason.data.gym import make_gym
 from rlreason.data.rows import Names, field_names, own_id, to_problem
 from rlreason.data.splits import by_pass_rate, hold_out, identified, read_pass_rates, subset, without_overlap
 from rlreason.data.stories import make_stories
 from rlreason.data.traces import check_template, filter_correct, trace_text, with_traces
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
 from rlreason.prompts import load_template, render
 from rlreason.types import Problem
 
 Say = Callable[[str], None]
+Hub = Callable[[], Mapping[str, Iterable[Any]]]
 Problems = list[Problem]
 
+SPLITS = ("train", "validation", "valid", "val", "dev", "test")  # where problems usually are
 
-def load_data(run: Run, *, grader: Grader | None = None, say: Say = print) -> tuple[Problems, Problems]:
-    """(train, validation). Whatever is left out is said.
+
+class Loaded(NamedTuple):
+    """What a run works with; `sizes` are numbers of problems on the way there, for the console and the summary."""
+
+    train: Problems
+    validation: Problems
+    sizes: dict[str, int]
+
+
+def load_data(run: Run, *, grader: Grader | None = None, say: Say = print) -> Loaded:
+    """The problems of a run. Whatever is left out is said.
 
     With a grader, the gold answers are checked: of validation, and of train where it is sampled from.
     """
@@ -39,7 +52,10 @@ def load_data(run: Run, *, grader: Grader | None = None, say: Say = print) -> tu
     train, validation = read_splits(data, say)
     if isinstance(run, Asking) and run.split == "validation":
         train = []  # nothing is learned: training data must not stop a measurement
+    sizes = {"train_read": len(train)}
     fill = partial(render, load_template(run.prompt.file, resource_dir("prompts")))
+    if isinstance(data, FileData):
+        train, validation = answered(data, train, validation, fill, say)
     train = told(say, *without_overlap(train, validation, data.overlap, fill))
     if data.pass_rates is not None and train:
         rates = read_pass_rates(Path(data.pass_rates).expanduser())
@@ -48,14 +64,17 @@ def load_data(run: Run, *, grader: Grader | None = None, say: Say = print) -> tu
         train = told(say, *with_traces(train, template, skip=data.bad_rows == "skip"))
     if data.filter == "correct" and train:
         assert grader is not None, "data.filter=correct needs the grader"
+        sizes["train_before_filter"] = len(train)
         train = told(say, *filter_correct(train, partial(trace_text, template=template), grader.grade_batch))
+        sizes["train_filtered"] = len(train)
     if grader is not None:
         validation = told(say, *check_answers(validation, grader, data.bad_gold, needed=not isinstance(run, SFT)))
         if train and not isinstance(run, SFT):
             train = told(say, *check_answers(train, grader, data.bad_gold))
     if data.limit is not None and train and data.limit > len(train):
         say(f"! data.limit={data.limit} is more than the {len(train)} training problems there are: all are used")
-    return subset(train, data.limit, run.seed), validation
+    train = subset(train, data.limit, run.seed)
+    return Loaded(train, validation, sizes | {"train": len(train), "validation": len(validation)})
 
 
 def told(say: Say, problems: Problems, notes: str | Iterable[str]) -> Problems:
@@ -99,19 +118,87 @@ def read_files(data: FileData, say: Say) -> tuple[Problems, Problems]:
     return problems[0], problems[1]
 
 
-def read_split(data: FileData, split: str, label: str, hub: Callable[[], Mapping[str, Iterable[Any]]]) -> Table:
+def answered(
+    data: FileData, train: Problems, validation: Problems, fill: Callable[[str], str], say: Say
+) -> tuple[Problems, Problems]:
+    """(train, validation), with ground truth for rows that bring none where it is asked for, or needed to filter.
+
+    It is looked up by question in data.ground_truth, or else in whatever is at hand.
+    """
+    rows = [*train, *validation]
+    without = {
+        name: sum(not p.answer for p in part) for name, part in (("training", train), ("validation", validation))
+    }
+    lacking = sum(without.values())
+    if data.ground_truth is None and (data.filter != "correct" or not without["training"]):
+        return train, validation
+    if not lacking:
+        say(f"! data.ground_truth={data.ground_truth} is not read: every row brings its own ground truth")
+        return train, validation
+    sources = _ground_truth(data) | {"the validation data": validation}
+    rows, found = with_ground_truth(rows, [p for problems in sources.values() for p in problems], fill)
+    said = " and ".join(f"{n} {name} rows" for name, n in without.items() if n) + " bring no ground truth"
+    if not found and (data.ground_truth is not None or not any(p.answer for p in rows[: len(train)])):
+        key = "data.filter=correct" if data.ground_truth is None else f"data.ground_truth={data.ground_truth}"
+        raise DataError(
+            f"{key}: {said}, and their questions are not in {', '.join(sources)}: give a file with these questions and "
+            "their answers as data.ground_truth, or rows with a field ground_truth"
+        )
+    missed = f", and for {lacking - found} it was not found" if found < lacking else ""
+    said += f": found by question for {found} in {', '.join(sources)}{missed}"
+    rows = told(say, rows, "! " * bool(missed) + said)
+    return rows[: len(train)], rows[len(train) :]
+
+
+def _ground_truth(data: FileData) -> dict[str, Problems]:
+    """Source -> problems with answers: data.ground_truth, or the usual splits beside the training rows."""
+    hub = cache(partial(hub_splits, data.path or "", data.hub_config))
+    if data.ground_truth is not None:
+        return {data.ground_truth: _with_either_names(data, data.ground_truth, hub)}
+    train = locate(data.path, data.train)
+    read = {train} if data.n_validation else {train, locate(data.path, data.validation or _measured_on(data, hub))}
+    beside = [data.path, str(train.parent)] if train else [data.path]
+    files = [file for folder in beside if folder for name in SPLITS if (file := locate(folder, name))]
+    splits = [str(file) for file in dict.fromkeys(files) if file not in read]
+    if (
+        data.path
+        and may_be_hub_name(data.path)
+        and data.n_validation is None
+        and not locate(None, data.validation or "")
+    ):
+        splits += [name for name in hub() if name != data.train]  # it was read for validation
+    found: dict[str, Problems] = {}
+    for split in splits:
+        with contextlib.suppress(DataError):  # of no use for this
+            found[split] = _with_either_names(data, split, hub)
+    return found
+
+
+def _with_either_names(data: FileData, split: str, hub: Hub) -> Problems:
+    """Its usable rows, by the fields' names that were given for the training rows, or else by the known ones."""
+    try:
+        return read_split(data, split, "ground_truth", hub).problems
+    except DataError:
+        if data.fields == Fields():
+            raise
+    return read_split(replace(data, fields=Fields()), split, "ground_truth", hub).problems
+
+
+def read_split(data: FileData, split: str, label: str, hub: Hub) -> Table:
     names: Names = field_names(asdict(data.fields))
     parse = partial(
         to_problem, names=names, gold=data.gold, max_chars=data.max_chars, wrap=data.response_as == "solution"
     )
-    if data.filter == "correct":  # a trace that brings its own gold answer would always be right
+    if (
+        data.filter == "correct" or data.ground_truth is not None
+    ):  # a trace that brings its own gold answer would always be right
         parse = partial(parse, gold_in_response=False)
     source, rows = _rows(data, split, hub)
     prefix, skip = f"{data.name}-{label}", data.bad_rows == "skip"
     return read_table(rows, source, prefix, parse, partial(own_id, names=names), skip)
 
 
-def _rows(data: FileData, split: str, hub: Callable[[], Mapping[str, Iterable[Any]]]) -> tuple[str, Iterable[Row]]:
+def _rows(data: FileData, split: str, hub: Hub) -> tuple[str, Iterable[Row]]:
     """(what the source is called, its rows)."""
     if file := locate(data.path, split):
         return str(file), file_rows(file)
@@ -121,7 +208,7 @@ def _rows(data: FileData, split: str, hub: Callable[[], Mapping[str, Iterable[An
     return f"{data.path}/{split}", ((f"row {number}", row) for number, row in enumerate(splits[split]))
 
 
-def _measured_on(data: FileData, hub: Callable[[], Mapping[str, Iterable[Any]]]) -> str:
+def _measured_on(data: FileData, hub: Hub) -> str:
     """The split to validate on where none was named."""
     for name in ("validation", "test"):
         if locate(data.path, name) or (not Path(data.path or "").expanduser().is_dir() and name in hub()):

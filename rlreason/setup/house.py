@@ -47,6 +47,7 @@ class House:
     eval_problems: list[Problem]  # of the evaluations on the way
     final_problems: list[Problem]  # of the last one, or of a job that does not train; the others are among them
     data_hash: str
+    sizes: dict[str, int]  # problems read, filtered and left
     mirror: Mirror | None
     seconds_to_build: float
 
@@ -65,7 +66,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
     mirror = make_mirror(run, folder)
     grader = make_grader(run, folder)  # its workers start before a GPU is touched
     try:
-        train, validation = load_data(run, grader=grader, say=console.say)
+        train, validation, sizes = load_data(run, grader=grader, say=console.say)
         check_reward(run, grader, validation)
         lessons = read_splits(run.data, console.say)[0] if isinstance(run.data, Stories) else train
         policy = make_policy(run, lessons, prompt)
@@ -96,6 +97,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
         eval_problems=asked(run.problems_on_the_way),
         final_problems=asked(run.eval_problems),
         data_hash=fingerprint([*train, *validation]),
+        sizes=sizes | {"train": len(train), "validation": len(validation)},
         mirror=mirror,
         seconds_to_build=time.monotonic() - began,
     )

@@ -1,0 +1,118 @@
+"""Ground truth for rows that bring none: a row whose prompt holds a known question takes that problem's answer.
+
+A whole prompt is a template with a question in it. The run's own template is tried first. In a prompt that was
+written with another one, the question asked is the known one that stands between the same words as in other rows: an
+example in the prompt, or a question that happens to be part of another, has words around it that no other row has.
+Pure functions of problems; they must not know config, files or graders.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import accumulate
+
+from rlreason.data.files import question_hash
+from rlreason.types import Problem
+
+Words = tuple[str, ...]
+
+ANCHOR = 6  # so many first words of a question lead to it, or all of them where it has fewer
+LEAST_SHARE = 0.05  # of the prompts must have the same words around a question, or it is not what is asked
+
+# What chat templates write next to a question without white space between.
+_MARKER = re.compile(r"(<\|[^<>|\s]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>)")
+
+
+def with_ground_truth(
+    problems: Sequence[Problem], known: Sequence[Problem], fill: Callable[[str], str]
+) -> tuple[list[Problem], int]:
+    """(problems, how many found an answer), those without an answer with the one of the known problem they ask.
+
+    `fill` writes a question into the run's prompt. A whole prompt that found its problem is known by the bare question
+    from then on.
+    """
+    known = [p for p in known if p.answer]
+    partners = _by_template(known, fill)
+    wanting = [p for p in problems if not p.answer]
+    found = {p.id: partner for p in wanting if (partner := partners.get(question_hash(p.question)))}
+    rest = {p.id: p.question for p in wanting if p.id not in found and p.prompt is not None}
+    found |= _by_place(rest, known)
+
+    def joined(p: Problem) -> Problem:
+        partner = found[p.id]  # a question that is asked as it stands keeps its white space
+        return replace(p, answer=partner.answer, question=p.question if p.prompt is None else partner.question)
+
+    return [joined(p) if p.id in found else p for p in problems], len(found)
+
+
+def _by_template(known: Sequence[Problem], fill: Callable[[str], str]) -> dict[str, Problem]:
+    """The known problems by their bare question and by the run's prompt for it; of two alike, the first."""
+    partners: dict[str, Problem] = {}
+    for p in known:
+        for text in (p.question, fill(p.question)):
+            partners.setdefault(question_hash(text), p)
+    return partners
+
+
+def _by_place(prompts: Mapping[str, str], known: Sequence[Problem]) -> dict[str, Problem]:
+    """Row id -> the known problem whose question the row's prompt holds where other rows' prompts hold theirs."""
+    index, texts = _Index(known), {text: _words(text) for text in set(prompts.values())}
+    spans = {text: list(index.places(words)) for text, words in texts.items()}
+    before = {text: _openings(words) for text, words in texts.items()}
+    after = {text: _openings(words[::-1]) for text, words in texts.items()}
+
+    def frame(text: str, span: tuple[int, int]) -> tuple[int, int]:
+        """What stands before and behind a question."""
+        return before[text][span[0]], after[text][len(texts[text]) - span[1]]
+
+    frames = [frame(text, span) for text, found in spans.items() for span in found]
+    begin_alike = _counted(before.values(), {begin for begin, _ in frames})
+    end_alike = _counted(after.values(), {end for _, end in frames})
+    enough = min(len(texts), max(2, len(texts) * LEAST_SHARE))  # a single prompt has nothing to be compared with
+    chosen: dict[str, Problem] = {}
+    for text, found in spans.items():
+        ranked = []
+        for start, end in found:
+            begin, rest = frame(text, (start, end))
+            ranked.append((min(begin_alike[begin], end_alike[rest]), end - start, start))  # of two alike, the longest
+        if ranked and max(ranked)[0] >= enough:
+            _, length, start = max(ranked)
+            chosen[text] = index.problems[texts[text][start : start + length]]
+    return {id: chosen[text] for id, text in prompts.items() if text in chosen}
+
+
+class _Index:
+    """Known questions by their words; `places` finds them in a text in one pass, however many they are."""
+
+    def __init__(self, known: Sequence[Problem]) -> None:
+        self.problems: dict[Words, Problem] = {}
+        self._lengths: dict[Words, set[int]] = {}  # of the questions that begin with these words
+        for p in known:
+            words = _words(p.question)
+            self.problems.setdefault(words, p)
+            self._lengths.setdefault(words[:ANCHOR], set()).add(len(words))
+        self._anchors = sorted({len(anchor) for anchor in self._lengths})
+
+    def places(self, words: Words) -> Iterator[tuple[int, int]]:
+        """(start, end) of every known question among the words."""
+        for start in range(len(words)):
+            left = len(words) - start
+            for size in self._anchors:
+                for length in self._lengths.get(words[start : start + size], ()) if size <= left else ():
+                    if length <= left and words[start : start + length] in self.problems:
+                        yield start, start + length
+
+
+def _words(text: str) -> Words:
+    return tuple(_MARKER.sub(r" \1 ", text).split())
+
+
+def _openings(words: Words) -> list[int]:
+    """Hashes of the first 0, 1, 2 ... words."""
+    return list(accumulate(words, lambda so_far, word: hash((so_far, word)), initial=0))
+
+
+def _counted(openings: Iterable[list[int]], wanted: Set[int]) -> Counter[int]:
+    """How many texts begin in each of the wanted ways."""
+    return Counter(opening for text in openings for opening in text if opening in wanted)

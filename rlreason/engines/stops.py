@@ -1,0 +1,88 @@
+"""Where a stop string ends a response, and what the response's text is: one rule for every engine, vLLM's.
+
+A stop string counts when it ends in text beyond that of the first `min_tokens` tokens. Text leaves special tokens out;
+only where a stop string is spelled with one, such as `<|im_end|>`, are they seen in the search for stop strings. So a
+special token ends a response in the same way whether it is an end token or a stop string, and is graded the same.
+It must not know engines, batches or models.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from transformers import PreTrainedTokenizerBase
+
+HALF_CHARACTER = "\ufffd"  # what bytes decode to that are not yet a whole character
+
+
+class Stops:
+    """The stop strings of a sampling setting, under one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], min_tokens: int) -> None:
+        self.tokenizer, self.stop, self.min_tokens = tokenizer, tuple(stop), min_tokens
+        special = special_tokens(tokenizer)
+        self._special = frozenset(special)
+        self.sees_special = any(text in s for text in special.values() for s in stop)
+
+    @cached_property
+    def closing(self) -> frozenset[int] | None:
+        return closing_tokens(self.tokenizer.get_vocab(), self.stop)
+
+    def may_close(self, token: int) -> bool:
+        """Whether it is worth decoding the response after this token, to look for a stop string."""
+        return bool(self.stop) and (self.closing is None or token in self.closing)
+
+    def overhang(self, token_ids: Sequence[int]) -> int | None:
+        """How many characters follow the stop string that ends these tokens; None where none does.
+
+        What follows was written by the last token, which is kept whole.
+        """
+        if len(token_ids) <= self.min_tokens:
+            return None
+        text = self._decoded(token_ids, self.sees_special)
+        if not any(s in text for s in self.stop):
+            return None
+        early = self._settled(token_ids[: self.min_tokens])
+        starts = {s: text.find(s, max(0, early - len(s) + 1)) for s in self.stop}
+        ends = [start + len(s) for s, start in starts.items() if start >= 0]
+        return len(text) - min(ends) if ends else None
+
+    def text(self, token_ids: Sequence[int], overhang: int) -> str:
+        """The response's text, for grading and reading: without special tokens and without the overhang."""
+        text = self._decoded(token_ids, special=False)
+        return text[: len(text) - overhang] if overhang and token_ids[-1] not in self._special else text
+
+    def _settled(self, token_ids: Sequence[int]) -> int:
+        """Characters that these tokens have written for good; a character of which bytes are missing is not there."""
+        while token_ids:
+            text = self._decoded(token_ids, self.sees_special)
+            if not text.endswith(HALF_CHARACTER):
+                return len(text)
+            token_ids = token_ids[:-1]
+        return 0
+
+    def _decoded(self, token_ids: Sequence[int], special: bool) -> str:
+        decode = self.tokenizer.decode
+        return str(decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Every token that text leaves out: also those that no role, such as end or padding, names."""
+    flagged = {i: str(token) for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+    return flagged | {i: str(token) for i, token in named}
+
+
+def closing_tokens(vocabulary: Mapping[str, int], stop: Sequence[str]) -> frozenset[int] | None:
+    """Tokens that can complete a stop string: those whose text holds one of its last characters.
+
+    None means any token may: vocabularies spell white space otherwise, and a last character outside ASCII can be
+    split over several tokens.
+
+    >>> sorted(closing_tokens({"a": 0, "b>": 1, "<0x3E>": 2, "<0x41>": 3}, ["</A"]))
+    [3]
+    """
+    last = {s[-1] for s in stop}
+    if not all(c.isascii() and c.isprintable() and not c.isspace() for c in last):
+        return None
+    spellings = {*last, *(f"<0x{ord(c):02X}>" for c in last)}  # the second: single bytes, in some vocabularies
+    return frozenset(i for piece, i in vocabulary.items() if any(s in piece for s in spellings))
