@@ -15,11 +15,12 @@ from rlreason.engines.base import Prompt, Sampling, seed_for
 from rlreason.engines.hf import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.jobs import compare
-from rlreason.jobs.best_of_n import load_scorer, with_intervals
+from rlreason.jobs.best_of_n import first_alone, load_scorer, with_intervals
 from rlreason.jobs.selection import best_at, majority_at, pass_at, subsets_of
 from rlreason.jobs.votes import answer_classes
 from rlreason.protocol import make_protocol
 from rlreason.statistics import wilson_interval
+from rlreason.types import Grade, Response, Sample
 
 
 def enumerated(n, k, win):
@@ -117,6 +118,19 @@ def test_intervals_hold_their_values_and_problems_are_drawn_together():
     assert all(low < value < high for value, low, high in curves["a"])
     never = with_intervals({"a": np.zeros((40, 1)), "b": values[:, :1]}, seed=0)
     assert never["a"] == [(0.0, *wilson_interval(0, 40))]  # 40 failures are no proof that it cannot succeed
+
+
+def test_the_first_samples_alone_are_an_evaluation_of_one_response_each():
+    def sample(problem, right):
+        grade = Grade(float(right), 1.0, float(right), "correct" if right else "wrong")
+        return Sample(Response(f"p{problem}", [5], [1], [-0.1], "text", "stop"), grade)
+
+    first, rest = [i < 3 for i in range(10)], [True, False]  # 3 of 10, though 13 of 30 in all
+    samples = [sample(problem, right) for problem, one in enumerate(first) for right in (one, *rest)]
+    alone = first_alone(samples, 3)
+    assert alone["accuracy"] == 0.3
+    assert alone["interval"] == pytest.approx(list(wilson_interval(3, 10)), abs=0.05)
+    assert alone == first_alone(samples[::3], 1)
 
 
 @pytest.mark.parametrize(

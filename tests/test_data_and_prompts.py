@@ -85,9 +85,9 @@ def test_subsets_are_nested():
 
 def test_prompts_render_with_format_semantics():
     folder = resource_dir("prompts")
-    text = render(load_template("question_only.prompt", folder), "What is {x}?")
-    assert text.startswith("What is {x}?")
-    assert r"\boxed{}" in text
+    assert render(load_template("question_only.prompt", folder), "What is {x}?") == "What is {x}?"
+    boxed = render(load_template("question_boxed.prompt", folder), "What is {x}?")
+    assert boxed == "What is {x}?\nPlease reason step by step, and put your final answer within \\boxed{}."
     r1 = render(load_template("r1_zero.prompt", folder), "1+1?")
     assert r1.endswith("User: 1+1?\nAssistant: <think>")
 

@@ -343,3 +343,7 @@ def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path):
     assert all(r["samples"] == 4 and len(r["question_hash"]) == 16 for r in rates)
     assert {"best_of_n.csv", "best_of_n.png", "metrics.jsonl"} <= {p.name for p in (tmp_path / "b").iterdir()}
     assert f"protocol {summary['protocol']['hash']}" in out
+    rows = [json.loads(line) for line in (tmp_path / "b/responses.jsonl").read_text().splitlines()]
+    first = [r["outcome"] == "correct" for r in rows if r["sample"] == 0]
+    assert (len(first), sum(first) / 48) == (48, summary["first_samples"]["accuracy"])
+    assert f"first samples alone: accuracy {summary['first_samples']['accuracy']:.3f} (" in out

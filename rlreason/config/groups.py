@@ -11,50 +11,44 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+CLIPPING = ("grpo_clip", "gspo")  # losses with a clip range
+
 
 @dataclass
 class Loss:
-    """-A log p, or -r log p when `no_baseline`: losses without numbers of their own."""
+    """A loss of the policy gradient and its numbers.
+
+    One schema for every option, so that a file can set numbers whichever option is chosen beside it: the rules of the
+    objective say which loss reads which.
+    """
 
     loss_type: str = MISSING
-
-    def numbers(self) -> dict[str, float | None]:
-        """Keyword arguments of the loss function."""
-        return {}
-
-
-@dataclass
-class ClipLoss(Loss):
-    """Losses that bound the ratio to [1 - low, 1 + high]."""
-
     cliprange: float | None = None  # both sides at once
-    cliprange_low: float | None = None  # None: cliprange
-    cliprange_high: float | None = None  # None: cliprange
+    cliprange_low: float | None = None  # the ratio is kept above 1 - low; None: cliprange
+    cliprange_high: float | None = None  # and below 1 + high; None: cliprange
     dual_clip: float | None = None  # bound of -A ratio for A < 0, above 1 + high
+    ratio_cap: float | None = None  # the ratio's largest value as a weight
 
     def numbers(self) -> dict[str, float | None]:
-        low = self.cliprange if self.cliprange_low is None else self.cliprange_low
-        high = self.cliprange if self.cliprange_high is None else self.cliprange_high
-        dual = {} if self.loss_type == "gspo" else {"dual_clip": self.dual_clip}
-        return {"cliprange_low": low, "cliprange_high": high, **dual}
+        """Keyword arguments of the loss function: those that are set."""
+        numbers = {
+            "cliprange_low": self.cliprange if self.cliprange_low is None else self.cliprange_low,
+            "cliprange_high": self.cliprange if self.cliprange_high is None else self.cliprange_high,
+            "dual_clip": self.dual_clip,
+            "ratio_cap": self.ratio_cap,
+        }
+        return {name: number for name, number in numbers.items() if number is not None}
 
     def problems(self) -> list[str]:
+        if self.cliprange is not None and self.loss_type not in CLIPPING:
+            cure = " or ".join(f"loss={name}" for name in CLIPPING)
+            return [f"loss.cliprange={self.cliprange}: loss_type={self.loss_type} has no such number: choose {cure}"]
         if self.cliprange is None or self.cliprange_low is None or self.cliprange_high is None:
             return []
         return [
             f"loss.cliprange={self.cliprange} beside loss.cliprange_low={self.cliprange_low} and loss.cliprange_high="
             f"{self.cliprange_high} would be ignored: set the two sides, or set both to null"
         ]
-
-
-@dataclass
-class CispoLoss(Loss):
-    """The ratio as a capped weight."""
-
-    ratio_cap: float = 5.0
-
-    def numbers(self) -> dict[str, float | None]:
-        return {"ratio_cap": self.ratio_cap}
 
 
 @dataclass

@@ -102,7 +102,6 @@ class GRPO(Training):
         return {
             "loss_type": self.loss.loss_type,
             **self.loss.numbers(),
-            "dual_clip": getattr(self.loss, "dual_clip", None),
             "length_norm": self.length_norm.kind,
             "constant": self.length_norm.constant,
             "baseline": self.baseline.kind,

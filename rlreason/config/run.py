@@ -67,11 +67,6 @@ class Run:
                 f"model=tiny with data={self.data.name}: the tiny model learns its habits from stories: "
                 "choose data=stories, or a pretrained model (model=local model.path=DIR)"
             )
-        if isinstance(self.model, TinyModel) and self.prompt.reward == "question_only":
-            bad.append(
-                f"model=tiny with prompt={self.prompt.name}: the tiny model learns to answer in <answer> tags, and "
-                "this prompt's reward expects a box: choose prompt=r1_zero_short, or a pretrained model"
-            )
         if "" in self.prompt.stop:
             bad.append("prompt.stop holds an empty text, which stands everywhere: give stop strings, or prompt.stop=[]")
         if self.prompt.reward not in ("r1_zero", "question_only") and ":" not in self.prompt.reward:

@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from rlreason.config import data, groups, model, tasks
+from rlreason.config import data, model, tasks
 from rlreason.config.grpo import GRPO
 from rlreason.config.imitation import EI, SFT
 from rlreason.config.jobs import BestOfN, Evaluate
@@ -23,7 +23,6 @@ from rlreason.errors import ConfigError
 LONGEST_NAME = 190  # characters of a run's folder name; file systems allow 255 bytes
 SCHEMAS: dict[str, dict[str, Any]] = {
     "schema": {"sft": SFT, "ei": EI, "grpo": GRPO, "evaluate": Evaluate, "best_of_n": BestOfN},
-    "schema/loss": {"plain": groups.Loss, "clip": groups.ClipLoss, "cispo": groups.CispoLoss},
     "schema/model": {"tiny": model.TinyModel, "pretrained": model.PretrainedModel},
     "schema/data": {"stories": data.Stories, "files": data.FileData, "countdown": tasks.Countdown, "gym": tasks.Gym},
 }

@@ -18,6 +18,7 @@ THINGS = ("apples", "pens", "cards", "coins", "books", "shells", "stamps", "ball
 GAINS = ("buys", "finds", "wins", "gets")
 LOSSES = ("gives away", "loses", "sells", "eats")
 VALIDATION_SHARE = 8  # one story in eight belongs to the validation half
+R1_ZERO_TRACE = " {solution} </think> <answer>{answer}</answer>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,13 @@ def make_stories(
     return list(problems.values())
 
 
-def habit_trace(problem: Problem, rng: random.Random, hasty_share: float, slip_share: float) -> str:
+def habit_trace(
+    problem: Problem, rng: random.Random, hasty_share: float, slip_share: float, template: str = R1_ZERO_TRACE
+) -> str:
     """A response for the warm start: hasty (one step, then an answer) or worked through, sometimes with a slip.
 
-    A hasty trace is well-formed and wrong unless the story is one step long. It ends with `</answer>`.
+    `template` is filled with `{solution}`, the steps, and `{answer}`, the result of the last of them. A hasty trace is
+    well-formed, and wrong unless the story is one step long.
     """
     assert problem.solution is not None
     steps = problem.solution.split(" ")
@@ -103,4 +107,4 @@ def habit_trace(problem: Problem, rng: random.Random, hasty_share: float, slip_s
     if rng.random() < slip_share:
         left, right = steps[-1].split("=")
         steps[-1] = f"{left}={max(0, int(right) + rng.choice((-2, -1, 1, 2)))}"
-    return f" {' '.join(steps)} </think> <answer>{steps[-1].split('=')[1]}</answer>"
+    return template.format(solution=" ".join(steps), answer=steps[-1].split("=")[1])

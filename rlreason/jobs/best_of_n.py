@@ -4,14 +4,14 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from rlreason.config.jobs import BestOfN
 from rlreason.console import Console
 from rlreason.errors import ConfigError
-from rlreason.evaluation import is_correct
+from rlreason.evaluation import is_correct, share
 from rlreason.grading.formats import Extract
 from rlreason.jobs.evaluate import announce, closing
 from rlreason.jobs.plot import draw_best_of_n
@@ -48,8 +48,15 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
             f"prompt={run.prompt.name}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
         )
         draw_best_of_n(folder / "best_of_n.png", {"": (run.n_list, curves)}, title, subtitle)
-        conclude(folder, house, responses, store, {"n_list": list(run.n_list), "best_of_n": curves})
+        first = first_alone(responses.samples, run.responses)
+        found = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
+        conclude(folder, house, responses, store, found)
         console.say("\n" + curves_table(run.n_list, curves))
+        low, high = first["interval"]
+        console.say(
+            f"first samples alone: accuracy {first['accuracy']:.3f} ({low:.3f}-{high:.3f}); they are the ones that "
+            "algorithm=evaluate draws"
+        )
         for line in explanations(run, house.grader.reward):
             console.say(line)
         closing(console, responses, folder)
@@ -57,6 +64,14 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
     finally:
         house.close()
     return responses.metrics["eval/accuracy"]
+
+
+def first_alone(samples: Sequence[Sample], n: int) -> dict[str, Any]:
+    """Accuracy of each problem's first response, with its 95% interval: that of `algorithm=evaluate`, whose only
+    response to a problem is drawn with the same random numbers. `samples` hold n to each problem, one after another.
+    """
+    value, low, high = share(samples[::n], is_correct)
+    return {"accuracy": value, "interval": [low, high]}
 
 
 def load_scorer(name: str | None) -> Scorer | None:

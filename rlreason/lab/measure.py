@@ -18,7 +18,6 @@ from rlreason.console import Console
 from rlreason.lab.objectives import in_words, variants, with_credit
 from rlreason.policy import Policy, load_policy
 from rlreason.setup.data import read_splits
-from rlreason.setup.house import renderer
 from rlreason.setup.learner import make_learner
 from rlreason.setup.model import choose_threads, make_policy, teach_habits
 from rlreason.types import Sample
@@ -85,10 +84,9 @@ def add_reference(run: GRPO, samples: list[Sample], console: Console) -> None:
     console.say("making the reference model of the KL term again ...")
     torch.manual_seed(run.seed)
     train = read_splits(run.data, console.say)[0] if isinstance(run.model, TinyModel) else []
-    prompt = renderer(run)
-    reference = make_policy(run, train, prompt)
+    reference = make_policy(run, train)
     if isinstance(run.model, TinyModel):
-        teach_habits(run, run.model, reference, train, prompt, console)
+        teach_habits(run, run.model, reference, train, console)
     pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
     scores = reference.score(pairs, run.sampling.temperature, run.micro_batch_tokens)
     for sample, score in zip(samples, scores, strict=True):

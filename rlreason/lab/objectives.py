@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlreason.algorithms.grpo import credit
-from rlreason.config.groups import Baseline, CispoLoss, ClipLoss, LengthNorm, Loss, StdNorm
+from rlreason.config.groups import Baseline, LengthNorm, Loss, StdNorm
 from rlreason.config.grpo import GRPO
 from rlreason.objectives.rules import NAMED_OBJECTIVES, OPTIONS, check_objective
 from rlreason.setup.learner import credit_rule
@@ -27,16 +27,10 @@ def variants(run: GRPO) -> dict[str, GRPO]:
 def with_objective(run: GRPO, name: str) -> GRPO:
     """The run as `objective=NAME` would have made it: what the objective does not set stays the run's."""
     axes = NAMED_OBJECTIVES[name]
-    loss_type, cap = axes["loss_type"], axes["ratio_cap"]
-    loss = Loss(loss_type)
-    if cap is not None:
-        loss = CispoLoss(loss_type, ratio_cap=cap)
-    elif axes["cliprange_low"] is not None:
-        low, high, dual = axes["cliprange_low"], axes["cliprange_high"], axes["dual_clip"]
-        loss = ClipLoss(loss_type, cliprange_low=low, cliprange_high=high, dual_clip=dual)
+    numbers = {key: axes[key] for key in ("cliprange_low", "cliprange_high", "dual_clip", "ratio_cap")}
     return replace(
         run,
-        loss=loss,
+        loss=Loss(axes["loss_type"], **numbers),
         length_norm=_length_norm(run, axes["length_norm"]),
         baseline=Baseline(axes["baseline"]),
         std_norm=StdNorm(axes["std_norm"]),

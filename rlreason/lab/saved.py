@@ -33,7 +33,7 @@ def read_run(folder: Path) -> GRPO:
         raise ConfigError(f"RUN={folder} is a run of algorithm={node.get('algorithm')}: give one of algorithm=grpo")
     try:
         schema = OmegaConf.structured(GRPO)
-        for group in ("loss", "model", "data"):
+        for group in ("model", "data"):
             schema[group] = _schema_of(group, set(node[group]))
         run = OmegaConf.to_object(OmegaConf.merge(schema, node))
     except OmegaConfBaseException as error:

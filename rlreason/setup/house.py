@@ -27,10 +27,11 @@ from rlreason.prompts import load_template, render
 from rlreason.records import Mirror
 from rlreason.setup.data import load_data, read_splits
 from rlreason.setup.engine import check_engine, make_engine
-from rlreason.setup.model import Render, choose_threads, choose_trained, make_policy, teach_habits
+from rlreason.setup.model import choose_threads, choose_trained, make_policy, teach_habits
 from rlreason.types import Problem
 
 PromptIds = Callable[[Problem], list[int]]
+Render = Callable[[str], str]  # a question -> its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,12 @@ def build(run: Run, folder: Path, console: Console) -> House:
         train, validation, sizes = load_data(run, grader=grader, say=console.say)
         check_reward(run, grader, validation)
         lessons = read_splits(run.data, console.say)[0] if isinstance(run.data, Stories) else train
-        policy = make_policy(run, lessons, prompt)
+        policy = make_policy(run, lessons)
         choose_threads(run, policy)
         prompt_ids = encoder(policy, prompt)
         train, validation = fitting(run, policy, prompt_ids, train, validation, console)
         if isinstance(run.model, TinyModel):
-            teach_habits(run, run.model, policy, lessons, prompt, console)
+            teach_habits(run, run.model, policy, lessons, console)
         choose_trained(run.model, policy, run.seed)
         engine = make_engine(run, policy, folder, console.say)
     except BaseException:

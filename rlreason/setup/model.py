@@ -1,8 +1,9 @@
 """The model of a run, from its `model` settings: loaded, or made on the spot and taught two habits."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import cycle
 
 import torch
 
@@ -15,10 +16,11 @@ from rlreason.memory import freeze, model_size, recompute_layers
 from rlreason.models.tiny import build_model, build_tokenizer
 from rlreason.models.warm_start import warm_up
 from rlreason.policy import DTYPES, Policy, load_policy, pick_device, pick_dtype
+from rlreason.setup.formats import SHARED, formats_of
 from rlreason.types import Problem
 
-Render = Callable[[str], str]  # a question -> its prompt
 TINY = 5_000_000  # parameters
+VOCABULARY = 2048  # tokens at most: enough to make every word of every shipped prompt one token
 
 
 def choose_threads(run: Run, policy: Policy) -> None:
@@ -30,7 +32,7 @@ def choose_threads(run: Run, policy: Policy) -> None:
         torch.set_num_threads(run.threads or 1)
 
 
-def make_policy(run: Run, train: Sequence[Problem], prompt: Render) -> Policy:
+def make_policy(run: Run, train: Sequence[Problem]) -> Policy:
     """The model as it is before any training: loaded, or made on the spot with random weights."""
     if run.model.lora.rank:
         require_peft()
@@ -39,17 +41,19 @@ def make_policy(run: Run, train: Sequence[Problem], prompt: Render) -> Policy:
     assert isinstance(run.model, TinyModel)
     tiny, device = run.model, pick_device()
     rng = random.Random("tokenizer")  # the same tokenizer for every seed
-    tokenizer = build_tokenizer(prompt(p.question) + habit_trace(p, rng, 0.5, 0.0) for p in train[:2000])
+    turns = zip(train[:2000], cycle(dict.fromkeys(formats_of(run))), strict=False)
+    texts = (form.prompt(p.question) + habit_trace(p, rng, 0.5, 0.0, form.trace) for p, form in turns)
+    tokenizer = build_tokenizer(texts, VOCABULARY)
     model = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=run.seed)
     return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device, DTYPES[tiny.weights])
 
 
-def teach_habits(
-    run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Problem], prompt: Render, console: Console
-) -> None:
-    console.say("teaching a new tiny model two habits: mostly hasty answers, sometimes step by step ...")
-    settings, tokens = asdict(tiny.warm_start), run.micro_batch_tokens
-    warm_up(policy, train, prompt, **settings, micro_batch_tokens=tokens, seed=run.seed, progress=console.progress)
+def teach_habits(run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Problem], console: Console) -> None:
+    formats, tokens = formats_of(run), run.micro_batch_tokens
+    shared = f", in the formats of {len(set(SHARED))} prompts" if len(formats) > 1 else ""
+    console.say(f"teaching a new tiny model two habits: mostly hasty answers, sometimes step by step{shared} ...")
+    settings = asdict(tiny.warm_start)
+    warm_up(policy, train, formats, **settings, micro_batch_tokens=tokens, seed=run.seed, progress=console.progress)
 
 
 def choose_trained(model: Model, policy: Policy, seed: int) -> None:

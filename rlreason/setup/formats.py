@@ -1,0 +1,65 @@
+"""The formats that the warm start of a model made on the spot is taught in.
+
+The prompts of the handouts' prompt ablation share one warm start that holds all of them, so that whichever of them a
+run chooses, it starts from the same weights. Every other prompt, the default and a user's own, has a warm start to
+itself. It knows settings and prompt options; it must not know models.
+"""
+
+from functools import partial
+
+from omegaconf import OmegaConf
+
+from rlreason.config.groups import Prompt
+from rlreason.config.run import Run
+from rlreason.config.store import resource_dir
+from rlreason.data.stories import R1_ZERO_TRACE
+from rlreason.errors import ConfigError
+from rlreason.grading.grader import FORMATS
+from rlreason.models.warm_start import Format
+from rlreason.prompts import load_template, render
+
+#: Prompt options that share a warm start, one for each turn. A prompt with three worked examples is many times as long
+#: as a bare question and ends like r1_zero's: one turn in sixteen suffices to learn it, and keeps the warm start short.
+SHARED = 5 * ("r1_zero", "question_only", "question_boxed") + ("r1_zero_three_shot",)
+
+
+def formats_of(run: Run) -> list[Format]:
+    """One for each turn: those of the shared warm start where the run's prompt is one of them, or its own alone."""
+    shared = {name: shipped(name) for name in SHARED}
+    same = [prompt for prompt in shared.values() if template_of(prompt) == template_of(run.prompt)]
+    check_readable(run.prompt, trace_of(same[0] if same else run.prompt))
+    if not same:
+        return [format_of(run.prompt)]
+    formats = {name: format_of(prompt) for name, prompt in shared.items()}
+    return [formats[name] for name in SHARED]
+
+
+def shipped(name: str) -> Prompt:
+    """A prompt option as it stands in `conf/`, whatever a run has changed."""
+    file = resource_dir("conf") / "prompt" / f"{name}.yaml"
+    prompt = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Prompt), OmegaConf.load(file)))
+    assert isinstance(prompt, Prompt)
+    return prompt
+
+
+def format_of(prompt: Prompt) -> Format:
+    return Format(partial(render, template_of(prompt)), trace_of(prompt))
+
+
+def template_of(prompt: Prompt) -> str:
+    return load_template(prompt.file, resource_dir("prompts"))
+
+
+def trace_of(prompt: Prompt) -> str:
+    """The prompt's own trace; where that does not say how to answer, in answer tags."""
+    return prompt.trace if "{answer}" in prompt.trace else R1_ZERO_TRACE
+
+
+def check_readable(prompt: Prompt, trace: str) -> None:
+    """`ConfigError` where the prompt's reward would find no answer in what the warm start teaches, in no response."""
+    read = FORMATS.get(prompt.reward)  # what a reward of the user's own reads is not known
+    if read and read(trace.format(solution="1+1=2", answer="2")).answer != "2":
+        raise ConfigError(
+            f"prompt.reward={prompt.reward} with model=tiny: the tiny model is taught to answer in the form {trace!r}, "
+            "where this reward finds no answer: choose prompt.reward and prompt.trace of one form, as every prompt has"
+        )
