@@ -69,8 +69,9 @@ def mark_ended(folder: Path, error: BaseException) -> None:
     """Say in the folder of a run that was under way what ended it."""
     if read_status(folder) == "running":
         text = next(iter(str(error).splitlines()), "")
-        reason = text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}".rstrip(": ")
-        write_status(folder, status_of(error), reason)
+        named = f"{type(error).__name__}: {text}".rstrip(": ")
+        stopped = "by a signal" if isinstance(error, KeyboardInterrupt) else ""
+        write_status(folder, status_of(error), stopped or (text if isinstance(error, ConfigError) else named))
 
 
 def _stamp(folder: Path) -> int | None:
@@ -117,7 +118,11 @@ def sweep(asked: Asked) -> int:
             main()
         finally:
             arms = runs.arms()
-            print("\n" + arms_table(arms) if arms else "no run has reported its end: see the folders of the sweep")
+            if arms:
+                print("\n" + arms_table(arms))
+    if not arms:  # a launcher on machines that share no files with this one
+        print("rlreason: no run of the sweep has reported here how it ended: see their folders", file=sys.stderr)
+        return 1
     return sweep_code([arm.status for arm in arms])
 
 

@@ -4,6 +4,7 @@ Python imports the package before it looks for the module behind `-m`, so one pl
 """
 
 import sys
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -42,6 +43,7 @@ def runs(name: str, package: Path = PACKAGE) -> bool:
     return file.is_file() and (path.name == "__main__" or '\nif __name__ == "__main__":' in file.read_text("utf-8"))
 
 
+@cache
 def commands(package: Path = PACKAGE) -> list[str]:
     """Every module that a person can run, shortest first."""
     files = [path.relative_to(package).with_suffix("").parts for path in package.rglob("*.py")]

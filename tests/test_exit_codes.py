@@ -60,7 +60,7 @@ def test_an_error_of_the_program_keeps_its_traceback():
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
     [
-        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
+        (KeyboardInterrupt(), "interrupted", "by a signal"),
         (DataError("no problem is left"), "failed", "no problem is left"),
         (ZeroDivisionError("by zero\nmore"), "failed", "ZeroDivisionError: by zero"),
     ],

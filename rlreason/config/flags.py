@@ -96,8 +96,10 @@ def read(words: Sequence[str]) -> Asked:
         raise ConfigError(f"{' and '.join(_spelt(dict.fromkeys(several, True)))} exclude each other: give one")
     if "resolve" in flags and not flags.keys() & {"cfg", "help"}:
         raise ConfigError("--resolve belongs to --cfg: write --cfg job --resolve")
-    if (folder := flags.get("config_dir")) and not Path(folder).is_dir():
-        raise ConfigError(f"--config-dir={folder} is no folder: give one that holds options, as in DIR/loss/mine.yaml")
+    if folder := flags.get("config_dir"):
+        if not Path(folder).is_dir():
+            raise ConfigError(f"--config-dir={folder} is no folder: give one that holds options, as DIR/loss/mine.yaml")
+        flags["config_dir"] = str(Path(folder).absolute())  # a run may be told to work in a folder of its own
     path = flags.get("config_path")
     if path and not (Path(path).is_absolute() and Path(path).is_dir()) and not path.startswith("pkg://"):
         raise ConfigError(
@@ -114,7 +116,7 @@ def composing(asked: Asked) -> Iterator[None]:
         search_path = create_config_search_path(conf)
         if folder := asked.flags.get("config_dir"):
             place = SearchPathQuery(provider="schema")
-            search_path.prepend("command-line", f"file://{Path(folder).absolute()}", anchor=place)
+            search_path.prepend("command-line", f"file://{folder}", anchor=place)
         GlobalHydra.instance().clear()
         Hydra.create_main_hydra2(task_name=Path(sys.argv[0]).stem, config_search_path=search_path)
         yield
