@@ -1,3 +1,10 @@
 """Honest experiments on teaching language models to reason: GRPO and its relatives with verified rewards."""
 
+import sys
+
 __version__ = "0.1.0"
+
+if sys.argv[:1] == ["-m"]:  # Python is looking for the module to run, and most have nothing to run
+    from rlreason.modules import refuse_idle
+
+    refuse_idle()

@@ -1,8 +1,18 @@
-"""`curves.png` of one run, drawn from its `metrics.jsonl` alone. It knows files; it must not know torch."""
+"""`curves.png` of one run, drawn from its `metrics.jsonl` alone. It knows files; it must not know torch.
+
+`python -m rlreason.curves RUN` draws it again, or for a run that is still under way.
+"""
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
+
+from rlreason.entry import Parser, answered
+from rlreason.errors import ConfigError
 
 Panel = tuple[str, tuple[tuple[str, str], ...]]  # heading, ((metric, label), ...)
 PANELS: tuple[Panel, ...] = (
@@ -98,3 +108,23 @@ def draw_panel(ax: Any, rows: list[dict[str, Any]], panel: Panel) -> None:
         ax.set_ylim(bottom=0)
     if len(drawn) > 1:
         ax.legend(fontsize=8, frameon=False)
+
+
+def main(words: Sequence[str]) -> None:
+    parser = Parser(prog="python -m rlreason.curves", description="Draw RUN/curves.png from RUN/metrics.jsonl.")
+    parser.add_argument("run", metavar="RUN", type=Path, help="a training run's folder, such as runs/grpo/DATE")
+    folder = parser.parse_args(words).run
+    if not (folder / "metrics.jsonl").is_file() or not read_metrics(folder):
+        raise ConfigError(f"RUN={folder} holds no metrics.jsonl with a row in it: give the folder of a training run")
+    print(f"curves: {draw_curves(folder, title_of(folder))}")
+
+
+def title_of(folder: Path) -> str:
+    """Model, data, objective and seed of a run, from its `config.yaml`."""
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    objective = f"loss={config['loss']['loss_type']}" if "loss" in config else config["algorithm"]
+    return f"{config['model']['name']}, {config['data']['name']}: {objective}, seed {config['seed']}"
+
+
+if __name__ == "__main__":
+    sys.exit(answered(lambda: main(sys.argv[1:])))

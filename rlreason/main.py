@@ -1,113 +1,132 @@
-"""The command line: compose the config, check it, run one run per process.
+"""The command line: compose the config, check it, run one run per process, end with the run's own exit code.
 
 The only room that knows Hydra's runner. Heavy libraries are imported when a checked run starts, so that
 `--help` and a typo are answered at once.
 """
 
-import json
 import os
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rlreason.arms import Sweep, stoppable
+from rlreason.config.flags import Asked, read
 from rlreason.config.run import Training
 from rlreason.config.store import register, resource_dir, typed
-from rlreason.config.words import check_words, handout_names, is_question, quoted
+from rlreason.config.words import check_rules, check_words
+from rlreason.entry import answered, say
 from rlreason.errors import ConfigError
-from rlreason.sweeps import JOB_OF_SWEEP, Arm, arms_table
-
-#: What each job of a sweep came to, in order; filled by the parent process of a sweep only.
-ARMS: list[Arm] = []
+from rlreason.status import ending, exit_code, read_status, status_of, sweep_code, write_status
+from rlreason.sweeps import JOB_OF_SWEEP, arms_table
 
 
 @hydra.main(version_base="1.3", config_path=str(resource_dir("conf")), config_name="config")
 def main(cfg: DictConfig) -> float:
     """One job: a whole run, or, inside a sweep, the start of a process of its own."""
     try:
-        return job(cfg)
-    except ConfigError as error:
-        say_mistake(error)
-        sys.exit(2)
+        return arm(cfg) if HydraConfig.get().mode is RunMode.MULTIRUN else job(cfg)
+    except Exception as error:  # KeyboardInterrupt passes Hydra by itself
+        if not say(error):
+            raise  # Hydra prints the traceback and ends with 1
+        sys.exit(exit_code(error))
 
 
 def job(cfg: DictConfig) -> float:
+    """A run in this process. It ends the process itself where its end has an exit code of its own."""
     run = typed(cfg)
     config = OmegaConf.to_yaml(cfg, resolve=True)
     hydra_job = HydraConfig.get()
     folder = Path(hydra_job.runtime.output_dir)
-    if hydra_job.mode is RunMode.MULTIRUN:
-        arm = in_own_process(folder, list(hydra_job.overrides.task), config)
-        ARMS.append(arm)
-        return arm.accuracy
     sweep = hydra_job.runtime.choices.get("sweep")
     if sweep and JOB_OF_SWEEP not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
-    if isinstance(run, Training):
-        from rlreason.trainer import train  # torch loads here
+    before = _stamp(folder)
+    try:
+        if isinstance(run, Training):
+            from rlreason.trainer import train  # torch loads here
 
-        return train(run, folder, config)
-    from rlreason.jobs.start import start
+            accuracy = train(run, folder, config)
+        else:
+            from rlreason.jobs.start import start
 
-    return start(run, folder, config)
-
-
-def in_own_process(folder: Path, overrides: list[str], config: str) -> Arm:
-    """One job of a sweep: what it crashes or leaks ends with it; a finished one is not run again."""
-    summary = folder / "summary.json"
-    if summary.exists():
-        if (folder / "config.yaml").read_text() != config:
-            raise ConfigError(f"{folder} is a finished run of another config: move it away, or set hydra.sweep.dir")
-        print(f"\n== {folder.name}: finished before, not run again")
-        return Arm(folder.name, json.loads(summary.read_text()))
-    print(f"\n== {folder.name}", flush=True)
-    argv = [sys.executable, "-m", "rlreason", *folder_flags(sys.argv[1:]), *overrides, f"hydra.run.dir='{folder}'"]
-    code = subprocess.run(argv, env=os.environ | {JOB_OF_SWEEP: "1"}, check=False).returncode
-    if code or not summary.exists():
-        return Arm(folder.name, {"status": f"failed (exit code {code})"})
-    return Arm(folder.name, json.loads(summary.read_text()))
+            accuracy = start(run, folder, config)
+    except BaseException as error:
+        if _stamp(folder) != before:  # the folder became this run's own
+            mark_ended(folder, error)
+        raise
+    if code := ending(read_status(folder) or "finished").exit_code:
+        sys.exit(code)
+    return accuracy
 
 
-def folder_flags(words: list[str]) -> list[str]:
-    """The flags that bring in a user's own options, for the processes of a sweep.
-
-    >>> folder_flags(["-m", "--config-dir", "mine", "seed=0,1"])
-    ['--config-dir', 'mine']
-    """
-    flags = ("--config-dir", "-cd")
-    return [
-        word
-        for before, word in zip(["", *words], words, strict=False)
-        if word in flags or before in flags or word.startswith("--config-dir=")
-    ]
+def mark_ended(folder: Path, error: BaseException) -> None:
+    """Say in the folder of a run that was under way what ended it."""
+    if read_status(folder) == "running":
+        text = next(iter(str(error).splitlines()), "")
+        named = f"{type(error).__name__}: {text}".rstrip(": ")
+        stopped = "by a signal" if isinstance(error, KeyboardInterrupt) else ""
+        write_status(folder, status_of(error), stopped or (text if isinstance(error, ConfigError) else named))
 
 
-def say_mistake(error: ConfigError) -> None:
-    for line in str(error).splitlines():
-        print(f"rlreason: {line}", file=sys.stderr)
+def _stamp(folder: Path) -> int | None:
+    """When the folder's status was last written; None before its first."""
+    path = folder / "status.json"
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def arm(cfg: DictConfig) -> float:
+    """One run of a sweep, in a process of its own; its accuracy is what a sweeper such as Optuna's goes by."""
+    typed(cfg)
+    config, hydra_config = OmegaConf.to_yaml(cfg, resolve=True), HydraConfig.get()
+    folder, name = Path(hydra_config.runtime.output_dir), Path(hydra_config.sweep.dir).name
+    return Sweep.of_environment().run(name, folder, list(hydra_config.overrides.task), config).accuracy
 
 
 def cli() -> None:
     """Entry of `python -m rlreason` and of the `rlreason` script. A user's mistake: one line, exit code 2."""
     register()
-    try:
-        sys.argv[1:] = quoted(handout_names(sys.argv[1:]))
-        if not is_question(sys.argv[1:]):
-            check_words(sys.argv[1:])
+    sys.exit(answered(command))
+
+
+def command() -> int:
+    """Check the words, then let Hydra answer them or start what they ask for; returns the exit code."""
+    words = sys.argv[1:]
+    question = not read(words).starts
+    asked = check_words(words, note=partial(print, file=sys.stderr if question else sys.stdout))
+    sys.argv[1:] = asked.words()
+    with stoppable():
+        if asked.multirun and asked.starts:
+            return sweep(asked)
         main()
-    except ConfigError as error:
-        say_mistake(error)
-        sys.exit(2)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        sys.stdout = None  # type: ignore[assignment]  # nothing is flushed into the closed pipe at exit
-        sys.exit(141)
-    except KeyboardInterrupt:
-        print("\nrlreason: stopped; what was recorded stays in the run folder", file=sys.stderr)
-        sys.exit(130)
-    if ARMS:
-        print("\n" + arms_table(ARMS))
-        sys.exit(1 if any(arm.failed for arm in ARMS) else 0)
+    if "cfg" in asked.flags:
+        check_rules(asked)  # the config was shown; what is wrong with it is said too
+    return 0
+
+
+def sweep(asked: Asked) -> int:
+    """Every run of a sweep, then the table of what they came to, of those so far where it was stopped."""
+    with TemporaryDirectory(prefix="rlreason-sweep-") as place:
+        runs = Sweep(asked.sources(), str(Path(place) / "arms.jsonl"))
+        runs.announce()
+        try:
+            main()
+        finally:
+            arms = runs.arms()
+            if arms:
+                print("\n" + arms_table(arms))
+    if not arms:  # a launcher on machines that share no files with this one
+        print("rlreason: no run of the sweep has reported here how it ended: see their folders", file=sys.stderr)
+        return 1
+    return sweep_code([arm.status for arm in arms])
+
+
+if __name__ == "__main__":
+    from rlreason.main import cli as entry  # under its own name, by which a plug-in's processes find it again
+
+    entry()

@@ -1,47 +1,90 @@
 """Weights & Biases as a second sink of the metrics. The run folder stays the record."""
 
+import os
 from pathlib import Path
 from typing import Any
 
+from rlreason.config.groups import Logger
 from rlreason.errors import ConfigError
+from rlreason.sweeps import JOB_OF_SWEEP
 
 COLUMNS = (
     "question", "response", "gold", "format_reward", "answer_reward", "reward", "outcome", "entropy", "length",
 )  # fmt: skip
 
+#: Counter -> the metrics that are drawn over it. Every row carries every counter, so any other axis can be chosen too.
+AXES: dict[str, tuple[str, ...]] = {
+    "rollout_step": ("rollout/*", "reward/*", "grading/*", "ei/*", "time/*", "generations/rollouts"),
+    "train_step": ("train/*", "sft/*", "tokens/*", "eval/*", "final/*", "generations/evals"),
+}
+COUNTERS = ("rollout_step", "train_step", "eval_step")
+
+
+def axis_of(metric: str) -> str | None:
+    """The counter that a metric is drawn over; None for a counter itself, and for a name that nobody foresaw.
+
+    >>> axis_of("ei/kept"), axis_of("eval/accuracy"), axis_of("train_step")
+    ('rollout_step', 'train_step', None)
+    """
+    names = {name: axis for axis, names in AXES.items() for name in names}
+    return names.get(metric) or names.get(f"{metric.partition('/')[0]}/*")
+
+
+def chosen(logger: Logger, folder: Path, own: Any) -> dict[str, Any]:
+    """Arguments of `wandb.init`: what the user set, and our defaults where W&B has been told nothing.
+
+    `own` are W&B's settings from its variables and files. What stands there is not passed, so it holds.
+    """
+    given = {
+        "project": logger.project,
+        "mode": logger.mode,
+        "entity": logger.entity,
+        "group": logger.group,
+        "tags": logger.tags,
+        "name": logger.name,
+        "notes": logger.notes,
+    }
+    defaults = {"project": "rlreason", "group": os.environ.get(JOB_OF_SWEEP), "name": folder.name}
+    named = {"project": own.project, "group": own.run_group, "name": own.run_name}
+    kept = {key: value for key, value in given.items() if value is not None}
+    place = {} if "WANDB_DIR" in os.environ else {"dir": str(folder)}
+    return place | {key: value for key, value in defaults.items() if value and not named[key]} | kept
+
 
 class WandbMirror:
-    """Sends every metrics row; training rows are drawn over `train_step`, evaluations over `eval_step`."""
+    """Sends every metrics row, with a step axis for every metric."""
 
-    def __init__(self, folder: Path, project: str, mode: Any, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, logger: Logger, config: dict[str, Any]) -> None:
         try:
             import wandb
         except ImportError as error:
             raise ConfigError(
                 "logger=wandb needs the wandb package: pip install wandb, or choose logger=none"
             ) from error
-        if mode not in ("online", "offline"):
-            raise ConfigError(f"logger.mode={mode} is none of online, offline: choose one")
         try:
-            self.run = wandb.init(project=project, mode=mode, dir=str(folder), name=folder.name, config=config)
+            own = wandb.setup().settings
+            self.run = wandb.init(**chosen(logger, folder, own), config=config)
         except Exception as error:  # network, login and quota problems come as many kinds
             raise ConfigError(
                 f"logger=wandb could not start ({error}): run `wandb login`, or use logger.mode=offline"
             ) from error
-        for step, names in (("train_step", ("train/*", "reward/*", "rollout/*", "time/*")), ("eval_step", ("eval/*",))):
-            self.run.define_metric(step)
+        for counter in COUNTERS:
+            self.run.define_metric(counter)
+        for counter, names in AXES.items():
             for name in names:
-                self.run.define_metric(name, step_metric=step)
+                self.run.define_metric(name, step_metric=counter)
+        self._counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
 
     def log(self, row: dict[str, float]) -> None:
-        self.run.log(row)
+        self._counters |= {name: row[name] for name in COUNTERS if name in row}
+        self.run.log(self._counters | row)
 
-    def table(self, name: str, counters: dict[str, float], rows: list[dict[str, Any]]) -> None:
-        """Responses to read: question, response, gold answer, rewards, entropy and length."""
+    def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None:
+        """Responses to read, at the counters of the latest row: question, response, reference answer, rewards ..."""
         import wandb
 
-        data = [[row["step"], *(row[column] for column in COLUMNS)] for row in rows]
-        self.run.log({f"generations/{name}": wandb.Table(["step", *COLUMNS], data), **counters})
+        data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
+        self.run.log({f"generations/{name}": wandb.Table(["step", *COLUMNS], data), **self._counters})
 
     def finish(self, summary: dict[str, Any]) -> None:
         self.run.summary.update(summary)

@@ -15,10 +15,9 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from rlreason import __version__
@@ -31,7 +30,6 @@ CONTENTS = (
     "grading_incidents.jsonl", "rollouts", "evals", "model", "model.partial", "wandb", "vllm.log",
     "responses.jsonl", "responses.unfinished.jsonl", "pass_rates.jsonl", "best_of_n.csv", "best_of_n.png", "inspect.md",
 )  # fmt: skip
-NO_COUNTERS: Mapping[str, float] = MappingProxyType({})
 MIRRORED_ROWS = 32  # of a step's responses go to the mirror; the run folder has all of them
 PACKAGES = ("torch", "transformers", "math-verify", "hydra-core", "vllm", "flash-attn")
 
@@ -41,7 +39,7 @@ class Mirror(Protocol):
 
     def log(self, row: dict[str, float]) -> None: ...
 
-    def table(self, name: str, counters: dict[str, float], rows: list[dict[str, Any]]) -> None: ...
+    def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None: ...
 
     def finish(self, summary: dict[str, Any]) -> None: ...
 
@@ -74,7 +72,6 @@ class Records:
         problems: Iterable[Problem],
         *,
         label: str = "",
-        counters: Mapping[str, float] = NO_COUNTERS,
     ) -> None:
         """Every response of a step with its grade: `rollouts/` from training, `evals/` from evaluation.
 
@@ -89,7 +86,7 @@ class Records:
         path.parent.mkdir(exist_ok=True)
         write_whole(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
         if self.mirror:
-            self.mirror.table(kind, dict(counters), rows[:MIRRORED_ROWS])
+            self.mirror.table(kind, step, rows[:MIRRORED_ROWS])
 
     def document(self, name: str, text: str) -> None:
         """A text for people, such as the objective's card."""

@@ -35,6 +35,7 @@ STATUSES: dict[str, Ending] = {
 WRONG_WORDS = 2  # a wrong word or value, a path that is not there
 UNUSABLE_DATA = 3  # data that was found but cannot be used
 RESOURCES = 4  # memory or disk
+SHORTAGES = ("can't allocate memory", "CUDA error: out of memory", "No space left on device")  # in others' errors
 
 
 def ending(status: str) -> Ending:
@@ -44,6 +45,26 @@ def ending(status: str) -> Ending:
     (5, True)
     """
     return STATUSES[status.partition(":")[0]]
+
+
+def known(status: str) -> str:
+    """A status of the table: the one that is meant where an older version wrote more words, else `failed`.
+
+    >>> known("diverged:loss"), known("diverged at step 3: no finite gradient"), known("")
+    ('diverged:loss', 'diverged', 'failed')
+    """
+    if status.partition(":")[0] in STATUSES:
+        return status
+    first = status.partition(" ")[0]
+    return first if first in STATUSES else "failed"
+
+
+def read_status(folder: Path) -> str | None:
+    """The status in a run's `status.json`, else in its `summary.json`; None where neither is there."""
+    for name in ("status.json", "summary.json"):
+        if (folder / name).exists():
+            return known(str(json.loads((folder / name).read_text(encoding="utf-8")).get("status", "")))
+    return None
 
 
 def exit_code(error: BaseException) -> int:
@@ -56,11 +77,16 @@ def exit_code(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return 130
+    return RESOURCES if _is_shortage(error) else 1
+
+
+def _is_shortage(error: BaseException) -> bool:
+    """Whether memory or disk ran out. Torch and safetensors say so in errors of their own, known by name or text."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
-        return RESOURCES
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
-        return RESOURCES
-    return 1
+        return True
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+    return any(words in str(error) for words in SHORTAGES)
 
 
 def status_of(error: BaseException) -> str:

@@ -5,30 +5,41 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlreason.protocol import refuse_mixture
+from rlreason.status import ending, known
 
-JOB_OF_SWEEP = "RLREASON_JOB_OF_SWEEP"  # an environment variable, set for the processes that a sweep starts
+JOB_OF_SWEEP = "RLREASON_JOB_OF_SWEEP"  # environment: the sweep's name, for the processes that a sweep starts
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One run of a sweep: its folder's name and its `summary.json`."""
+    """One run of a sweep: its folder's name, its `summary.json`, or a status alone with the reason for it."""
 
     name: str
     summary: dict[str, Any]
+    reason: str = ""
 
     @property
     def accuracy(self) -> float:
         return float(self.summary.get("accuracy", math.nan))
 
     @property
+    def status(self) -> str:
+        return known(str(self.summary.get("status", "")))
+
+    @property
     def failed(self) -> bool:
-        return str(self.summary.get("status", "")).startswith("failed")
+        return not ending(self.status).of_its_own
+
+    @property
+    def shown(self) -> str:
+        """Its status in the table."""
+        return str(self.summary["status"]) + f" ({self.reason})" * bool(self.reason)
 
 
 def arms_table(arms: list[Arm]) -> str:
     """One line per run, in the order they ran, named by the overrides in which the runs differ.
 
-    >>> print(arms_table([Arm("lr=1", {"status": "failed (exit code 1)"})]))
+    >>> print(arms_table([Arm("lr=1", {"status": "failed"}, "exit code 1")]))
     run     accuracy         length         status
     lr=1           -              -         failed (exit code 1)
     """
@@ -42,11 +53,11 @@ def arms_table(arms: list[Arm]) -> str:
         if "accuracy_before" in s:
             accuracy = f"{s['accuracy_before']:.3f} -> {s['accuracy']:.3f}"
             length = f"{s['length_before']:5.1f} -> {s['length']:5.1f}"
-            rows.append(f"{name:{width}}  {accuracy}   {length} {s['status']}")
+            rows.append(f"{name:{width}}  {accuracy}   {length} {arm.shown}")
         elif "accuracy" in s:  # a job that does not train
-            rows.append(f"{name:{width}}           {s['accuracy']:.3f}            {s['length']:5.1f} {s['status']}")
+            rows.append(f"{name:{width}}           {s['accuracy']:.3f}            {s['length']:5.1f} {arm.shown}")
         else:
-            rows.append(f"{name:{width}}         -              -         {s['status']}")
+            rows.append(f"{name:{width}}         -              -         {arm.shown}")
     protocols = {
         name: arm.summary["protocol"] for name, arm in zip(names, arms, strict=True) if "protocol" in arm.summary
     }

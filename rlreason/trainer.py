@@ -134,7 +134,7 @@ def loop(
         seconds = house.engine.sync_metrics | times.laps
         records.metrics(counters.row() | (updates[-1] if updates else {}) | (of_step if count < 2 else {}) | seconds)
         if collected.samples and run.save_rollouts_every and step % run.save_rollouts_every == 0:
-            records.responses("rollouts", step, collected.samples, house.train_problems, counters=counters.row())
+            records.responses("rollouts", step, collected.samples, house.train_problems)
         metrics = averaged(updates) | of_step | seconds
         guards.look(step, metrics)
         for name, notice in collected.notices.items():

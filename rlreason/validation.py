@@ -55,7 +55,7 @@ class Validation:
         self.counters.eval_step += 1
         seconds = {"time/eval": time.monotonic() - start}
         self.records.metrics(self.counters.row() | metrics | final | seconds)
-        self.records.responses("evals", step, everything, asked, label=label, counters=self.counters.row())
+        self.records.responses("evals", step, everything, asked, label=label)
         self.console.accuracy = metrics["eval/accuracy"]
         self.guards.look(step, of_all)
         self.guards.look_at_grades(step, [s.grade for s in everything], house.grader.broken, "in evaluation: ")

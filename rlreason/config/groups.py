@@ -141,14 +141,21 @@ class Guards:
 
 @dataclass
 class Logger:
+    """Where metrics are mirrored. null leaves a setting to W&B's own variables, such as WANDB_PROJECT."""
+
     kind: str = MISSING
-    project: str = "rlreason"
-    mode: str = "online"  # online | offline
+    project: str | None = None  # null: WANDB_PROJECT, else rlreason
+    mode: str | None = None  # online | offline | disabled; null: WANDB_MODE, else online
+    entity: str | None = None  # user or team
+    group: str | None = None  # null: WANDB_RUN_GROUP, else the sweep that the run is part of
+    tags: list[str] | None = None
+    name: str | None = None  # null: WANDB_NAME, else the run folder's name
+    notes: str | None = None
 
     def problems(self) -> list[str]:
         bad = []
         if self.kind not in ("none", "wandb"):
             bad.append(f"logger.kind={self.kind} is none of none, wandb: choose logger=none or logger=wandb")
-        if self.mode not in ("online", "offline"):
-            bad.append(f"logger.mode={self.mode} is none of online, offline: choose one")
+        if self.mode not in (None, "online", "offline", "disabled"):
+            bad.append(f"logger.mode={self.mode} is none of online, offline, disabled: choose one")
         return bad

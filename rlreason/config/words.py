@@ -1,99 +1,88 @@
-"""Read the words of a command line before Hydra does: the handout's names, and mistakes in one line each.
+"""Check the words of a command line before Hydra acts on them: every run that they ask for, in one line per mistake.
 
 Hydra says what is wrong over several lines and, in a sweep, only when the wrong job's turn comes. Here every
 job is composed and checked first. It knows Hydra's public compose call and override parser.
 """
 
-import difflib
 import itertools
 import os
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, OverrideParseException
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlreason.config.store import SCHEMAS, resource_dir, typed
+from rlreason.config.aliases import translated
+from rlreason.config.flags import Asked, composing, read
+from rlreason.config.mistakes import one_line
+from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 
-#: Names of the course handouts that are called otherwise here.
-HANDOUT_NAMES = {
-    "n_grpo_steps": "n_steps",
-    "n_ei_steps": "n_steps",
-    "epochs_per_rollout_batch": "epochs_per_rollout",
-    "sampling_temperature": "sampling.temperature",
-    "sampling_min_tokens": "sampling.min_tokens",
-    "sampling_max_tokens": "sampling.max_tokens",
-    "loss_type": "loss",
-    "cliprange": "loss.cliprange",
-    "ratio_cap": "loss.ratio_cap",
-    "dual_clip": "loss.dual_clip",
-    "cliprange_high": "loss.cliprange_high",
-    "cliprange_low": "loss.cliprange_low",
-}
-QUESTIONS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 MOST_RUNS_CHECKED = 64  # composing one run takes about 0.1 s
 
 
-def handout_names(words: list[str]) -> list[str]:
-    """Replace a handout's name of a key by ours, and say so.
-
-    >>> handout_names(["n_grpo_steps=5", "seed=1"])
-    note: n_grpo_steps is n_steps here
-    ['n_steps=5', 'seed=1']
-    """
-    out = []
-    for word in words:
-        key, sign, value = word.partition("=")
-        if sign and key in HANDOUT_NAMES:
-            print(f"note: {key} is {HANDOUT_NAMES[key]} here")
-            key = HANDOUT_NAMES[key]
-        if sign and key == "use_std_normalization":
-            key, value = "std_norm", "group_std" if value.lower() == "true" else "none"
-            print(f"note: use_std_normalization is std_norm={value} here")
-        out.append(key + sign + value)
-    return out
-
-
-def quoted(words: list[str]) -> list[str]:
+def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
     """Quote a value that holds an equals sign, as the folders of sweeps do: Hydra cannot read it bare.
 
-    >>> quoted(["-m", "model.path=runs/sweeps/x/seed=0", "seed=0,1", "a='b=c'"])
-    ['-m', "model.path='runs/sweeps/x/seed=0'", 'seed=0,1', "a='b=c'"]
+    In a sweep a comma separates values, so a value that holds one is left alone.
+
+    >>> quoted(["model.path=runs/sweeps/x/seed=0", "seed=0,1", "a='b=c'"], multirun=True)
+    ["model.path='runs/sweeps/x/seed=0'", 'seed=0,1', "a='b=c'"]
     """
-    sweep = "-m" in words or "--multirun" in words  # there a comma separates values
 
     def one(word: str) -> str:
         key, _, value = word.partition("=")
-        plain = "=" in value and not any(c in value for c in "'\"[]{}()\\" + "," * sweep)
-        return f"{key}='{value}'" if plain and not word.startswith("-") else word
+        plain = "=" in value and not any(c in value for c in "'\"[]{}()\\" + "," * multirun)
+        return f"{key}='{value}'" if plain else word
 
-    return [one(word) for word in words]
-
-
-def is_question(words: Iterable[str]) -> bool:
-    """Whether the command asks about the program instead of starting a run."""
-    return any(word == q or word.startswith(q + "=") for word in words for q in QUESTIONS)
+    return [one(word) for word in overrides]
 
 
-def check_words(words: list[str]) -> None:
-    """Compose and check every run that these words ask for; `ConfigError` in one line where one cannot start."""
-    flags = {word for word in words if word.startswith("-")}
-    if flags - {"-m", "--multirun"}:
-        return  # flags such as --config-dir bring options of their own: Hydra itself must read them
-    overrides = [word for word in words if word not in flags]
-    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        for combination in itertools.islice(_runs(overrides, bool(flags)), MOST_RUNS_CHECKED):
-            _composed(combination)
-        plain = [word for word in overrides if not flags or word.startswith(("sweep=", "hydra."))]
-        job = _composed(plain, rules=False).hydra
-        _check_writable(Path(job.sweep.dir if flags else job.run.dir))
+def check_words(words: Sequence[str], note: Callable[[str], object] = print) -> Asked:
+    """Check a command line before anything runs, and return it under our names; `ConfigError` in one line a mistake.
+
+    A question must compose; runs must also keep the rules and have a folder to write to.
+    """
+    asked = read(words)
+    if not asked.composes:
+        return asked
+    with composing(asked):
+        asked = replace(asked, overrides=translated(quoted(asked.overrides, asked.multirun), note))
+        if asked.starts:
+            _check_runs(asked)
+        else:
+            _check_question(asked)
+    return asked
+
+
+def check_rules(asked: Asked) -> None:
+    """Refuse what was asked when it composes and breaks a rule."""
+    with composing(asked):
+        _composed(asked.overrides, asked.config_name)
+
+
+def _check_question(asked: Asked) -> None:
+    part = asked.flags.get("package")
+    if not asked.overrides and not part:
+        return
+    cfg = _composed(asked.overrides, asked.config_name, rules=False)
+    if part and part != "_global_" and OmegaConf.select(cfg, part) is None:
+        raise ConfigError(f"--package={part} is no part of the config: python -m rlreason --cfg job shows it whole")
+
+
+def _check_runs(asked: Asked) -> None:
+    name, multirun = asked.config_name, asked.multirun
+    for combination in itertools.islice(_runs(asked.overrides, multirun, name), MOST_RUNS_CHECKED):
+        _composed(combination, name)
+    plain = [word for word in asked.overrides if not multirun or word.startswith(("sweep=", "hydra.", "hydra/"))]
+    job = _composed(plain, name, rules=False).hydra
+    _check_writable(Path(job.sweep.dir if multirun else job.run.dir))
 
 
 def _check_writable(folder: Path) -> None:
@@ -102,90 +91,62 @@ def _check_writable(folder: Path) -> None:
         raise ConfigError(f"the run folder {folder} cannot be made: {place} is no writable folder: choose another")
 
 
-def _runs(overrides: list[str], multirun: bool) -> Iterable[list[str]]:
-    """The overrides of each run of a sweep (one list for a single run)."""
+def _runs(overrides: list[str], multirun: bool, name: str = "config") -> Iterable[list[str]]:
+    """The overrides of each run of a sweep (one list for a single run), each value early in at least one of them."""
     if not multirun:
         return [overrides]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    parsed = _parsed(parser, overrides)
+    plain = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
+    hydra = _composed(plain, name, rules=False).hydra
+    params = hydra.sweeper.get("params") or {}
+    named = {o.key_or_group for o in parsed}
+    of_sweep = _parsed(parser, [f"{key}={value}" for key, value in params.items() if key not in named])
+    basic = hydra.runtime.choices["hydra/sweeper"] == "basic"
+    axes = [_values(o, basic) for o in (*parsed, *of_sweep) if o.is_sweep_override()]
+    fixed = [str(o.input_line) for o in of_sweep if not o.is_sweep_override()]
+    return ([*plain, *fixed, *combination] for combination in _spread(axes))
+
+
+def _parsed(parser: OverridesParser, overrides: list[str]) -> list[Override]:
     try:
-        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        parsed = parser.parse_overrides(overrides)
+        return parser.parse_overrides(overrides)
     except HydraException as error:
         raise ConfigError(one_line(error)) from error
-    plain = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-    params = _composed(plain, rules=False).hydra.sweeper.params or {}
-    named = {o.key_or_group for o in parsed}
-    from_file = [f"{key}={value}" for key, value in params.items() if key not in named]
-    of_sweep = parser.parse_overrides(from_file)
-    sweeps = [o for o in (*parsed, *of_sweep) if o.is_sweep_override()]
-    fixed = [str(o.input_line) for o in of_sweep if not o.is_sweep_override()]
-    choices = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in sweeps]
-    return ([*plain, *fixed, *combination] for combination in itertools.product(*choices))
 
 
-def _composed(overrides: list[str], rules: bool = True) -> DictConfig:
+def _values(override: Override, basic: bool) -> list[str]:
+    """The overrides that a sweep over one key stands for; of an interval, which a plug-in draws from, both ends."""
+    interval = override.value()
+    if not isinstance(interval, IntervalSweep):
+        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    if basic:
+        raise ConfigError(
+            f"{override.input_line}: the basic sweeper cannot draw from an interval: list the values, or choose a "
+            "sweeper that can (hydra/sweeper=optuna, after pip install hydra-optuna-sweeper)"
+        )
+    return [f"{override.get_key_element()}={end}" for end in (interval.start, interval.end)]
+
+
+def _spread(axes: list[list[str]]) -> Iterator[tuple[str, ...]]:
+    """Every combination once; those that show each value of each axis come first, so that a check may stop early.
+
+    >>> list(_spread([["a", "b"], ["x", "y", "z"]]))[:3]
+    [('a', 'x'), ('b', 'y'), ('a', 'z')]
+    """
+    longest = max(map(len, axes), default=1)
+    first = [tuple(axis[i % len(axis)] for axis in axes) for i in range(longest)] if all(axes) else []
+    yield from dict.fromkeys(first)
+    yield from (combination for combination in itertools.product(*axes) if combination not in set(first))
+
+
+def _composed(overrides: Sequence[str], name: str, rules: bool = True) -> DictConfig:
+    """The config of one run, checked by its rules; or unchecked and with Hydra's own settings beside it."""
     try:
-        cfg = compose("config", overrides, return_hydra_config=not rules)
+        cfg = compose(name, list(overrides), return_hydra_config=not rules)
         if rules:
             OmegaConf.resolve(cfg)
             typed(cfg)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_line(error)) from error
     return cfg
-
-
-def one_line(error: Exception) -> str:
-    """Hydra's message in one line, with the nearest right word where a word was not known."""
-    cause = error.__cause__ or error
-    if isinstance(cause, ConfigError):  # one of our resolvers said it
-        return str(cause)
-    text = f"{error}\n{cause}"
-    full_key = getattr(cause, "full_key", None)
-    if unknown := re.search(r"Key '([^']+)' not in '(\w+)'", text):
-        return _unknown_key(unknown[1], full_key or unknown[1], unknown[2])
-    if group := re.search(r"Could not override '([\w/]+)(?:@[^']*)?'. No match", text):
-        return f"{group[1]} is no option of the chosen algorithm (an objective's axes are GRPO's): leave it out"
-    if option := re.search(r"Could not find '([\w/]+)/([^']+)'", text):
-        offered = GlobalHydra.instance().config_loader().get_group_options(option[1])
-        return f"{option[1]}={option[2]} is no option of {option[1]}: choose one of {', '.join(offered)}"
-    if value := re.search(r"Value '(.*)' of type '[^']+' could not be converted to (\w+)", text):
-        return f"{full_key}={value[1]} must be of type {value[2]}: give a value of that type"
-    if word := re.search(r"Error parsing override '([^'=]*)'\s+missing EQUAL", text):
-        return f"{word[1]} is neither an option nor an override: write key=value (python -m rlreason --help)"
-    if isinstance(error, OverrideParseException):
-        reason = str(error).splitlines()[0]
-        return (
-            f"{error.override} cannot be read ({reason}): a value with = , or spaces needs quotes, as in key='\"a=b\"'"
-        )
-    if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        return f"{several[1]} names several values: add -m to run each of them, or use [a,b] for a list"
-    if override := re.search(r"Error merging override (.+)", text):
-        reason = str(cause).splitlines()[0].rstrip(".")
-        return (
-            f"{override[1]} does not fit there ({reason}): python -m rlreason --cfg job shows the form of every setting"
-        )
-    noise = ("full_key:", "object_type=", "To append", "Set the env", "See https")
-    lines = [line.strip() for line in str(error).splitlines()]
-    return " ".join(line for line in lines if line and not line.startswith(noise))
-
-
-def _unknown_key(word: str, full_key: str, schema: str) -> str:
-    own = [f"algorithm={name}" for name, node in SCHEMAS["schema"].items() if node.__name__ == schema]
-    cfg = compose("config", own)
-    group, _, _ = full_key.rpartition(".")
-    if group and isinstance(OmegaConf.select(cfg, group), DictConfig):
-        keys = ", ".join(f"{group}.{key!s}" for key in OmegaConf.select(cfg, group))
-        return f"{full_key} is no setting of the chosen option of {group}, which has {keys}: choose another {group}=..."
-    near = difflib.get_close_matches(full_key, _known_keys(cfg), n=1) or difflib.get_close_matches(word, cfg, n=1)
-    cure = f"did you mean {near[0]}?" if near else "python -m rlreason --cfg job lists every key"
-    return f"{full_key} is no setting of this run: {cure}"
-
-
-def _known_keys(cfg: DictConfig) -> list[str]:
-    """Every key of a config as it is typed on the command line: `seed`, `sampling.max_tokens` ..."""
-
-    def below(node: Any, prefix: str) -> list[str]:
-        if not isinstance(node, dict):
-            return []
-        return [key for name, child in node.items() for key in (f"{prefix}{name}", *below(child, f"{prefix}{name}."))]
-
-    return below(OmegaConf.to_container(cfg), "")

@@ -25,6 +25,9 @@ ALARM_SLACK_S = 1.0  # the parent kills first; the alarm is for a worker whose p
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        print("rlreason: rlreason.grading.worker is started by the grader: type python -m rlreason", file=sys.stderr)
+        sys.exit(2)
     options = json.loads(sys.argv[1])
     _tie_to_parent(options["parent"], options["main_thread"])
     requests, replies = os.dup(0), os.dup(1)

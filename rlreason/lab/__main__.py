@@ -3,23 +3,14 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from rlreason.config.store import register
 from rlreason.console import Console
-from rlreason.errors import ConfigError
-from rlreason.main import say_mistake
-
-
-class _Parser(argparse.ArgumentParser):
-    """Mistakes as everywhere in this program: one line, exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}: write python -m rlreason.lab RUN [--step N]")
+from rlreason.entry import Parser, answered
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m rlreason.lab",
         description="Compare every named objective with a finished run's own, on the run's saved responses and final "
         "policy: loss, gradient, clipping and the weight of each token. Nothing is sampled again.",
@@ -48,16 +39,5 @@ def main(words: list[str]) -> None:
     console.say(f"\npicture: {picture}, numbers: {numbers}")
 
 
-def cli() -> None:
-    try:
-        main(sys.argv[1:])
-    except ConfigError as error:
-        say_mistake(error)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("\nrlreason: stopped; nothing was written", file=sys.stderr)
-        sys.exit(130)
-
-
 if __name__ == "__main__":
-    cli()
+    sys.exit(answered(lambda: main(sys.argv[1:])))

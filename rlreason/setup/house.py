@@ -138,7 +138,7 @@ def check_reward(run: Run, grader: Grader, problems: Sequence[Problem]) -> None:
 def make_mirror(run: Run, folder: Path) -> Mirror | None:
     if run.logger.kind == "none":
         return None
-    return WandbMirror(folder, run.logger.project, run.logger.mode, asdict(run))
+    return WandbMirror(folder, run.logger, asdict(run))
 
 
 def fitting(

@@ -1,0 +1,121 @@
+"""The runs of a sweep, each in a process of its own: what one crashes or leaks ends with it, the others go on.
+
+It knows processes, signals and the files of a run folder; it must not know torch or Hydra.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from rlreason.errors import ConfigError
+from rlreason.status import ending, read_status, write_status
+from rlreason.sweeps import JOB_OF_SWEEP, Arm
+
+SWEEP = "RLREASON_SWEEP"  # environment: a `Sweep`, for the processes that a launcher starts them in
+PATIENCE_S = 60.0  # for a run that was told to stop to tidy up
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What every job of a sweep needs to know, in whichever process a launcher runs it."""
+
+    sources: list[str]  # flags by which a run finds the same options
+    log: str  # a file, to which each job adds a line on its run
+
+    @classmethod
+    def of_environment(cls) -> "Sweep":
+        return cls(**json.loads(os.environ[SWEEP]))
+
+    def announce(self) -> None:
+        os.environ[SWEEP] = json.dumps(asdict(self))
+
+    def note(self, arm: Arm) -> None:
+        with Path(self.log).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(arm)) + "\n")
+
+    def arms(self) -> list[Arm]:
+        """The runs so far, in the order of their ends."""
+        path = Path(self.log)
+        return [Arm(**json.loads(line)) for line in path.open(encoding="utf-8")] if path.exists() else []
+
+    def run(self, name: str, folder: Path, overrides: list[str], config: str) -> Arm:
+        """One run of the sweep called `name`; a finished one is not run again. Stopped, it stops its run first."""
+        if (arm := _finished_before(folder, config)) is not None:
+            print(f"\n== {folder.name}: finished before, not run again", flush=True)
+            self.note(arm)
+            return arm
+        print(f"\n== {folder.name}", flush=True)
+        argv = [sys.executable, "-m", "rlreason", *self.sources, *overrides, f"hydra.run.dir='{folder}'"]
+        process = subprocess.Popen(argv, env=os.environ | {JOB_OF_SWEEP: name})
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            _stop(process)
+            raise
+        finally:
+            arm = came_to(folder, process.returncode)
+            self.note(arm)
+        return arm
+
+
+def _finished_before(folder: Path, config: str) -> Arm | None:
+    summary = folder / "summary.json"
+    if not summary.exists():
+        return None
+    if (folder / "config.yaml").read_text(encoding="utf-8") != config:
+        raise ConfigError(f"{folder} is a finished run of another config: move it away, or set hydra.sweep.dir")
+    return Arm(folder.name, json.loads(summary.read_text(encoding="utf-8")))
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a run as Ctrl-C does, and wait until it has written down how it ended; at a second Ctrl-C at once."""
+    try:
+        process.send_signal(signal.SIGINT)  # where the terminal has sent it one already, the run ignores this one
+        process.wait(PATIENCE_S)
+    except (KeyboardInterrupt, subprocess.TimeoutExpired):
+        process.kill()
+        process.wait()
+
+
+def came_to(folder: Path, code: int) -> Arm:
+    """What a run came to whose process ended with `code` (below 0: by a signal)."""
+    summary = folder / "summary.json"
+    if summary.exists() and ending(read_status(folder) or "finished").exit_code == code:
+        return Arm(folder.name, json.loads(summary.read_text(encoding="utf-8")))
+    if code in (130, -signal.SIGINT, -signal.SIGTERM):
+        return Arm(folder.name, {"status": "interrupted"})
+    reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code < 0 and read_status(folder) == "running":  # it had no chance to say so itself
+        write_status(folder, "failed", reason)
+    return Arm(folder.name, {"status": "failed"}, reason)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM, by which schedulers and `kill` end a run, stops it as Ctrl-C does: its status is written down.
+
+    A run of a sweep heeds the first signal alone: Ctrl-C reaches it from the terminal and from the sweep.
+    """
+    of_sweep = JOB_OF_SWEEP in os.environ
+    heeded = (signal.SIGINT, signal.SIGTERM) if of_sweep else (signal.SIGTERM,)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if of_sweep:  # for the rest of this process
+            for again in heeded:
+                signal.signal(again, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is stop:
+                signal.signal(number, handler)

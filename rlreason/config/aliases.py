@@ -1,0 +1,199 @@
+"""What the courses' handouts and papers call a setting or a value, and what it is called here.
+
+One table. Names are translated on parsed overrides, so that every form of Hydra's grammar is covered: sweeps, lists,
+quotes, prefixes. It knows Hydra's override parser; it must not know what a setting does.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString, Transformer, ValueType
+from hydra.errors import HydraException
+
+from rlreason.errors import ConfigError
+
+YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True)
+class Name:
+    """Our `key` for a name; `values` where its values are called otherwise too, and then no others are accepted."""
+
+    key: str
+    values: Mapping[str, str] | None = None
+
+
+DIVIDE_BY_STD = {**dict.fromkeys(YES, "group_std"), **dict.fromkeys(NO, "none")}
+
+NAMES: dict[str, Name] = {
+    "n_grpo_steps": Name("n_steps"),
+    "n_ei_steps": Name("n_steps"),
+    "epochs_per_rollout_batch": Name("epochs_per_rollout"),
+    "G": Name("group_size"),
+    "ei_batch_size": Name("question_batch_size"),
+    "D_b": Name("question_batch_size"),
+    "sampling_temperature": Name("sampling.temperature"),
+    "sampling_min_tokens": Name("sampling.min_tokens"),
+    "sampling_max_tokens": Name("sampling.max_tokens"),
+    "loss_type": Name("loss"),
+    "importance_reweighting_method": Name(
+        "loss", {"none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": "grpo_clip", "gspo": "gspo"}
+    ),
+    "cliprange": Name("loss.cliprange"),
+    "cliprange_low": Name("loss.cliprange_low"),
+    "cliprange_high": Name("loss.cliprange_high"),
+    "dual_clip": Name("loss.dual_clip"),
+    "ratio_cap": Name("loss.ratio_cap"),
+    "use_std_normalization": Name("std_norm", DIVIDE_BY_STD),
+    "normalize_by_std": Name("std_norm", DIVIDE_BY_STD),
+    "advantage_normalizer": Name("std_norm", {"std": "group_std", "none": "none", "mean": "group_mean"}),
+    "loss_normalization": Name("length_norm", {"sequence": "masked_mean", "constant": "constant"}),
+    "normalize_constant": Name("length_norm.constant"),
+    "normalization_constant": Name("length_norm.constant"),
+}
+#: Options of a group that have another name in a handout.
+OPTIONS: dict[str, dict[str, str]] = {"length_norm": {"masked_normalize": "constant"}}
+
+#: A handout's setting that has no counterpart: vLLM's share of the GPU. Its memory is planned in GB here.
+GPU_SHARE = "gpu_memory_utilization"
+
+
+def translated(words: Sequence[str], note: Callable[[str], object] = print) -> list[str]:
+    """The overrides under our names and options; `note` is told once per name what it is called here.
+
+    What cannot be parsed stays as it is: whoever composes it says what is wrong. Hydra must be ready to compose.
+    """
+    parser = OverridesParser.create()
+    said: dict[str, str] = {}
+    out = []
+    for word in words:
+        try:
+            override = parser.parse_override(word)
+        except HydraException:
+            out.append(word)
+            continue
+        if override.key_or_group == GPU_SHARE:
+            said[GPU_SHARE] = _gpu_share(override)
+            continue
+        name = NAMES.get(override.key_or_group)
+        ours = _option_names(_renamed(override, name) if name else override)
+        if name:
+            plain = name.values is None
+            said.setdefault(
+                override.key_or_group,
+                f"{override.key_or_group} is {name.key} here" if plain else f"{word} is {ours.input_line} here",
+            )
+        out.append(str(ours.input_line))
+    _refuse_two_names(words)
+    for text in said.values():
+        note(f"note: {text}")
+    return out
+
+
+def _renamed(override: Override, name: Name) -> Override:
+    """The override under our key, with our values."""
+    renamed = _with(override, key=name.key)
+    if name.values is None or override.value_type is None:
+        return renamed
+    accepted = name.values
+
+    def value(given: Any) -> str:
+        if (text := _text(given).lower()) in accepted:
+            return accepted[text]
+        shown: dict[str, str] = {}  # the first spelling of each
+        for theirs, ours in accepted.items():
+            shown.setdefault(ours, theirs)
+        choices = ", ".join(f"{theirs} ({name.key}={ours} here)" for ours, theirs in shown.items())
+        raise ConfigError(f"{override.key_or_group}={_text(given)} is none of {choices}: choose one")
+
+    if override.value_type not in (ValueType.ELEMENT, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP):
+        value(override.get_value_string())  # a range or a glob of it means nothing
+    return _with(renamed, values=value)
+
+
+def _option_names(override: Override) -> Override:
+    """Where the key is a config group, the option's own spelling: case, hyphens and dots do not matter there."""
+    if override.value_type is None or not _is_group(override.key_or_group):
+        return override
+    loader = GlobalHydra.instance().config_loader()
+    options = loader.get_group_options(override.key_or_group)
+    others = OPTIONS.get(override.key_or_group, {})
+    folded = {_folded(option): option for option in options} | {_folded(name): o for name, o in others.items()}
+
+    def option(given: Any) -> Any:
+        if isinstance(given, list):
+            return [option(one) for one in given]
+        known = given is None or _text(given) in options
+        return given if known else folded.get(_folded(_text(given)), given)
+
+    return _with(override, values=option)
+
+
+def _is_group(key: str) -> bool:
+    return bool(GlobalHydra.instance().config_loader().get_group_options(key))
+
+
+def _folded(option: str) -> str:
+    """A name without what does not matter in it.
+
+    >>> _folded("GRPO-No-Clip"), _folded("Qwen3-0.6B") == _folded("qwen3_0_6b")
+    ('grponoclip', True)
+    """
+    return re.sub(r"[-_. ]", "", option.lower())
+
+
+def _text(given: Any) -> str:
+    return given.text if isinstance(given, QuotedString) else str(given)
+
+
+def _with(override: Override, key: str | None = None, values: Callable[[Any], Any] | None = None) -> Override:
+    """The override, parsed and as a word, under another key or with each of its values replaced."""
+    new, before = replace(override, key_or_group=key or override.key_or_group), override._value
+    text = "" if override.value_type is None else "=" + override.get_value_string()
+    if values and isinstance(before, ChoiceSweep):
+        new._value = replace(before, list=[values(one) for one in before.list])
+        if new._value.list != before.list:
+            text = "=" + _choices(new._value)
+    elif values and override.value_type is ValueType.ELEMENT:
+        now = new._value = values(before)
+        if now != before:
+            text = "=" + Transformer.str(now)
+    new.input_line = new.get_key_element() + text
+    return new
+
+
+def _choices(sweep: ChoiceSweep) -> str:
+    """A sweep over values, as it is typed."""
+    text = ",".join(Transformer.str(one) for one in sweep.list)
+    text = text if sweep.simple_form and not sweep.shuffle and not sweep.tags else f"choice({text})"
+    text = f"shuffle({text})" if sweep.shuffle else text
+    return f"tag({','.join(sorted(sweep.tags))},{text})" if sweep.tags else text
+
+
+def _refuse_two_names(words: Sequence[str]) -> None:
+    """One setting under two names would silently keep the later value."""
+    seen: dict[str, tuple[str, str]] = {}
+    for word in words:
+        typed = word.partition("=")[0].lstrip("+~")
+        key = NAMES[typed].key if typed in NAMES else typed
+        other, before = seen.setdefault(key, (typed, word))
+        if other != typed:
+            raise ConfigError(f"{before} and {word} both set {key}: leave one of them out")
+
+
+def _gpu_share(override: Override) -> str:
+    """The note on a share of the GPU, which is understood and not needed; nonsense, or a sweep of it, is refused."""
+    given = override.value()
+    cure = "leave it out, or give vLLM's cache a size by rollout.kv_cache_gb=GB"
+    if override.is_sweep_override():
+        raise ConfigError(f"{override.input_line} would repeat one run: the share of the GPU is not read here: {cure}")
+    if override.value_type is not None and (not isinstance(given, int | float) or not 0 < given <= 1):
+        raise ConfigError(f"{override.input_line} must be a share of the GPU, above 0 and at most 1: {cure}")
+    return (
+        f"{GPU_SHARE} is not needed here: vLLM's cache gets what rollout.max_rows need and training leaves free; "
+        "rollout.kv_cache_gb=GB sets its size"
+    )

@@ -1,0 +1,73 @@
+"""Which modules `python -m` can run; the others say what to type instead of ending without a word.
+
+Python imports the package before it looks for the module behind `-m`, so one place covers every module there is.
+"""
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+PACKAGE = Path(__file__).resolve().parent
+#: Where the name of a module suggests a command: what to type for it. Algorithms need no line here.
+MEANT = {
+    "evaluation": "python -m rlreason algorithm=evaluate",
+    "expert_iteration": "python -m rlreason algorithm=ei",
+    "sweeps": "python -m rlreason -m sweep=NAME",
+    "plot": "python -m rlreason.curves RUN",
+}
+
+
+def named_by_m(argv: list[str], original: list[str]) -> str:
+    """The module that `python -m` is looking for: the last word before the program's own.
+
+    >>> named_by_m(["-m", "x"], ["python", "-X", "dev", "-m", "rlreason.curves", "x"])
+    'rlreason.curves'
+    >>> named_by_m(["-m"], ["python", "-Imrlreason.curves"])
+    'rlreason.curves'
+    """
+    word = original[len(original) - len(argv)]
+    return word.partition("m")[2] if word.startswith("-") else word
+
+
+def runs(name: str, package: Path = PACKAGE) -> bool:
+    """Whether `python -m NAME` does something.
+
+    >>> runs("rlreason"), runs("rlreason.lab"), runs("rlreason.trainer")
+    (True, True, False)
+    """
+    path = package.joinpath(*name.split(".")[1:])
+    if path.is_dir():
+        return (path / "__main__.py").is_file()
+    file = path.with_name(path.name + ".py")
+    return file.is_file() and (path.name == "__main__" or '\nif __name__ == "__main__":' in file.read_text("utf-8"))
+
+
+@cache
+def commands(package: Path = PACKAGE) -> list[str]:
+    """Every module that a person can run, shortest first."""
+    files = [path.relative_to(package).with_suffix("").parts for path in package.rglob("*.py")]
+    names = [".".join((package.name, *(part for part in parts if part != "__main__"))) for parts in files]
+    inner = {"rlreason.grading.worker", "rlreason.main"}  # the grader's own process; another name of `rlreason`
+    return sorted((name for name in set(names) - inner if runs(name, package)), key=lambda name: (len(name), name))
+
+
+def instead(name: str) -> str:
+    """What to type instead of `python -m NAME`, in one line."""
+    last = name.rpartition(".")[2]
+    trained = {path.stem for folder in (PACKAGE, PACKAGE.parent) for path in (folder / "conf/algorithm").glob("*.yaml")}
+    meant = MEANT.get(last) or (f"python -m rlreason algorithm={last}" if last in trained else "")
+    others = ", ".join(f"python -m {command}" for command in commands())
+    return f"{name} is no command: " + (f"type {meant}, or one of {others}" if meant else f"type one of {others}")
+
+
+def refuse_idle() -> None:
+    """Called while `python -m` looks for its module: end with exit code 2 where that one would do nothing."""
+    name = named_by_m(sys.argv, sys.orig_argv)
+    if name.partition(".")[0] == PACKAGE.name and not runs(name):
+        _end(instead(name))
+
+
+def _end(text: str) -> NoReturn:
+    print(f"rlreason: {text}", file=sys.stderr)
+    sys.exit(2)

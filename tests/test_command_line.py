@@ -1,0 +1,270 @@
+"""The command line before a run starts: handout names, flags, a user's own options, and modules that cannot run."""
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlreason import __version__, curves, modules
+from rlreason.config.aliases import NAMES, translated
+from rlreason.config.flags import composing, read
+from rlreason.config.store import resource_dir
+from rlreason.config.words import _runs, check_words
+from rlreason.errors import ConfigError
+
+PACKAGE = modules.PACKAGE
+
+
+def ours(*words: str) -> list[str]:
+    with composing(read([])):
+        return translated(words, note=lambda text: None)
+
+
+def mistake(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_words(words, note=lambda text: None)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def python_m(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)}
+    argv = [sys.executable, "-m", *words]
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("word", "means"),
+    [
+        ("n_grpo_steps=5", "n_steps=5"),
+        ("n_ei_steps=range(1,4)", "n_steps=range(1,4)"),
+        ("+n_grpo_steps=5", "+n_steps=5"),
+        ("~use_std_normalization", "~std_norm"),
+        ("G=4,8", "group_size=4,8"),
+        ("D_b=512,1024", "question_batch_size=512,1024"),
+        ("ei_batch_size=512", "question_batch_size=512"),
+        ("normalize_constant=1024", "length_norm.constant=1024"),
+        ("sampling_temperature=tag(log,interval(0.5,1))", "sampling.temperature=tag(log,interval(0.5,1))"),
+        ("use_std_normalization=False", "std_norm=none"),
+        ("use_std_normalization='True'", "std_norm=group_std"),
+        ("use_std_normalization=True,False", "std_norm=group_std,none"),
+        ("use_std_normalization=choice(yes,0)", "std_norm=choice(group_std,none)"),
+        ("normalize_by_std=shuffle(True,False)", "std_norm=shuffle(choice(group_std,none))"),
+        ("normalize_by_std=1", "std_norm=group_std"),
+        ("importance_reweighting_method=none,noclip", "loss=reinforce_with_baseline,grpo_no_clip"),
+        ("advantage_normalizer=mean", "std_norm=group_mean"),
+        ("loss=GRPO-No-Clip", "loss=grpo_no_clip"),
+        ("loss_type=GRPO-Clip,'No-Baseline',gspo", "loss=grpo_clip,no_baseline,gspo"),
+        ("loss=tag(a,choice(GSPO,CISPO))", "loss=tag(a,choice(gspo,cispo))"),
+        ("algorithm=GRPO", "algorithm=grpo"),
+        ("model=Qwen3-0.6B", "model=qwen3_0_6b"),
+        ("length_norm=masked_normalize,Masked-Mean", "length_norm=constant,masked_mean"),
+        ("experiment=[CS336-2026]", "experiment=[cs336_2026]"),
+        ("sweep=GRPO-Off-Policy", "sweep=grpo_off_policy"),
+        ("loss=glob(grpo*)", "loss=glob(grpo*)"),
+        ("prompt.name=GRPO-Clip", "prompt.name=GRPO-Clip"),  # free text keeps its case
+        ("data.path=/Data/GSM8K", "data.path=/Data/GSM8K"),
+        ("loss=typo", "loss=typo"),
+        ("experiment=null", "experiment=null"),
+        ("seed", "seed"),
+    ],
+)
+def test_handout_names_and_option_names_in_every_form_of_the_grammar(word, means):
+    assert ours(word) == [means]
+
+
+def test_the_names_of_the_handouts_start_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = [
+        "learning_rate=1e-5", "group_size=8", "sampling_temperature=1.0", "sampling_min_tokens=4",
+        "sampling_max_tokens=48", "train_batch_size=256", "gradient_accumulation_steps=128",
+    ]  # fmt: skip
+    grpo = [
+        "n_grpo_steps=200", "advantage_eps=1e-6", "rollout_batch_size=256", "epochs_per_rollout_batch=1",
+        "gpu_memory_utilization=0.85", "loss_type=reinforce_with_baseline", "use_std_normalization=True",
+    ]  # fmt: skip
+    check_words([*common, *grpo])
+    check_words([*common, "loss_type=grpo_clip", "cliprange=0.2", "length_norm=constant", "normalize_constant=48"])
+    check_words([*common, "normalize_by_std=False"])
+    check_words(["algorithm=ei", *common, "n_ei_steps=5", "ei_batch_size=512"])
+    check_words(["algorithm=ei", "D_b=512", "G=4"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_of_the_table_is_a_setting(name):
+    group, _, key = NAMES[name].key.partition(".")
+    options = {p.stem for p in (resource_dir("conf") / group).glob("*.yaml")}
+    assert set((NAMES[name].values or {}).values()) <= options
+    assert key or options or group in ("n_steps", "epochs_per_rollout", "group_size", "question_batch_size")
+
+
+def test_a_sweep_over_a_handouts_switch_runs_both_arms():
+    asked = check_words(["-m", "use_std_normalization=True,False"], note=lambda text: None)
+    with composing(asked):
+        assert list(_runs(asked.overrides, multirun=True)) == [["std_norm=group_std"], ["std_norm=none"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["use_std_normalization=maybe"], "use_std_normalization=maybe is none of true (std_norm=group_std here)"),
+        (["-m", "use_std_normalization=True,maybe"], "use_std_normalization=maybe is none of true"),
+        (["normalize_by_std=range(2)"], "normalize_by_std=range(2) is none of true"),
+        (["use_std_normalization=[True]"], "is none of true"),
+        (["advantage_normalizer=max"], "advantage_normalizer=max is none of std"),
+        (["G=4", "group_size=8"], "G=4 and group_size=8 both set group_size: leave one of them out"),
+        (["gpu_memory_utilization=85"], "must be a share of the GPU, above 0 and at most 1: leave it out"),
+        (["-m", "gpu_memory_utilization=0.5,0.85"], "would repeat one run"),
+        (["loss=GRPO-Typo"], "loss=GRPO-Typo is no option of loss: choose one of cispo"),
+        (["normalize_constant=1024"], "length_norm.constant=1024.0 is read by length_norm=constant only"),
+    ],
+)
+def test_a_value_that_a_handouts_name_does_not_have_is_refused(words, says):
+    assert says in mistake(*words)
+
+
+def test_what_a_name_is_here_is_said_once():
+    said: list[str] = []
+    check_words(["n_grpo_steps=3", "use_std_normalization=False", "gpu_memory_utilization=0.9"], said.append)
+    assert said[:2] == ["note: n_grpo_steps is n_steps here", "note: use_std_normalization=False is std_norm=none here"]
+    assert "gpu_memory_utilization is not needed here" in said[2]
+    again: list[str] = []
+    check_words(["n_grpo_steps=3", "n_grpo_steps=4"], again.append)
+    assert again == ["note: n_grpo_steps is n_steps here"]
+
+
+def test_no_two_options_of_a_group_differ_in_case_and_hyphens_alone():
+    from rlreason.config.aliases import _folded
+
+    for group in (p for p in resource_dir("conf").iterdir() if p.is_dir()):
+        names = [p.stem for p in group.glob("*.yaml")]
+        assert len({_folded(name) for name in names}) == len(names), group
+
+
+@pytest.fixture
+def mine(tmp_path) -> Path:
+    """A user's own options, and a sweeper like those of plug-ins."""
+    (tmp_path / "loss").mkdir()
+    (tmp_path / "loss/mine.yaml").write_text(
+        "defaults: [/schema/loss/clip@_here_]\nloss_type: grpo_clip\ncliprange: 0.1\n"
+    )
+    (tmp_path / "hydra/sweeper").mkdir(parents=True)
+    (tmp_path / "hydra/sweeper/drawing.yaml").write_text("_target_: nowhere.Drawing\nparams: null\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("flag", ["--config-dir {}", "--config-dir={}", "-cd {}", "-cd={}"])
+def test_flags_are_read_wherever_they_stand(mine, flag, monkeypatch):
+    monkeypatch.chdir(mine.parent)
+    asked = read(["loss=mine", *flag.format(mine.name).split(), "seed=1", "-m"])
+    assert asked.words() == ["--multirun", f"--config-dir={mine}", "loss=mine", "seed=1"]
+    assert (asked.multirun, asked.starts, asked.sources()) == (True, True, [f"--config-dir={mine}"])
+
+
+def test_a_folder_of_ones_own_options_is_composed_and_checked(mine):
+    flags = ["--config-dir", str(mine)]
+    check_words(["loss=Mine", *flags, "seed=1"])
+    check_words([*flags, "-m", "loss=glob(m*)"])
+    text = mistake(*flags, "loss=typo")
+    assert "loss=typo is no option of loss: choose one of cispo, grpo_clip" in text
+    assert "mine" in text
+    assert mistake(*flags, "loss=mine", "learning_rate=-1") == "learning_rate=-1.0 must be above 0"
+    assert "loss=mine is no option" in mistake("loss=mine")  # nothing of it stays
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--config-dir", "/nowhere"], "--config-dir=/nowhere is no folder: give one"),
+        (["--config-path", "conf"], "--config-path=conf is no absolute path of a folder"),
+        (["--config-name", "nowhere"], "nowhere"),
+        (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+        (["-m", "--cfg", "job"], "--multirun and --cfg exclude each other"),
+        (["--resolve"], "--resolve belongs to --cfg"),
+        (["--cfg", "job", "-p", "nope"], "--package=nope is no part of the config"),
+        (["--info", "defaults-tree", "loss=typo"], "loss=typo is no option of loss"),
+        (["--cfg", "job", "los=1"], "los is no setting of this run: did you mean loss?"),
+        (["--run", "loss=typo"], "loss=typo is no option of loss"),
+        (["hydra.launcher.n_jobs=2"], "hydra.launcher.n_jobs is no setting of the chosen hydra/launcher"),
+        (["hydra.launcher.n_jobs=2", "loss=typo"], "loss=typo is no option of loss"),
+        (["-m", "seed=0,1", "hydra/launcher=nope"], "hydra/launcher=nope is no option of hydra/launcher"),
+        (["hydra.mode=MULTIRUN", "learning_rate=1e-3,abc"], "learning_rate=abc must be of type Float"),
+        (["-m", "learning_rate=interval(1e-5,1e-3)"], "the basic sweeper cannot draw from an interval"),
+        (["seed=range(3)"], "seed=range(3) names several values: add -m"),
+        (["loss=gspo", "loss.foo=1"], "which has loss.loss_type, loss.cliprange, "),
+        (["-m", "learning_rate=1e-3,abc", "seed=range(100)"], "learning_rate=abc must be of type Float"),
+        (["-m", "seed=range(100)", "learning_rate=1e-3,-1"], "learning_rate=-1.0 must be above 0"),
+    ],
+)
+def test_no_flag_and_no_size_of_a_sweep_hides_a_mistake(words, says):
+    assert says in mistake(*words)
+
+
+def test_both_ends_of_an_interval_that_a_plug_in_draws_from_are_checked(mine):
+    drawing = ["-cd", str(mine), "-m", "hydra/sweeper=drawing"]
+    check_words([*drawing, "learning_rate=tag(log,interval(1e-5,1e-3))"])
+    assert "learning_rate=-1.0 must be above 0" in mistake(*drawing, "learning_rate=interval(-1,1)")
+    assert "loss=typo is no option" in mistake(*drawing, "learning_rate=interval(1e-5,1)", "loss=typo")
+
+
+def test_what_is_asked_of_hydra_alone_is_left_to_it():
+    for words in (["-sc", "install=bash"], ["--hydra-help"], ["--experimental-rerun", "x.pickle"]):
+        assert not check_words(words).starts
+
+
+def test_every_module_runs_or_says_what_to_type():
+    names = {
+        ".".join(("rlreason", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        for path in PACKAGE.rglob("*.py")
+    }
+    runnable = {name for name in names if modules.runs(name)}
+    assert {"rlreason", "rlreason.main", "rlreason.curves", "rlreason.lab", "rlreason.inspect"} <= runnable
+    assert {"rlreason.trainer", "rlreason.learner", "rlreason.sweeps", "rlreason.jobs.evaluate"} <= names - runnable
+    for name in names - runnable:
+        text = modules.instead(name)
+        assert text.startswith(f"{name} is no command: type ")
+        assert len(text.splitlines()) == 1
+    assert "type python -m rlreason algorithm=best_of_n, or" in modules.instead("rlreason.jobs.best_of_n")
+    assert "type python -m rlreason algorithm=evaluate, or" in modules.instead("rlreason.evaluation")
+
+
+@pytest.mark.parametrize("name", ["rlreason.trainer", "rlreason.config", "rlreason.nowhere", "rlreason.grading.worker"])
+def test_a_module_that_cannot_run_ends_with_exit_code_2(name, tmp_path):
+    done = python_m(name, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "type " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+@pytest.mark.parametrize("name", [name for name in modules.commands() if name != "rlreason"])
+def test_a_command_without_its_words_ends_with_exit_code_2(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(name, run_name="__main__", alter_sys=False)
+    assert ended.value.code == 2
+    assert "required" in capsys.readouterr().err
+
+
+def test_main_is_the_entry_and_knows_its_version(tmp_path):
+    done = python_m("rlreason.main", "--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"rlreason {__version__}\n")
+
+
+def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):
+    done = python_m("rlreason", "--cfg", "job", "learning_rate=-1", "G=7", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "learning_rate: -1" in done.stdout
+    assert "note: " not in done.stdout  # what is shown stays a config
+    assert "learning_rate=-1.0 must be above 0" in done.stderr
+    assert "rollout_batch_size=256 must be a positive multiple of group_size=7" in done.stderr
+
+
+def test_curves_are_drawn_again_from_a_run_folder(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"train_step": 1, "eval_step": 0, "reward/mean": 0.5}\n')
+    (tmp_path / "config.yaml").write_text("algorithm: ei\nmodel: {name: a}\ndata: {name: b}\nseed: 0\n")
+    curves.main([str(tmp_path)])
+    assert (tmp_path / "curves.png").stat().st_size > 1000

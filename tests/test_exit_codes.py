@@ -1,0 +1,174 @@
+"""How a command ends: one line and the exit code of the table, or a traceback; and the same for a sweep's runs."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlreason.arms import Sweep, came_to, stoppable
+from rlreason.entry import answered
+from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
+from rlreason.main import mark_ended
+from rlreason.status import read_status, write_status
+from rlreason.sweeps import JOB_OF_SWEEP, Arm, arms_table
+from tests.test_end_to_end import SMALL, rlreason
+
+
+def raising(error: BaseException):
+    def command() -> None:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        (lambda: None, 0, ""),
+        (lambda: 5, 5, ""),
+        (raising(ConfigError("n_steps=0 must be above 0\nG=0 too")), 2, "rlreason: n_steps=0 must be above 0"),
+        (raising(DataError("no problem is left")), 3, "rlreason: no problem is left"),
+        (raising(EngineError("the engine died")), 1, "rlreason: the engine died"),
+        (raising(ResourceError("too little memory")), 4, "rlreason: too little memory"),
+        (raising(KeyboardInterrupt()), 130, "rlreason: stopped; what was recorded stays"),
+        (lambda: torch.empty(10**15), 4, "out of memory ([enforce fail"),
+        (lambda: bytearray(10**18), 4, "out of memory: lower micro_batch_tokens"),
+        (lambda: Path("/dev/full").write_text("x"), 4, "No space left on device: free some space"),
+        (raising(RuntimeError("I/O error: No space left on device (os error 28)")), 4, "free some space"),
+    ],
+)
+def test_an_end_is_one_line_and_its_exit_code(command, code, says, capsys):
+    assert answered(command) == code
+    said = capsys.readouterr().err.strip()
+    assert says in said
+    assert len(said.splitlines()) == says.count("rlreason: n_steps") + bool(says)
+
+
+def test_an_error_of_the_program_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        answered(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (KeyboardInterrupt(), "interrupted", "by a signal"),
+        (DataError("no problem is left"), "failed", "no problem is left"),
+        (ZeroDivisionError("by zero\nmore"), "failed", "ZeroDivisionError: by zero"),
+    ],
+)
+def test_a_run_that_was_under_way_says_what_ended_it(tmp_path, error, status, reason):
+    mark_ended(tmp_path, error)  # a folder that no run has taken stays as it is
+    assert not list(tmp_path.iterdir())
+    write_status(tmp_path, "running")
+    mark_ended(tmp_path, error)
+    row = json.loads((tmp_path / "status.json").read_text())
+    assert (row["status"], row["reason"]) == (status, reason)
+    mark_ended(tmp_path, ConfigError("another"))  # what has ended has ended
+    assert json.loads((tmp_path / "status.json").read_text()) == row
+
+
+def test_the_status_of_a_folder_is_read_from_either_file(tmp_path):
+    assert read_status(tmp_path) is None
+    (tmp_path / "summary.json").write_text('{"status": "diverged at step 3: no finite gradient"}')
+    assert read_status(tmp_path) == "diverged"  # as an older version wrote it
+    write_status(tmp_path, "stopped:parity")
+    assert read_status(tmp_path) == "stopped:parity"
+
+
+def test_a_run_of_a_sweep_is_whole_when_it_came_to_an_end_of_its_own(tmp_path):
+    def left(summary: dict | None, code: int) -> Arm:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        if summary:
+            (folder / "summary.json").write_text(json.dumps(summary))
+        return came_to(folder, code)
+
+    assert not left({"status": "finished", "accuracy": 0.5}, 0).failed
+    assert left({"status": "diverged:loss", "accuracy": 0.0}, 5).status == "diverged:loss"
+    assert not left({"status": "diverged:loss"}, 5).failed
+    crashed = left({"status": "finished"}, 1)
+    assert (crashed.status, crashed.shown) == ("failed", "failed (exit code 1)")
+    assert left(None, 2).shown == "failed (exit code 2)"
+    assert left(None, 130).status == "interrupted"
+    assert left(None, -9).shown == "failed (signal SIGKILL)"
+    text = arms_table([left({"status": "diverged:loss", "accuracy": 0.0, "length": 3.0}, 5), left(None, 4)])
+    assert "diverged:loss" in text
+    assert "failed (exit code 4)" in text
+
+
+def test_a_killed_run_is_marked_by_its_sweep(tmp_path):
+    write_status(tmp_path, "running")
+    came_to(tmp_path, -9)
+    assert json.loads((tmp_path / "status.json").read_text())["reason"] == "signal SIGKILL"
+
+
+def test_the_runs_of_a_sweep_are_noted_by_whichever_process_starts_them(tmp_path):
+    sweep = Sweep(["--config-dir=/mine"], str(tmp_path / "arms.jsonl"))
+    assert sweep.arms() == []
+    sweep.note(Arm("a", {"status": "finished"}))
+    sweep.note(Arm("b", {"status": "failed"}, "exit code 2"))
+    assert [arm.name for arm in Sweep([], sweep.log).arms()] == ["a", "b"]
+
+
+def test_a_request_to_end_stops_a_run_as_ctrl_c_does(monkeypatch):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setenv(JOB_OF_SWEEP, "grid")
+
+    def run() -> None:
+        with stoppable():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(1)
+            finally:
+                os.kill(os.getpid(), signal.SIGINT)  # while it tidies up: heard once is enough
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+        os.kill(os.getpid(), signal.SIGINT)  # or on its way out
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.slow
+def test_a_sweep_tells_runs_that_diverged_from_one_that_failed(tmp_path):
+    diverging = ["learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1", "save_model=false"]
+    words = ["-m", "prompt.reward=r1_zero,nowhere:f", "hydra.sweep.dir=grid"]
+    done = rlreason(*words, *SMALL, *diverging, cwd=tmp_path)
+    assert done.returncode == 1
+    diverged, failed = done.stdout.splitlines()[-3:-1]
+    assert "diverged" in diverged
+    assert "failed (exit code 2)" in failed
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_stopped_stops_its_run_and_shows_what_there_is(tmp_path):
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    argv = [sys.executable, "-m", "rlreason", "-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=100000"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=out, stderr=out, start_new_session=True)
+        wait_for(lambda: list(tmp_path.glob("grid/*/rollouts/step_00001.jsonl")))
+        os.killpg(process.pid, signal.SIGINT)  # as from a terminal: to the sweep and to its run
+        assert process.wait(60) == 130
+    said = (tmp_path / "out").read_text()
+    assert re.search(r"run +accuracy +length +status\nseed=0.* interrupted\n", said)
+    assert "Traceback" not in said
+    assert len(list((tmp_path / "grid").glob("*/metrics.jsonl"))) == 1  # the second run was not begun
+
+
+def wait_for(done: Callable[[], object], seconds: float = 90) -> None:
+    began = time.monotonic()
+    while not done():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.2)

@@ -1,0 +1,115 @@
+"""Weights & Biases: its own variables win over our defaults, settings over both; every metric has an axis."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from wandb.proto import wandb_internal_pb2
+
+from rlreason.config.groups import Logger
+from rlreason.mirror import AXES, COLUMNS, COUNTERS, WandbMirror, axis_of
+from rlreason.sweeps import JOB_OF_SWEEP
+
+OTHERS = {
+    "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team", "WANDB_RUN_GROUP": "course", "WANDB_NAME": "first",
+    "WANDB_TAGS": "a,b", "WANDB_NOTES": "a note",
+}  # fmt: skip
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """A mirror that sends nothing anywhere, made in a folder called `lr=1` without any variable of W&B's."""
+    monkeypatch.chdir(tmp_path)
+    for name in (*OTHERS, "WANDB_MODE", "WANDB_DIR", JOB_OF_SWEEP):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    folder = tmp_path / "lr=1"
+    folder.mkdir()
+    made = []
+
+    def make(variables: dict[str, str] | None = None, **settings: Any) -> WandbMirror:
+        for name, value in (variables or {}).items():
+            monkeypatch.setenv(name, value)
+        made.append(WandbMirror(folder, Logger(kind="wandb", **settings), {"seed": 0}))
+        return made[-1]
+
+    wandb.teardown()  # W&B reads its variables once in a process
+    yield make
+    for one in made:
+        one.run.finish()
+    wandb.teardown()
+
+
+def told(mirror: WandbMirror) -> tuple[Any, ...]:
+    run = mirror.run
+    return run.project, run.entity, run.group, run.name, run.tags, run.notes
+
+
+def test_without_a_word_the_defaults_are_ours(mirror):
+    made = mirror({JOB_OF_SWEEP: "grid", "WANDB_MODE": "offline"})
+    assert (made.run.project, made.run.group, made.run.name) == ("rlreason", "grid", "lr=1")
+    assert made.run.settings.mode == "offline"
+    assert list(Path("lr=1/wandb").glob("offline-run-*"))
+
+
+def test_variables_of_wandb_win_over_our_defaults(mirror):
+    made = mirror({JOB_OF_SWEEP: "grid", "WANDB_MODE": "offline", **OTHERS})
+    assert told(made) == ("theirs", "team", "course", "first", ("a", "b"), "a note")
+
+
+def test_settings_win_over_variables(mirror):
+    made = mirror(
+        {JOB_OF_SWEEP: "grid", "WANDB_MODE": "online", **OTHERS},
+        mode="offline", project="p", entity="e", group="g", name="n", tags=["t"], notes="o",
+    )  # fmt: skip
+    assert told(made) == ("p", "e", "g", "n", ("t",), "o")
+    assert made.run.settings.mode == "offline"
+
+
+def test_wandb_can_be_switched_off_by_its_variable(mirror):
+    made = mirror({"WANDB_MODE": "disabled"})
+    made.log({"train_step": 1, "train/loss": 0.5})
+    assert made.run.disabled
+    assert not list(Path("lr=1").rglob("*.wandb"))
+
+
+def records(file: Path) -> list[wandb_internal_pb2.Record]:
+    """What an offline run wrote: LevelDB's log format, blocks of 32 KiB after a header of 7 bytes."""
+    data, position, whole, out = file.read_bytes(), 7, b"", []
+    while position + 7 <= len(data):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        whole += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a full record, or the last part of one
+            out.append(wandb_internal_pb2.Record.FromString(whole))
+            whole = b""
+    return out
+
+
+def test_every_row_and_every_table_stands_at_its_counters(mirror):
+    made = mirror(mode="offline")
+    made.log({"rollout_step": 2, "train_step": 5, "eval_step": 1, "train/loss": 0.5, "ei/kept": 3})
+    made.table("rollouts", 2, [dict.fromkeys(COLUMNS, 0)])
+    made.finish({"accuracy": 1.0})
+    found = records(next(Path("lr=1").rglob("*.wandb")))
+    axes = {r.metric.name or r.metric.glob_name: r.metric.step_metric for r in found if r.HasField("metric")}
+    assert {name: axes[name] for names in AXES.values() for name in names} == {
+        name: counter for counter, names in AXES.items() for name in names
+    }
+    rows = [r.history.item for r in found if r.HasField("history")]
+    keys = [{item.key or "/".join(item.nested_key): item.value_json for item in row} for row in rows]
+    assert [[json.loads(row[counter]) for counter in COUNTERS] for row in keys] == [[2, 5, 1], [2, 5, 1]]
+    assert any(name.startswith("generations/rollouts/") for name in keys[1])
+
+
+def test_a_metric_nobody_foresaw_has_no_axis():
+    assert axis_of("new/metric") is None
+    assert axis_of("grading/timeouts") == axis_of("generations/rollouts") == "rollout_step"
+    assert axis_of("sft/epoch") == axis_of("eval/accuracy") == axis_of("generations/evals") == "train_step"
