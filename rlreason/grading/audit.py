@@ -44,7 +44,7 @@ def audit(run: Path, other: str | None, write: bool) -> None:
     told = graded.settings or "default settings"
     print(f"{len(rows)} responses in {len(files)} files of {run}; {graded.reward}, {told}")
     fresh = grade_rows(rows, graded)
-    if all(grade.outcome == "error" for grade in fresh):
+    if rows and all(grade.outcome == "error" for grade in fresh):
         raise ConfigError(f"{graded.reward} fails on every response of {run}: start this where it can be imported")
     marks = {"saved": [row["outcome"] == "correct" for row in rows], "now": right(fresh)}
     others = [("math-verify", f"rlreason.grading.peers:{graded.reward}_math_verify")]

@@ -1,12 +1,13 @@
 r"""What stands before an equals sign: the name of one quantity, whose bare value is the same answer, or an equation.
 
 `|AB| = 1`, `V_1:V_2 = 11:21` and `f(2) = 12` name what was asked for. `x^2 = 4`, `xy = 4` and `\frac xy = 2` are
-equations: their right side alone says less. It must not know values of answers beyond the letters in them.
+equations: their right side alone says less. It must not compare anything.
 """
 
 import re
 from collections.abc import Sequence
 
+from rlreason.grading import units
 from rlreason.grading.evaluate import symbols
 from rlreason.grading.lexer import Token
 from rlreason.grading.quantities import is_constant, is_product
@@ -136,7 +137,8 @@ def _is_applied(piece: Sequence[Token]) -> bool:
 
 def _is_event(inner: Sequence[Token]) -> bool:
     told = any(token.kind == "text" or token.text in _OF_EVENTS for token in inner)
-    return told or _capitals(inner) or any(token.kind == "word" and token.text.islower() for token in inner)
+    spoken = any(token.kind == "word" and (len(token.text) > 3 or units.is_word(token.text)) for token in inner)
+    return told or spoken or _capitals(inner)
 
 
 def _capitals(inner: Sequence[Token]) -> bool:
