@@ -38,14 +38,6 @@ class ClipLoss(Loss):
         dual = {} if self.loss_type == "gspo" else {"dual_clip": self.dual_clip}
         return {"cliprange_low": low, "cliprange_high": high, **dual}
 
-    def problems(self) -> list[str]:
-        if self.cliprange is None or self.cliprange_low is None or self.cliprange_high is None:
-            return []
-        return [
-            f"loss.cliprange={self.cliprange} beside loss.cliprange_low={self.cliprange_low} and loss.cliprange_high="
-            f"{self.cliprange_high} would be ignored: set the two sides, or set both to null"
-        ]
-
 
 @dataclass
 class CispoLoss(Loss):
@@ -61,6 +53,19 @@ class CispoLoss(Loss):
 class LengthNorm:
     kind: str = MISSING
     constant: float | None = None  # tokens; None: sampling.max_tokens. Read by kind=constant only
+
+    @property
+    def divisor(self) -> float | None:
+        """The constant, in tokens, where this norm has one."""
+        return self.constant if self.kind == "constant" else None
+
+    def problems(self) -> list[str]:
+        if self.constant is None or self.constant > 0:
+            return []
+        return [
+            f"length_norm.constant={self.constant} must be above 0, because the loss is divided by it: give the "
+            "length of a long response in tokens, or null for sampling.max_tokens"
+        ]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from rlreason.algorithms.expert_iteration import ExpertIteration
 from rlreason.algorithms.grpo import GroupRelative, Scorer
 from rlreason.algorithms.questions import Questions
 from rlreason.algorithms.sft import Imitation
-from rlreason.config.grpo import GRPO, ON_POLICY_LOSSES
+from rlreason.config.grpo import GRPO
 from rlreason.config.imitation import EI, SFT
 from rlreason.config.run import Run, Training
 from rlreason.console import Console
@@ -29,7 +29,9 @@ def make_algorithm(run: Training, house: House, console: Console) -> Algorithm:
         traces, notices = make_traces(run, policy, train, rollouts.prompt_ids)
         for notice in notices:
             console.say(f"! {notice}")
-        return Imitation(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
+        imitation = Imitation(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
+        check_schedule(run, imitation.n_steps)
+        return imitation
     assert isinstance(run, EI | GRPO)
     shared: dict[str, Any] = {
         "rollouts": rollouts,
@@ -48,16 +50,17 @@ def make_algorithm(run: Training, house: House, console: Console) -> Algorithm:
             deduplicate=run.deduplicate,
             restart=run.restart,
         )
+    if run.kl_placement == "reward":
+        shared["kl_estimator"] = run.kl_estimator
     return GroupRelative(
         **shared,
         epochs=run.epochs_per_rollout,
         rule=credit_rule(run),
-        kl_estimator=run.kl_estimator,
         refill_rounds=run.refill_rounds,
         reference=make_reference(run, policy),
         # Sampled ahead, a batch is collected while weights move: no scoring there, the learner takes today's policy.
         behaviour=scorer(run, policy) if run.updates_per_rollout > 1 and not run.rollout.async_steps else None,
-        sampled_ahead=run.rollout.async_steps > 0 and run.loss.loss_type not in ON_POLICY_LOSSES,
+        sampled_ahead=run.old_from_engine,
     )
 
 
@@ -73,6 +76,12 @@ def make_reference(run: GRPO, policy: Policy) -> Scorer | None:
     model = copy.deepcopy(policy.model).requires_grad_(False)
     frozen = Policy(model, policy.tokenizer, policy.compute_dtype, policy.device, policy.weights)
     return scorer(run, frozen)
+
+
+def check_schedule(run: Training, n_steps: int) -> None:
+    """The rules of the learning rate, once the traces have decided how many steps `epochs` are."""
+    if bad := run.schedule_problems(n_steps):
+        raise ConfigError("\n".join(bad))
 
 
 def check_amount(run: Run, train: Sequence[Problem]) -> None:
