@@ -294,7 +294,8 @@ def test_what_an_option_of_the_users_own_sets_is_no_mistake(tmp_path):
     (tmp_path / "own/prompt").mkdir(parents=True)
     option = {"name": "mine", "file": "r1_zero_short.prompt", "reward": "r1_zero", "trace": "so {answer}"}
     (tmp_path / "own/prompt/mine.yaml").write_text("".join(f"{key}: '{value}'\n" for key, value in option.items()))
-    words = ["--config-dir", "own", "prompt=mine", "sweep=grpo_learning_rate"]  # refused next, before torch is loaded
+    (tmp_path / "own/prompt/yours.yaml").write_text("defaults: [mine]\nname: yours\n")
+    words = ["--config-dir", "own", "prompt=yours", "sweep=grpo_learning_rate"]  # refused next, before torch is loaded
     assert "is a grid of runs: add -m" in rlreason(*words, cwd=tmp_path).stderr
     given = rlreason(*words, "prompt.trace='by {answer}'", cwd=tmp_path)
     assert given.returncode == 2

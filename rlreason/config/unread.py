@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from rlreason.config.groups import Logger
 from rlreason.config.imitation import SFT
-from rlreason.config.jobs import Asking, BestOfN
+from rlreason.config.jobs import Asking
 from rlreason.config.leaves import leaves, typed_word
 from rlreason.config.run import Run, Training
 from rlreason.config.tasks import Countdown
@@ -40,7 +40,7 @@ def uses_training_data(run: Run) -> bool:
 
 def has_own_reward(run: Run) -> bool:
     """A function `module:function` of the user's or of the data judges responses."""
-    return run.data.verifier is not None or ":" in run.prompt.reward
+    return ":" in run.prompt.reward or run.data.verifier is not None
 
 
 def handles_traces(run: Run) -> bool:
@@ -153,11 +153,6 @@ CONDITIONS = (
         "where responses are sampled to learn from only, and algorithm=sft samples none",
     ),
     Condition(
-        ("log_generations",),
-        lambda run: not isinstance(run, BestOfN),
-        "by training and algorithm=evaluate only, and best_of_n shows no responses",
-    ),
-    Condition(
         ("length_norm.constant",),
         lambda run: run.length_norm.kind == "constant",
         "by length_norm=constant only",
@@ -208,11 +203,12 @@ CONDITIONS = (
 
 def unread_keys(run: Run) -> set[str]:
     """The settings that nothing reads in this run, given or not."""
-    own = {leaf.key for leaf in leaves(run)}
-    return {
-        key for c in CONDITIONS for present in [own.intersection(c.keys)] if present and not c.read(run)
-        for key in present
-    }  # fmt: skip
+    own, found = {leaf.key for leaf in leaves(run)}, set[str]()
+    for condition in CONDITIONS:
+        present = own.intersection(condition.keys)
+        if present and not condition.read(run):
+            found |= present
+    return found
 
 
 def unread(run: Run, conf: Path) -> list[str]:
@@ -235,13 +231,15 @@ def unread(run: Run, conf: Path) -> list[str]:
 
 
 def _of_options(run: Run, key: str, conf: Path) -> list[Any]:
-    """The values that option files of the key's group give it: those of the chosen option, known by its name."""
+    """What the chosen option of the key's group, known by its name, gives it; and the options that it builds on."""
     group, _, rest = key.partition(".")
     name = getattr(getattr(run, group), "name", None)
-    values: list[Any] = []
-    for folder in (conf, *_own_option_folders()):
-        options = [_option(file) for file in sorted((folder / group).glob("*.yaml"))]
-        values += [OmegaConf.select(option, rest) for option in options if option.get("name") == name]
+    files = [file for folder in (conf, *_own_option_folders()) for file in sorted((folder / group).glob("*.yaml"))]
+    options = {file.stem: _option(file) for file in files}
+    chosen, values = [stem for stem, option in options.items() if option.get("name") == name], []
+    for stem in chosen:  # grows while it is walked
+        values.append(OmegaConf.select(options[stem], rest))
+        chosen += [base for base in options[stem].get("defaults") or [] if base in options and base not in chosen]
     return values
 
 

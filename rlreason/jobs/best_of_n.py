@@ -13,7 +13,7 @@ from rlreason.console import Console
 from rlreason.errors import ConfigError
 from rlreason.evaluation import is_correct
 from rlreason.grading.formats import Extract
-from rlreason.jobs.evaluate import announce, closing
+from rlreason.jobs.evaluate import announce, cases, closing
 from rlreason.jobs.plot import draw_best_of_n
 from rlreason.jobs.respond import Responses, conclude, respond
 from rlreason.jobs.selection import best_at, is_exact, majority_at, pass_at, subsets_of
@@ -49,6 +49,7 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
         )
         draw_best_of_n(folder / "best_of_n.png", {"": (run.n_list, curves)}, title, subtitle)
         conclude(folder, house, responses, store, {"n_list": list(run.n_list), "best_of_n": curves})
+        cases(console, run, house, responses)
         console.say("\n" + curves_table(run.n_list, curves))
         for line in explanations(run, house.grader.reward):
             console.say(line)

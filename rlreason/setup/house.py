@@ -16,6 +16,7 @@ from rlreason.config.imitation import SFT
 from rlreason.config.model import TinyModel
 from rlreason.config.run import Run, Training
 from rlreason.config.store import resource_dir
+from rlreason.config.unread import has_own_reward
 from rlreason.console import Console
 from rlreason.data.files import fingerprint
 from rlreason.data.splits import subset
@@ -127,8 +128,8 @@ def make_grader(run: Run, folder: Path) -> Grader:
 
 def grading_settings(run: Run) -> dict[str, Any]:
     """The settings of the grader that act: a reward of one's own compares answers by rules of its own."""
-    own = ":" in reward_name(run)
-    names = [f.name for f in fields(run.grading) if not (own and f.name in ("extract", "percent", "rel_tol"))]
+    unread = ("extract", "percent", "rel_tol") if has_own_reward(run) else ()
+    names = [f.name for f in fields(run.grading) if f.name not in unread]
     return {name: getattr(run.grading, name) for name in names}
 
 
