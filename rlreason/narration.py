@@ -48,7 +48,7 @@ def objective_of(run: Training) -> Card:
     """The card of what is optimised."""
     if isinstance(run, GRPO):
         return objective_card(run.settings())
-    return imitation_card(run.length_norm.kind, run.length_norm.constant, sampled=isinstance(run, EI))
+    return imitation_card(run.length_norm.kind, run.length_norm.divisor, sampled=isinstance(run, EI))
 
 
 def short_objective(run: Training) -> str:

@@ -20,7 +20,8 @@ class Arm:
 
     @property
     def accuracy(self) -> float:
-        return float(self.summary.get("accuracy", math.nan))
+        accuracy = self.summary.get("accuracy")
+        return math.nan if accuracy is None else float(accuracy)  # null: weights that are no numbers have none
 
     @property
     def status(self) -> str:
@@ -51,7 +52,7 @@ def arms_table(arms: list[Arm]) -> str:
     for name, arm in zip(names, arms, strict=True):
         s = arm.summary
         if "accuracy_before" in s:
-            accuracy = f"{s['accuracy_before']:.3f} -> {s['accuracy']:.3f}"
+            accuracy = f"{s['accuracy_before']:.3f} -> {arm.accuracy:.3f}"
             length = f"{s['length_before']:5.1f} -> {s['length']:5.1f}"
             rows.append(f"{name:{width}}  {accuracy}   {length} {arm.shown}")
         elif "accuracy" in s:  # a job that does not train

@@ -19,7 +19,6 @@ from rlreason.config.run import Run, Training
 from rlreason.console import Console, Stopwatch
 from rlreason.counters import Counters
 from rlreason.curves import draw_curves
-from rlreason.errors import ConfigError
 from rlreason.grading.metrics import grading_metrics
 from rlreason.guards import Guards
 from rlreason.learner import Learner, averaged
@@ -48,10 +47,6 @@ def train(run: Run, folder: Path, config: str) -> float:
     try:
         algorithm, learner = make_algorithm(run, house, console), make_learner(run, house.policy)
         console.n_steps = algorithm.n_steps
-        if run.warmup_steps > algorithm.n_steps:
-            raise ConfigError(
-                f"warmup_steps={run.warmup_steps} is more than the run's {algorithm.n_steps} steps: lower it"
-            )
         records.mirror = house.mirror
         header(console, run, house, folder)
         console.say("\n" + card.text)

@@ -1,6 +1,8 @@
 """Every option composes, every run of every sweep can start, and a wrong word is answered in one line."""
 
+import functools
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from rlreason.config.leaves import leaves
+from rlreason.config.rules import broken_rules
 from rlreason.config.store import SCHEMAS, resource_dir, run_name, typed
 from rlreason.config.words import _runs, check_words
 from rlreason.errors import ConfigError
@@ -15,6 +19,7 @@ from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.rules import DEFAULTS, NAMED_OBJECTIVES
+from rlreason.schedule import learning_rate_at
 
 CONF = resource_dir("conf")
 GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())
@@ -76,8 +81,8 @@ def test_a_named_objective_sets_its_axes_and_any_axis_can_be_overridden_on_top(c
     assert {key: settings.get(key) for key in NAMED_OBJECTIVES[name]} == NAMED_OBJECTIVES[name]
     of_other_losses = {"cliprange_low", "cliprange_high", "ratio_cap"}
     assert DEFAULTS.keys() - settings.keys() <= of_other_losses  # the card is told all that it can say
-    changed = typed(composed(f"objective={name}", "length_norm=masked_mean", "advantage_eps=1e-4")).settings()
-    assert (changed["length_norm"], changed["advantage_eps"]) == ("masked_mean", 1e-4)
+    changed = typed(composed(f"objective={name}", "length_norm=masked_mean", "entropy_coef=1e-4")).settings()
+    assert (changed["length_norm"], changed["entropy_coef"]) == ("masked_mean", 1e-4)
     assert changed["loss_type"] == settings["loss_type"]
 
 
@@ -147,13 +152,13 @@ def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
         (["sampling=3"], "sampling=3 does not fit there"),
         (["-m", "seed=0,1", "hydra.sweep.dir=/dev/null/x"], "/dev/null is no writable folder"),
         (["loss=gspo", "loss.dual_clip=3"], "dual_clip=3.0: loss_type=gspo has no such number"),
-        (["loss=gspo", "loss.cliprange=0.1"], "would be ignored: set the two sides"),
+        (["loss=gspo", "loss.cliprange=0.1"], "are set: set the two sides, or set both to null"),
         (["length_norm.constant=50"], "read by length_norm=constant only"),
         (["overlong_cache=10"], "read by overlong=penalty only"),
         (["model.heads=0"], "all above 0"),
         (["model.warm_start.batch_size=0"], "batch_size and learning_rate above 0"),
         (["data.n_train=0"], "must be above 0"),
-        (["learning_rate=nan"], "learning_rate=nan must be above 0"),
+        (["learning_rate=nan"], "learning_rate=nan must be finite: give a number"),
         (["rollout.max_rows=0"], "rollout.max_rows=0 must be above 0"),
         (["logger=wandb", "logger.mode=ofline"], "logger.mode=ofline is none of online, offline, disabled"),
         (["model=smollm2_135m", "data.limit=-3"], "data.limit=-3 must be at least 1"),
@@ -195,9 +200,28 @@ def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
         (["guards.parity=correct"], "set mismatch=truncate"),
         (["lr_schedule=cosin"], "lr_schedule=cosin is none of constant, linear, cosine"),
         (["loss=no_baseline", "refill_rounds=2"], "refill_rounds=2 with baseline=none"),
-        (["rollout.placement=second_gpu"], "rollout.placement=second_gpu is read by rollout=vllm only"),
+        (
+            ["rollout.placement=second_gpu"],
+            "placement=second_gpu has no effect: it is read by rollout=vllm only",
+        ),
         (["rollout=vllm", "rollout.async_steps=1", "rollout.sleep=false"], "set mismatch=truncate"),
         (["warmup_steps=100"], "warmup_steps=100 is more than n_steps=80"),
+        (["warmup_steps=80", "lr_schedule=cosine"], "the rate rises over all of the 80 steps and never falls"),
+        (
+            ["algorithm=ei", "restart=true", "warmup_steps=2"],
+            "warmup_steps=2 with restart=true: each step starts its learning rate anew, so it would never be reached: "
+            "set warmup_steps=0, or 1",
+        ),
+        (
+            ["algorithm=ei", "restart=true", "warmup_steps=1", "lr_schedule=linear"],
+            "lr_schedule=linear with warmup_steps=1 and restart=true: the rate rises over the whole of each step",
+        ),
+        (["length_norm=constant", "length_norm.constant=0"], "length_norm.constant=0.0 must be above 0"),
+        (["algorithm=sft", "length_norm=constant", "length_norm.constant=0"], "constant=0.0 must be above 0"),
+        (
+            ["algorithm=ei", "length_norm=constant", "length_norm.constant=-5"],
+            "length_norm.constant=-5.0 must be above",
+        ),
         (["-m", "sweep=nope"], "sweep=nope is no option of sweep: choose one of grpo_learning_rate"),
         (["-m", "seed=0,1", "loss=grpo_clip,tpo"], "loss=tpo is no option of loss"),
         (["-m", "sweep=grpo_off_policy", "rollout_batch_size=96"], "multiple of train_batch_size=64"),
@@ -209,6 +233,30 @@ def test_a_wrong_word_is_one_line_with_the_cure(words, says):
     assert says in text
     assert "Traceback" not in text
     assert len(text.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ei", "sft", "evaluate", "best_of_n"])
+def test_every_number_must_be_finite(composed, algorithm):
+    """A comparison with what is not a number is false, so no other rule can be trusted to see it."""
+    more = ["loss=gspo", "objective=gspo"] if algorithm == "grpo" else []
+    run = typed(composed(f"algorithm={algorithm}", *more))
+    numbers = [leaf.key for leaf in leaves(run) if isinstance(leaf.value, float)]
+    assert {"sampling.temperature", "grading.rel_tol", "model.lora.alpha", "rollout.timeout_s"} <= set(numbers)
+    for key, number in itertools.product(numbers, (math.nan, math.inf, -math.inf)):
+        *path, name = key.split(".")
+        holder = functools.reduce(getattr, path, run)
+        before = getattr(holder, name)
+        setattr(holder, name, number)
+        assert broken_rules(run, CONF)[0] == f"{key}={number} must be finite: give a number"
+        setattr(holder, name, before)
+    assert broken_rules(run, CONF) == []
+
+
+def test_a_restarted_step_may_warm_up_over_its_own_length(composed):
+    """The rate of such a step rises to its height with the last update, however many there are."""
+    run = typed(composed("algorithm=ei", "restart=true", "warmup_steps=1"))
+    rates = [learning_rate_at(place / 4, 1 / 4, 1, 1.0, run.lr_schedule, run.warmup_steps) for place in range(4)]
+    assert rates == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_all_violated_rules_are_named_at_once():

@@ -245,7 +245,6 @@ def test_sources_that_are_not_there_are_named_before_anything_is_read(tmp_path):
         (FileData(name="x", train=file, n_validation=1, gold="box"), "data.gold=box is none of auto, hash"),
         (Data(name="x", limit=0), "data.limit=0 must be at least 1"),
         (Data(name="x", filter="right"), "data.filter=right is none of none, correct"),
-        (Data(name="x", min_pass_rate=0.1), "need data.pass_rates=FILE"),
         (Data(name="x", pass_rates="/nowhere"), "data.pass_rates=/nowhere is no file"),
         (Stories(name="x", overlap="no"), "data.overlap=no is none of refuse, drop, allow"),
     ):

@@ -237,7 +237,7 @@ def test_the_named_sets_read_their_own_kind_of_rows(tmp_path, option):
     lines(tmp_path / "train.jsonl", map(make, range(8)))
     lines(tmp_path / "test.jsonl", map(make, range(90, 92)))
     held = ["data.n_validation=2"] if option == "tulu_math" else []
-    train, validation, said = loaded(tmp_path, f"data={option}", *held)
+    train, validation, said = loaded(tmp_path, "algorithm=sft", f"data={option}", *held)
     assert said == []
     assert (len(train), len(validation)) == (6 if held else 8, 2)
     for p in train + validation:

@@ -206,7 +206,7 @@ def test_what_another_broken_off_run_left_is_set_aside_whole(tmp_path, before, l
     again, (line,) = entered(tmp_path, "")
     assert not again
     assert line.endswith(f"{tmp_path}/broken_off_1")
-    assert {p.name for p in tmp_path.iterdir()} == {"broken_off_1", "config.yaml", "provenance.json"}
+    assert {p.name for p in tmp_path.iterdir()} == {"broken_off_1", "config.yaml", "provenance.json", "status.json"}
     for name, text in texts.items():
         assert (tmp_path / "broken_off_1" / files[name]).read_text() == text
     assert json.loads((tmp_path / "provenance.json").read_text())["command"] != "its own"

@@ -8,8 +8,9 @@ from hydra import compose, initialize_config_dir
 from rlreason.config.store import resource_dir, typed
 from rlreason.console import Console
 from rlreason.errors import ConfigError
+from rlreason.setup.algorithm import check_schedule
 from rlreason.setup.house import encoder, fitting, reward_name
-from rlreason.setup.learner import learning_temperature, token_objective
+from rlreason.setup.learner import credit_rule, learning_temperature, token_objective
 from rlreason.setup.traces import make_traces
 from rlreason.types import Problem
 
@@ -94,3 +95,22 @@ def test_sft_learns_the_plain_distribution_whatever_is_sampled():
     objective = token_objective(settings("algorithm=ei"))
     assert (objective.loss_type, objective.length_norm) == ("reinforce_with_baseline", "token")
     assert objective.kl_coef == objective.entropy_coef == 0
+
+
+def test_a_constant_is_the_one_that_was_given_and_null_the_longest_response():
+    """No number is taken for null."""
+    given = settings("length_norm=constant", "length_norm.constant=0.5", "overlong=penalty", "overlong_cache=1")
+    assert token_objective(given).constant == 0.5
+    assert credit_rule(given).cache_length == 1
+    left = settings("length_norm=constant", "overlong=penalty", "sampling.max_tokens=20")
+    assert token_objective(left).constant == 20.0
+    assert (credit_rule(left).cache_length, credit_rule(left).max_length) == (4, 20)
+
+
+def test_where_passes_decide_how_many_steps_there_are_the_learning_rate_is_checked_then():
+    words = ("algorithm=sft", "n_steps=null", "epochs=1")
+    check_schedule(settings(*words, "warmup_steps=5"), 5)
+    with pytest.raises(ConfigError, match=r"warmup_steps=6 is more than the run's 5 steps"):
+        check_schedule(settings(*words, "warmup_steps=6"), 5)
+    with pytest.raises(ConfigError, match=r"lr_schedule=linear with warmup_steps=5: the rate rises over all of the 5"):
+        check_schedule(settings(*words, "warmup_steps=5", "lr_schedule=linear"), 5)

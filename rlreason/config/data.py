@@ -44,11 +44,6 @@ class Data:
                 f"data.min_pass_rate={self.min_pass_rate} and data.max_pass_rate={self.max_pass_rate}: "
                 "0 <= min <= max <= 1 must hold"
             )
-        if self.pass_rates is None and (self.min_pass_rate, self.max_pass_rate) != (0.0, 1.0):
-            bad.append(
-                f"data.min_pass_rate={self.min_pass_rate} and data.max_pass_rate={self.max_pass_rate} need "
-                "data.pass_rates=FILE, which algorithm=evaluate writes"
-            )
         if self.pass_rates is not None and not Path(self.pass_rates).expanduser().is_file():
             bad.append(f"data.pass_rates={self.pass_rates} is no file: give the one that algorithm=evaluate wrote")
         return bad

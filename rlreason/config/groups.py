@@ -39,22 +39,24 @@ class Loss:
         }
         return {name: number for name, number in numbers.items() if number is not None}
 
-    def problems(self) -> list[str]:
-        if self.cliprange is not None and self.loss_type not in CLIPPING:
-            cure = " or ".join(f"loss={name}" for name in CLIPPING)
-            return [f"loss.cliprange={self.cliprange}: loss_type={self.loss_type} has no such number: choose {cure}"]
-        if self.cliprange is None or self.cliprange_low is None or self.cliprange_high is None:
-            return []
-        return [
-            f"loss.cliprange={self.cliprange} beside loss.cliprange_low={self.cliprange_low} and loss.cliprange_high="
-            f"{self.cliprange_high} would be ignored: set the two sides, or set both to null"
-        ]
-
 
 @dataclass
 class LengthNorm:
     kind: str = MISSING
     constant: float | None = None  # tokens; None: sampling.max_tokens. Read by kind=constant only
+
+    @property
+    def divisor(self) -> float | None:
+        """The constant, in tokens, where this norm has one."""
+        return self.constant if self.kind == "constant" else None
+
+    def problems(self) -> list[str]:
+        if self.constant is None or self.constant > 0:
+            return []
+        return [
+            f"length_norm.constant={self.constant} must be above 0, because the loss is divided by it: give the "
+            "length of a long response in tokens, or null for sampling.max_tokens"
+        ]
 
 
 @dataclass

@@ -50,6 +50,15 @@ class GRPO(Training):
         """Optimizer steps per rollout batch; above 1, all but the first are off-policy."""
         return self.epochs_per_rollout * (self.rollout_batch_size // self.train_batch_size)
 
+    @property
+    def old_from_engine(self) -> bool:
+        """Sampled ahead for a loss with a ratio: the engine's log-probabilities are what the ratio starts from."""
+        return self.rollout.async_steps > 0 and self.loss.loss_type not in ON_POLICY_LOSSES
+
+    @property
+    def corrects_mismatch(self) -> bool:
+        return self.mismatch != "none" or self.old_from_engine
+
     def problems(self) -> list[str]:
         bad = super().problems()
         bad += self.negative("refill_rounds", "skip_solved")
@@ -82,8 +91,6 @@ class GRPO(Training):
             bad.append(
                 f"overlong_cache={cache} must lie in 1..sampling.max_tokens={self.sampling.max_tokens}: try null"
             )
-        if cache is not None and self.overlong != "penalty":
-            bad.append(f"overlong_cache={cache} is read by overlong=penalty only: set it to null, or overlong=penalty")
         return bad or check_objective(self.settings())  # whose rules need sound numbers
 
     def warnings(self) -> dict[str, str]:

@@ -44,6 +44,21 @@ class EI(Training):
         """Different problems per step."""
         return self.question_batch_size
 
+    def schedule_problems(self, n_steps: int) -> list[str]:
+        if not self.restart:
+            return super().schedule_problems(n_steps)
+        if self.warmup_steps > 1:
+            return [
+                f"warmup_steps={self.warmup_steps} with restart=true: each step starts its learning rate anew, so it "
+                "would never be reached: set warmup_steps=0, or 1 to let the rate rise over the whole of each step"
+            ]
+        if self.warmup_steps == 1 and self.lr_schedule in ("linear", "cosine"):
+            return [
+                f"lr_schedule={self.lr_schedule} with warmup_steps=1 and restart=true: the rate rises over the whole "
+                "of each step and never falls: set warmup_steps=0, or lr_schedule=constant"
+            ]
+        return []
+
     def problems(self) -> list[str]:
         bad = super().problems()
         bad += self.negative("skip_solved")

@@ -66,7 +66,7 @@ class BestOfN(Asking):
 
     @property
     def responses(self) -> int:
-        return self.samples or max(self.n_list, default=0)
+        return max(self.n_list, default=0) if self.samples is None else self.samples
 
     def single(self) -> str:
         return "use algorithm=evaluate"

@@ -33,10 +33,6 @@ class Rollout:
         ):
             if number is not None and not number > 0:
                 bad.append(f"rollout.{key}={number} must be above 0: try {cure}")
-        if self.placement != "auto" and self.engine == "hf":
-            bad.append(
-                f"rollout.placement={self.placement} is read by rollout=vllm only: choose it too, or leave this out"
-            )
         if self.async_steps and self.engine == "hf":
             bad.append(
                 "rollout.async_steps=1 with rollout=hf: the embedded engine samples from the very weights that are "

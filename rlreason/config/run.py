@@ -37,8 +37,13 @@ class Run:
     eval_problems: int | None = None  # of the validation data, always the same ones; null: all of them
     log_generations: int = 3  # responses that are shown in the terminal, before training or after an evaluation
 
+    @property
+    def corrects_mismatch(self) -> bool:
+        """Whether the objective makes up for engine and trainer giving sampled tokens different probabilities."""
+        return False
+
     def problems(self) -> list[str]:
-        """Every violated rule, one line each: setting, value, rule, cure."""
+        """Every violated rule between settings, one line each: setting, value, rule, cure."""
         groups = (getattr(self, f.name) for f in fields(self))
         bad = [
             line for group in groups if is_dataclass(group) and hasattr(group, "problems") for line in group.problems()
@@ -48,6 +53,11 @@ class Run:
         bad += self.negative("log_generations")
         seeds = {"seed": self.seed, **{f"data.{k}": getattr(self.data, k, 0) for k in ("seed", "split_seed")}}
         bad += [f"{k}={v} must lie in 0..{MAX_SEED}: try {k}=0" for k, v in seeds.items() if not 0 <= v <= MAX_SEED]
+        if self.guards.parity == "correct" and not self.corrects_mismatch:
+            bad.append(
+                "guards.parity=correct needs weights that correct: with GRPO set mismatch=truncate mismatch_cap=2, "
+                "with another algorithm guards.parity=warn"
+            )
         bad += self._matches()
         return bad
 
@@ -125,9 +135,8 @@ class Training(Run):
 
     def sequences_per_micro_batch(self) -> int | None:
         """The handout's accumulation steps, turned into the largest micro-batch they allow."""
-        if self.gradient_accumulation_steps is not None:
-            return self.train_batch_size // self.gradient_accumulation_steps
-        return self.micro_batch_size
+        steps, size = self.gradient_accumulation_steps, self.micro_batch_size
+        return size if steps is None else self.train_batch_size // steps
 
     def problems(self) -> list[str]:
         bad = super().problems()
@@ -137,8 +146,8 @@ class Training(Run):
         bad += self.negative("weight_decay", "eval_every", "save_rollouts_every", "warmup_steps")
         if self.lr_schedule not in ("constant", "linear", "cosine"):
             bad.append(f"lr_schedule={self.lr_schedule} is none of constant, linear, cosine: choose one")
-        if n_steps is not None and self.warmup_steps > n_steps:
-            bad.append(f"warmup_steps={self.warmup_steps} is more than n_steps={n_steps}: lower it")
+        if n_steps is not None:
+            bad += self.schedule_problems(n_steps)
         if self.optimizer not in ("adamw", "adamw_8bit"):
             bad.append(f"optimizer={self.optimizer} is none of adamw, adamw_8bit: choose one")
         if self.rollout.async_steps and self.algorithm != "grpo":
@@ -150,19 +159,22 @@ class Training(Run):
                 f"sampling.temperature={self.sampling.temperature}: learning from samples needs different ones, so it "
                 "must be above 0: try 1.0"
             )
-        if self.guards.parity == "correct" and getattr(self, "mismatch", "none") == "none":
-            bad.append(
-                "guards.parity=correct needs weights that correct: with GRPO set mismatch=truncate mismatch_cap=2, "
-                "with another algorithm guards.parity=warn"
-            )
         if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
             bad.append(f"adam_betas={list(self.adam_betas)} must be two numbers in [0, 1): try [0.9,0.95]")
-        if self.length_norm.constant is not None and self.length_norm.kind != "constant":
-            bad.append(
-                f"length_norm.constant={self.length_norm.constant} is read by length_norm=constant only: set it to "
-                "null, or choose length_norm=constant"
-            )
         return bad + self._accumulation()
+
+    def schedule_problems(self, n_steps: int) -> list[str]:
+        """Complaints about a learning rate that never reaches its height, or never falls, in so many steps."""
+        known = getattr(self, "n_steps", None) is not None
+        if self.warmup_steps > n_steps:
+            many = f"n_steps={n_steps}" if known else f"the run's {n_steps} steps"
+            return [f"warmup_steps={self.warmup_steps} is more than {many}: lower it"]
+        if self.warmup_steps == n_steps > 0 and self.lr_schedule in ("linear", "cosine"):
+            return [
+                f"lr_schedule={self.lr_schedule} with warmup_steps={self.warmup_steps}: the rate rises over all of the "
+                f"{n_steps} steps and never falls: lower warmup_steps, or set lr_schedule=constant"
+            ]
+        return []
 
     def _accumulation(self) -> list[str]:
         steps, size = self.gradient_accumulation_steps, self.micro_batch_size

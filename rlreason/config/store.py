@@ -17,6 +17,7 @@ from rlreason.config import data, model, tasks
 from rlreason.config.grpo import GRPO
 from rlreason.config.imitation import EI, SFT
 from rlreason.config.jobs import BestOfN, Evaluate
+from rlreason.config.rules import broken_rules
 from rlreason.config.run import Run
 from rlreason.errors import ConfigError
 
@@ -110,6 +111,6 @@ def typed(cfg: DictConfig) -> Run:
         raise ConfigError("algorithm has no value: choose one (algorithm=grpo)")
     if extra := _extras(cfg, run):
         raise ConfigError(f"{extra[0]} is no setting of this run: take the + away and mend the name, or leave it out")
-    if bad := run.problems():
+    if bad := broken_rules(run, resource_dir("conf")):
         raise ConfigError("\n".join(bad))
     return run

@@ -13,7 +13,7 @@ from rlreason.console import Console
 from rlreason.errors import ConfigError
 from rlreason.evaluation import is_correct, share
 from rlreason.grading.formats import Extract
-from rlreason.jobs.evaluate import announce, closing
+from rlreason.jobs.evaluate import announce, cases, closing
 from rlreason.jobs.plot import draw_best_of_n
 from rlreason.jobs.respond import Responses, conclude, respond
 from rlreason.jobs.selection import best_at, is_exact, majority_at, pass_at, subsets_of
@@ -51,6 +51,7 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
         first = first_alone(responses.samples, run.responses)
         found = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
         conclude(folder, house, responses, store, found)
+        cases(console, run, house, responses)
         console.say("\n" + curves_table(run.n_list, curves))
         low, high = first["interval"]
         console.say(

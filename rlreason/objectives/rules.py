@@ -101,7 +101,7 @@ NAMED_OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 
 #: Losses that read the setting; any other loss would ignore it without a word.
-_READERS = {
+READERS: dict[str, tuple[str, ...]] = {
     "cliprange_low": ("grpo_clip", "gspo"),
     "cliprange_high": ("grpo_clip", "gspo"),
     "dual_clip": ("grpo_clip",),
@@ -139,7 +139,7 @@ def check_objective(settings: Settings) -> list[str]:
 
 def _check_ratio_numbers(s: Settings) -> Iterator[str]:
     loss = s["loss_type"]
-    for key, readers in _READERS.items():
+    for key, readers in READERS.items():
         if s[key] is not None and loss not in readers:
             cure = f"set it to null or use {' or '.join(readers)}"
             yield f"{key}={s[key]}: loss_type={loss} has no such number; {cure}"

@@ -11,7 +11,7 @@ from rlreason.algorithms.grpo import GroupRelative
 from rlreason.algorithms.questions import Questions
 from rlreason.algorithms.rollouts import Measure
 from rlreason.algorithms.sft import Imitation
-from rlreason.config.grpo import GRPO, ON_POLICY_LOSSES
+from rlreason.config.grpo import GRPO
 from rlreason.config.imitation import EI, SFT
 from rlreason.config.run import Run, Training
 from rlreason.console import Console
@@ -30,7 +30,9 @@ def make_algorithm(run: Training, house: House, console: Console) -> Algorithm:
         traces, notices = make_traces(run, policy, train, rollouts.prompt_ids)
         for notice in notices:
             console.say(f"! {notice}")
-        return Imitation(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
+        imitation = Imitation(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
+        check_schedule(run, imitation.n_steps)
+        return imitation
     assert isinstance(run, EI | GRPO)
     shared: dict[str, Any] = {
         "rollouts": rollouts,
@@ -49,11 +51,12 @@ def make_algorithm(run: Training, house: House, console: Console) -> Algorithm:
             deduplicate=run.deduplicate,
             restart=run.restart,
         )
+    if run.kl_placement == "reward":
+        shared["kl_estimator"] = run.kl_estimator
     return GroupRelative(
         **shared,
         epochs=run.epochs_per_rollout,
         rule=credit_rule(run),
-        kl_estimator=run.kl_estimator,
         refill_rounds=run.refill_rounds,
         reference=make_reference(run, policy),
         behaviour=house.measure if scored_before_learning(run) else None,
@@ -63,9 +66,9 @@ def make_algorithm(run: Training, house: House, console: Console) -> Algorithm:
 
 def ratio_divisor(run: GRPO) -> str:
     """What the loss's ratio divides by. Sampled ahead, by weights one hand-over old, only the engine knows it."""
-    if run.rollout.async_steps:
-        return "none" if run.loss.loss_type in ON_POLICY_LOSSES else "engine"
-    return "measured" if run.updates_per_rollout > 1 else "none"
+    if run.old_from_engine:
+        return "engine"
+    return "measured" if run.updates_per_rollout > 1 and not run.rollout.async_steps else "none"
 
 
 def scored_before_learning(run: GRPO) -> bool:
@@ -81,6 +84,12 @@ def make_reference(run: GRPO, policy: Policy) -> Measure | None:
     frozen = Policy(model, policy.tokenizer, policy.compute_dtype, policy.device, policy.weights)
     score = partial(frozen.score, temperature=run.sampling.temperature, token_budget=run.micro_batch_tokens)
     return lambda pairs: [(log_probs, []) for log_probs in score(pairs)]
+
+
+def check_schedule(run: Training, n_steps: int) -> None:
+    """The rules of the learning rate, once the traces have decided how many steps `epochs` are."""
+    if bad := run.schedule_problems(n_steps):
+        raise ConfigError("\n".join(bad))
 
 
 def check_amount(run: Run, train: Sequence[Problem]) -> None:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from rlreason.config.data import Data, Fields, FileData, Stories
 from rlreason.config.imitation import SFT
-from rlreason.config.jobs import Asking
 from rlreason.config.run import Run
 from rlreason.config.store import resource_dir
 from rlreason.config.tasks import Countdown, Gym
+from rlreason.config.unread import handles_traces, uses_training_data
 from rlreason.data.countdown import load_countdown, make_countdown
 from rlreason.data.files import Row, Table, file_rows, hub_splits, locate, may_be_hub_name, read_table
 from rlreason.data.golds import check_answers
@@ -33,6 +33,8 @@ Problems = list[Problem]
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")  # where problems usually are
 
+GROUND_TRUTH = "ground_truth"  # the label of a table that is read for its answers alone
+
 
 class Loaded(NamedTuple):
     """What a run works with; `sizes` are numbers of problems on the way there, for the console and the summary."""
@@ -47,31 +49,40 @@ def load_data(run: Run, *, grader: Grader | None = None, say: Say = print) -> Lo
 
     With a grader, the gold answers are checked: of validation, and of train where it is sampled from.
     """
-    data, template = run.data, run.prompt.trace
-    check_template(template)
-    train, validation = read_splits(data, say)
-    if isinstance(run, Asking) and run.split == "validation":
-        train = []  # nothing is learned: training data must not stop a measurement
+    data, traces = run.data, handles_traces(run)
+    template = run.prompt.trace if traces else ""
+    if traces:
+        check_template(template)
+    train, validation = read_splits(data, say, traces)
     sizes = {"train_read": len(train)}
+
+    def checked(problems: Problems, needed: bool = True) -> Problems:
+        if grader is None or grader.plugin:  # which form of answer a plug-in expects is unknown
+            return problems
+        return told(say, *check_answers(problems, grader, data.bad_gold, needed))
+
+    if not uses_training_data(run):
+        train = []  # nothing is learned: training data must not stop a measurement
     fill = partial(render, load_template(run.prompt.file, resource_dir("prompts")))
     if isinstance(data, FileData):
         train, validation = answered(data, train, validation, fill, say)
+    if not uses_training_data(run):
+        return Loaded([], checked(validation), {"validation": len(validation)})
     train = told(say, *without_overlap(train, validation, data.overlap, fill))
-    if data.pass_rates is not None and train:
+    if data.pass_rates is not None:
         rates = read_pass_rates(Path(data.pass_rates).expanduser())
         train = told(say, *by_pass_rate(train, rates, data.min_pass_rate, data.max_pass_rate))
-    if isinstance(run, SFT) or (data.filter == "correct" and train):
+    if traces:
         train = told(say, *with_traces(train, template, skip=data.bad_rows == "skip"))
-    if data.filter == "correct" and train:
+    if data.filter == "correct":
         assert grader is not None, "data.filter=correct needs the grader"
         sizes["train_before_filter"] = len(train)
         train = told(say, *filter_correct(train, partial(trace_text, template=template), grader.grade_batch))
         sizes["train_filtered"] = len(train)
-    if grader is not None:
-        validation = told(say, *check_answers(validation, grader, data.bad_gold, needed=not isinstance(run, SFT)))
-        if train and not isinstance(run, SFT):
-            train = told(say, *check_answers(train, grader, data.bad_gold))
-    if data.limit is not None and train and data.limit > len(train):
+    validation = checked(validation, needed=not isinstance(run, SFT))
+    if not isinstance(run, SFT):
+        train = checked(train)
+    if data.limit is not None and data.limit > len(train):
         say(f"! data.limit={data.limit} is more than the {len(train)} training problems there are: all are used")
     train = subset(train, data.limit, run.seed)
     return Loaded(train, validation, sizes | {"train": len(train), "validation": len(validation)})
@@ -83,8 +94,11 @@ def told(say: Say, problems: Problems, notes: str | Iterable[str]) -> Problems:
     return problems
 
 
-def read_splits(data: Data, say: Say) -> tuple[Problems, Problems]:
-    """(train, validation) as the source has them: here a new kind of data finds its place."""
+def read_splits(data: Data, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
+    """(train, validation) as the source has them: here a new kind of data finds its place.
+
+    `traces`: given responses will be imitated or judged, so it matters what form they have.
+    """
     if isinstance(data, Stories):
         make = partial(make_stories, min_events=data.min_events, max_events=data.max_events, max_value=data.max_value)
         return make(data.n_train, seed=0), make(data.n_validation, seed=0, validation=True)
@@ -99,17 +113,17 @@ def read_splits(data: Data, say: Say) -> tuple[Problems, Problems]:
         made = make_gym(data.tasks, data.n_validation + data.n_train, data.seed)
         return made[data.n_validation :], made[: data.n_validation]
     assert isinstance(data, FileData)
-    return read_files(data, say)
+    return read_files(data, say, traces)
 
 
-def read_files(data: FileData, say: Say) -> tuple[Problems, Problems]:
+def read_files(data: FileData, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
     """(train, validation) of files or a hub data set."""
-    hub = cache(partial(hub_splits, data.path or "", data.hub_config))
+    hub = cache(lambda: hub_splits(data.path or "", data.hub_config))
     names = [data.train] if data.n_validation is not None else [data.train, data.validation or _measured_on(data, hub)]
     labels = [Path(name).stem for name in names]
     if len(set(labels)) < len(labels):
         labels = ["train", "validation"]
-    tables = [read_split(data, name, label, hub) for name, label in zip(names, labels, strict=True)]
+    tables = [read_split(data, name, label, hub, traces) for name, label in zip(names, labels, strict=True)]
     for table in tables:
         told(say, table.problems, table.notes)
     problems = identified(tables)
@@ -130,7 +144,7 @@ def answered(
         name: sum(not p.answer for p in part) for name, part in (("training", train), ("validation", validation))
     }
     lacking = sum(without.values())
-    if data.ground_truth is None and (data.filter != "correct" or not without["training"]):
+    if data.ground_truth is None and (not without["training"] or data.filter != "correct"):
         return train, validation
     if not lacking:
         say(f"! data.ground_truth={data.ground_truth} is not read: every row brings its own ground truth")
@@ -177,21 +191,19 @@ def _ground_truth(data: FileData) -> dict[str, Problems]:
 def _with_either_names(data: FileData, split: str, hub: Hub) -> Problems:
     """Its usable rows, by the fields' names that were given for the training rows, or else by the known ones."""
     try:
-        return read_split(data, split, "ground_truth", hub).problems
+        return read_split(data, split, GROUND_TRUTH, hub, traces=False).problems
     except DataError:
         if data.fields == Fields():
             raise
-    return read_split(replace(data, fields=Fields()), split, "ground_truth", hub).problems
+    return read_split(replace(data, fields=Fields()), split, GROUND_TRUTH, hub, traces=False).problems
 
 
-def read_split(data: FileData, split: str, label: str, hub: Hub) -> Table:
+def read_split(data: FileData, split: str, label: str, hub: Hub, traces: bool) -> Table:
     names: Names = field_names(asdict(data.fields))
-    parse = partial(
-        to_problem, names=names, gold=data.gold, max_chars=data.max_chars, wrap=data.response_as == "solution"
-    )
-    if (
-        data.filter == "correct" or data.ground_truth is not None
-    ):  # a trace that brings its own gold answer would always be right
+    wrap = traces and data.response_as == "solution"
+    parse = partial(to_problem, names=names, gold=data.gold, max_chars=data.max_chars, wrap=wrap)
+    if label == GROUND_TRUTH or (traces and data.filter == "correct") or data.ground_truth is not None:
+        # A trace that brings its own gold answer would always be right.
         parse = partial(parse, gold_in_response=False)
     source, rows = _rows(data, split, hub)
     prefix, skip = f"{data.name}-{label}", data.bad_rows == "skip"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,22 +29,29 @@ def check_engine(run: Run) -> None:
 
 
 def make_engine(run: Run, policy: Policy, folder: Path, say: Callable[[str], None]) -> Engine:
+    if run.rollout.engine == "hf":
+        return HFEngine(policy, run.rollout.max_rows)
+    placement, place = run.rollout.placement, policy.device.type
+    say(placed(placement, place))
+    make = VLLMProcess if placement == "second_gpu" else VLLMEngine
+    settings = vllm_settings(run)
+    if placement == "auto" and place == "cpu" and not settings["sleep"] and not run.rollout.async_steps:
+        say("! rollout.sleep=false has no effect: it is about a GPU's memory, and vLLM runs on the processor here")
+    return make(policy, log=folder / "vllm.log", say=say, **settings)
+
+
+def vllm_settings(run: Run) -> dict[str, Any]:
+    """What vLLM is told, wherever it runs; nothing of it is read by the embedded engine but `max_rows`."""
     rollout = run.rollout
-    if rollout.engine == "hf":
-        return HFEngine(policy, rollout.max_rows)
-    say(placed(rollout.placement, policy.device.type))
-    make = VLLMProcess if rollout.placement == "second_gpu" else VLLMEngine
-    return make(
-        policy,
-        log=folder / "vllm.log",
-        max_len=run.micro_batch_tokens,  # nothing longer could be learned from
-        max_rows=rollout.max_rows,
-        sleep=rollout.sleep and make is VLLMEngine,  # a GPU of its own need not be given back
-        kv_cache_gb=rollout.kv_cache_gb,
-        attest=rollout.attest,
-        timeout_s=rollout.timeout_s,
-        say=say,
-    )
+    shares = rollout.placement in ("auto", "shared")  # a GPU of its own need not be given back
+    return {
+        "max_len": run.micro_batch_tokens,  # nothing longer could be learned from
+        "max_rows": rollout.max_rows,
+        "sleep": shares and rollout.sleep,
+        "kv_cache_gb": rollout.kv_cache_gb,
+        "attest": rollout.attest,
+        "timeout_s": rollout.timeout_s,
+    }
 
 
 def placed(placement: str, device: str) -> str:

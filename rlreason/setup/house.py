@@ -3,9 +3,10 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,8 +14,9 @@ from rlreason.algorithms.rollouts import Measure, Rollouts
 from rlreason.config.data import Stories
 from rlreason.config.imitation import SFT
 from rlreason.config.model import TinyModel
-from rlreason.config.run import Run
+from rlreason.config.run import Run, Training
 from rlreason.config.store import resource_dir
+from rlreason.config.unread import has_own_reward
 from rlreason.console import Console
 from rlreason.data.files import fingerprint
 from rlreason.data.splits import subset
@@ -27,7 +29,13 @@ from rlreason.prompts import load_template, render
 from rlreason.records import Mirror
 from rlreason.setup.data import load_data, read_splits
 from rlreason.setup.engine import check_engine, make_engine
-from rlreason.setup.model import choose_threads, choose_trained, make_policy, teach_habits
+from rlreason.setup.model import (
+    choose_threads,
+    choose_trained,
+    describe_weights,
+    make_policy,
+    teach_habits,
+)
 from rlreason.types import Problem
 
 PromptIds = Callable[[Problem], list[int]]
@@ -76,7 +84,10 @@ def build(run: Run, folder: Path, console: Console) -> House:
         train, validation = fitting(run, policy, prompt_ids, train, validation, console)
         if isinstance(run.model, TinyModel):
             teach_habits(run, run.model, policy, lessons, console)
-        choose_trained(run.model, policy, run.seed)
+        if isinstance(run, Training):
+            choose_trained(run.model, policy, run.seed)
+        else:
+            describe_weights(run.model, policy, learned=False)
         engine = make_engine(run, policy, folder, console.say)
     except BaseException:
         grader.close()
@@ -116,9 +127,16 @@ def renderer(run: Run) -> Render:
 
 def make_grader(run: Run, folder: Path) -> Grader:
     """The grader with its workers running; data with a verifier of its own brings the reward along."""
-    grader = Grader(reward=reward_name(run), log_path=folder / "grading_incidents.jsonl", **asdict(run.grading))
+    grader = Grader(reward=reward_name(run), log_path=folder / "grading_incidents.jsonl", **grading_settings(run))
     grader.start()
     return grader
+
+
+def grading_settings(run: Run) -> dict[str, Any]:
+    """The settings of the grader that act: a reward of one's own compares answers by rules of its own."""
+    unread = ("extract", "percent", "rel_tol") if has_own_reward(run) else ("correct_at",)
+    names = [f.name for f in fields(run.grading) if f.name not in unread]
+    return {name: getattr(run.grading, name) for name in names}
 
 
 def reward_name(run: Run) -> str:
@@ -150,14 +168,14 @@ def fitting(
     questions; its traces are measured when they are made.
     """
     room, key = min((run.micro_batch_tokens, "micro_batch_tokens"), (policy.max_context, "the model's context"))
-    longest = room - run.sampling.max_tokens
+    longest, skip = room - run.sampling.max_tokens, run.data.bad_rows == "skip"
     parts = {"train": [] if isinstance(run, SFT) else train, "validation": validation}
     for name, problems in parts.items():
         sizes = [len(prompt_ids(p)) for p in problems]
         if not sizes or max(sizes) <= longest:
             continue
         needed, count = max(sizes) + run.sampling.max_tokens, sum(size > longest for size in sizes)
-        if run.data.bad_rows != "skip" or min(sizes) > longest:
+        if not skip or min(sizes) > longest:
             raise ConfigError(
                 f"sampling.max_tokens={run.sampling.max_tokens} and the longest prompt need {needed} tokens, more than "
                 f"{key}={room} ({count} of {len(sizes)} {name} prompts): lower sampling.max_tokens"

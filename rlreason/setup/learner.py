@@ -1,6 +1,7 @@
 """The learner and the credit rule of a run, from its objective's settings."""
 
 from functools import partial
+from typing import Any
 
 from rlreason.config.grpo import GRPO
 from rlreason.config.imitation import EI
@@ -11,37 +12,39 @@ from rlreason.policy import Policy
 
 
 def credit_rule(run: GRPO) -> CreditRule:
-    longest = run.sampling.max_tokens
+    """How rewards become advantages; numbers of parts that the objective leaves out are not read."""
+    numbers: dict[str, Any] = {}
+    if run.std_norm.kind != "none":
+        numbers["advantage_eps"] = run.advantage_eps
+    if run.overlong == "penalty":
+        longest, cache = run.sampling.max_tokens, run.overlong_cache
+        numbers |= {"max_length": longest, "cache_length": max(1, longest // 5) if cache is None else cache}
+    if run.kl_placement == "reward":
+        numbers["kl_coef"] = run.kl_coef
     return CreditRule(
         baseline=run.baseline.kind,
         std_norm=run.std_norm.kind,
-        advantage_eps=run.advantage_eps,
         zero_variance=run.zero_variance,
         overlong=run.overlong,
-        max_length=longest,
-        cache_length=run.overlong_cache or max(1, longest // 5),
-        kl_coef=run.kl_coef if run.kl_placement == "reward" else 0.0,
+        **numbers,
     )
 
 
 def token_objective(run: Training) -> TokenObjective:
     """What is averaged, and over what. SFT and expert iteration: -A log p with A = 1, so the GRPO terms are off."""
-    shared = partial(
-        TokenObjective,
-        length_norm=run.length_norm.kind,
-        constant=run.length_norm.constant or float(run.sampling.max_tokens),
-    )
+    given = run.length_norm.divisor
+    constant = float(run.sampling.max_tokens) if given is None else given
+    shared = partial(TokenObjective, length_norm=run.length_norm.kind, constant=constant)
     if not isinstance(run, GRPO):
         return shared()
-    return shared(
-        loss_type=run.loss.loss_type,
-        numbers=run.loss.numbers(),
-        kl_estimator=run.kl_estimator,
-        kl_coef=run.kl_coef if run.kl_placement == "loss" else 0.0,
-        entropy_coef=run.entropy_coef,
-        mismatch=run.mismatch,
-        mismatch_cap=run.mismatch_cap,
-    )
+    terms: dict[str, Any] = {}
+    if run.kl_placement != "none":
+        terms["kl_estimator"] = run.kl_estimator  # also of what is recorded where the penalty stands in the reward
+    if run.kl_placement == "loss":
+        terms["kl_coef"] = run.kl_coef
+    if not run.old_from_engine and run.mismatch != "none":
+        terms |= {"mismatch": run.mismatch, "mismatch_cap": run.mismatch_cap}
+    return shared(loss_type=run.loss.loss_type, numbers=run.loss.numbers(), entropy_coef=run.entropy_coef, **terms)
 
 
 def make_learner(run: Training, policy: Policy) -> Learner:

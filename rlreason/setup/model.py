@@ -9,7 +9,7 @@ import torch
 
 from rlreason.adapters import add_lora, require_peft
 from rlreason.config.model import Model, PretrainedModel, TinyModel
-from rlreason.config.run import Run
+from rlreason.config.run import Run, Training
 from rlreason.console import Console
 from rlreason.data.stories import habit_trace
 from rlreason.memory import freeze, model_size, recompute_layers
@@ -34,7 +34,7 @@ def choose_threads(run: Run, policy: Policy) -> None:
 
 def make_policy(run: Run, train: Sequence[Problem]) -> Policy:
     """The model as it is before any training: loaded, or made on the spot with random weights."""
-    if run.model.lora.rank:
+    if isinstance(run, Training) and run.model.lora.rank:
         require_peft()
     if isinstance(run.model, PretrainedModel):
         return load_policy(run.model.folder, run.model.dtype, run.model.weights)
@@ -49,6 +49,8 @@ def make_policy(run: Run, train: Sequence[Problem]) -> Policy:
 
 
 def teach_habits(run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Problem], console: Console) -> None:
+    if tiny.warm_start.steps == 0:
+        return console.say("model.warm_start.steps=0: the new tiny model keeps its random weights")
     formats, tokens = formats_of(run), run.micro_batch_tokens
     shared = f", in the formats of {len(set(SHARED))} prompts" if len(formats) > 1 else ""
     console.say(f"teaching a new tiny model two habits: mostly hasty answers, sometimes step by step{shared} ...")
@@ -56,16 +58,19 @@ def teach_habits(run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Prob
     warm_up(policy, train, formats, **settings, micro_batch_tokens=tokens, seed=run.seed, progress=console.progress)
 
 
+def describe_weights(model: Model, policy: Policy, learned: bool) -> None:
+    """Name weights of less than float32 in the policy's description, and what that costs where they are `learned`."""
+    if model.weights != "float32":
+        cost = ": a change of less than 0.2% of a weight is rounded away" if learned else ""
+        policy.remarks.append(f"weights kept in {model.weights}, output head in float32{cost}")
+
+
 def choose_trained(model: Model, policy: Policy, seed: int) -> None:
     """What of the model the run trains, and at what cost in memory; the policy's description says it.
 
     To be called after a tiny model has its habits, which every weight takes part in.
     """
-    if model.weights != "float32":
-        policy.remarks.append(
-            f"weights kept in {model.weights}, output head in float32"
-            + ("" if model.lora.rank else ": a change of less than 0.2% of a weight is rounded away")
-        )
+    describe_weights(model, policy, learned=not model.lora.rank)
     if model.freeze:
         policy.remarks.append(freeze(policy.model, model.freeze))
     if model.lora.rank:

@@ -7,7 +7,7 @@ from rlreason.config.store import resource_dir
 from rlreason.data.files import fingerprint
 from rlreason.prompts import load_template
 from rlreason.protocol import Protocol, make_protocol
-from rlreason.setup.house import reward_name
+from rlreason.setup.house import grading_settings, reward_name
 from rlreason.types import Problem
 
 
@@ -21,9 +21,7 @@ def protocol_of(run: Run, problems: Sequence[Problem], samples: int = 1) -> Prot
     return make_protocol(
         prompt=load_template(run.prompt.file, resource_dir("prompts")) if templated else "(given with the data)",
         reward=reward_name(run),
-        grading={
-            key: getattr(run.grading, key) for key in ("extract", "timeout_s", "percent", "rel_tol", "correct_at")
-        },
+        grading={key: value for key, value in grading_settings(run).items() if key not in ("workers", "memory_mb")},
         sampling={
             "temperature": float(run.sampling.temperature),
             "min_tokens": run.sampling.min_tokens,

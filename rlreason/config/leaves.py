@@ -1,0 +1,59 @@
+"""Walk over a run's settings one by one, as they are typed on the command line: `seed`, `sampling.max_tokens` ...
+
+It knows dataclasses; it must not know what any setting means.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, NamedTuple
+
+NO_DEFAULT = object()
+
+
+class Leaf(NamedTuple):
+    """One setting: its dotted key, its value, and what its dataclass gives it (`NO_DEFAULT`: nothing)."""
+
+    key: str
+    value: Any
+    default: Any
+
+
+def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
+    """Every setting below a dataclass, those of the groups inside it too.
+
+    >>> from rlreason.config.groups import StdNorm
+    >>> list(leaves(StdNorm("none"), "std_norm."))
+    [Leaf(key='std_norm.kind', value='none', default='???')]
+    """
+    for field in fields(settings):
+        value, key = getattr(settings, field.name), f"{prefix}{field.name}"
+        if is_dataclass(value):
+            yield from leaves(value, f"{key}.")
+        elif field.default_factory is not MISSING:
+            yield Leaf(key, value, field.default_factory())
+        else:
+            yield Leaf(key, value, NO_DEFAULT if field.default is MISSING else field.default)
+
+
+def not_finite(settings: Any) -> list[str]:
+    """Complaints about numbers that are none: with them every comparison of another rule would be false."""
+    bad = []
+    for key, value, _ in leaves(settings):
+        numbers = value if isinstance(value, list) else [value]
+        if any(isinstance(n, float) and not math.isfinite(n) for n in numbers):
+            bad.append(f"{key}={typed_word(value)} must be finite: give a number")
+    return bad
+
+
+def typed_word(value: Any) -> str:
+    """A value as it is typed on the command line.
+
+    >>> typed_word(False), typed_word(None), typed_word([1, 2]), typed_word(1e-06)
+    ('false', 'null', '[1,2]', '1e-06')
+    """
+    if isinstance(value, list):
+        return f"[{','.join(map(typed_word, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)

@@ -1,0 +1,38 @@
+"""A config that notes which of its settings are asked for."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+
+class Recording:
+    """The settings that were asked for by name, of a run whose config is watched from now on."""
+
+    def __init__(self, run: Any) -> None:
+        self.read: set[str] = set()
+        self.describing = False
+        self._watch(run, "")
+
+    def _watch(self, node: Any, prefix: str) -> None:
+        names = [field.name for field in fields(node)]
+        for name in names:
+            if is_dataclass(child := getattr(node, name)):
+                self._watch(child, f"{prefix}{name}.")
+        node.__class__ = self._watched(type(node), prefix, frozenset(names))
+
+    def _watched(self, kind: type, prefix: str, names: frozenset[str]) -> type:
+        def ask(node: Any, name: str) -> Any:
+            value = kind.__getattribute__(node, name)
+            if name == "settings":  # the objective in words, for its card: to describe a setting is not to use it
+                return lambda: self._described(value)
+            if name in names and not self.describing:
+                self.read.add(prefix + name)
+            return value
+
+        return type(kind.__name__, (kind,), {"__getattribute__": ask})
+
+    def _described(self, words: Any) -> Any:
+        self.describing = True
+        try:
+            return words()
+        finally:
+            self.describing = False

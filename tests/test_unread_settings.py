@@ -1,0 +1,302 @@
+"""Which settings a run reads, found out by running it; and that a setting nothing reads is refused when given.
+
+Every algorithm meets every kind of data and the options that switch parts of a run off, on the smallest models. The
+config records which of its fields the real code asks for. What was not asked for must be declared in
+`rlreason/config/unread.py`, and what is declared there must not have been asked for.
+"""
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from recording import Recording
+from test_end_to_end import rlreason
+
+from rlreason.config.leaves import leaves
+from rlreason.config.run import Training
+from rlreason.config.store import SCHEMAS, resource_dir, typed
+from rlreason.config.unread import CONDITIONS, unread_keys
+from rlreason.config.words import check_words
+from rlreason.console import Console
+from rlreason.errors import ConfigError
+from rlreason.jobs.start import start
+from rlreason.models.tiny import build_model
+from rlreason.policy import Policy
+from rlreason.setup.algorithm import make_algorithm
+from rlreason.setup.engine import vllm_settings
+from rlreason.setup.house import build
+from rlreason.setup.learner import make_learner, token_objective
+from rlreason.setup.protocol import protocol_of
+from rlreason.trainer import train
+
+WHICH = "algorithm"  # it has chosen the schema, and nothing needs to ask again
+
+
+def settings(*overrides: str) -> Any:
+    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
+        return typed(compose("config", list(overrides)))
+
+
+def compare(run: Any, read: set[str], only: set[str] | None = None) -> None:
+    """Hold the table to what was read, in both directions."""
+    read = set(read)  # looking at the run from here on is no use of it
+    known = {leaf.key for leaf in leaves(run)} - {WHICH}
+    known = known if only is None else known & only
+    declared = unread_keys(run)
+    silent = sorted(known - read - declared)
+    assert not silent, f"nothing read {silent}: let the run read them, or add a Condition to config/unread.py"
+    wrong = sorted(known & read & declared)
+    assert not wrong, f"read although a Condition of config/unread.py says that nothing does: {wrong}"
+
+
+@pytest.fixture(scope="module")
+def places(tokenizer, tmp_path_factory) -> dict[str, Path]:
+    """A small model's folder, and data in files."""
+    folder = tmp_path_factory.mktemp("places")
+    Policy(build_model(len(tokenizer), width=16, layers=1, init_scale=0.3, seed=1), tokenizer).save(folder / "model")
+    rows = [{"question": f"Mia has {i} apples. How many?", "answer": f"#### {i}", "solution": f"{i}+0={i}"}
+            for i in range(24)]  # fmt: skip
+    sums = [{"nums": [i, 2, 3], "target": i + 5} for i in range(1, 99)]
+    for name, part in (("rows/train", rows[:16]), ("rows/test", rows[16:]), ("countdown", sums)):
+        path = folder / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in part))
+    return {"model": folder / "model", "rows": folder / "rows", "countdown": folder / "countdown.jsonl"}
+
+
+SIZES = ["eval_problems=2", "sampling.max_tokens=6", "scale=embedded", "prompt=r1_zero_short", "threads=1"]
+TRAINED = ["n_steps=2", "train_batch_size=4"]
+ALGORITHMS = {
+    "grpo": [*TRAINED, "rollout_batch_size=4", "group_size=2"],
+    "ei": ["algorithm=ei", *TRAINED, "question_batch_size=2", "group_size=2"],
+    "sft": ["algorithm=sft", *TRAINED],
+    "evaluate": ["algorithm=evaluate"],
+    "evaluate_train": ["algorithm=evaluate", "split=train"],
+    "best_of_n": ["algorithm=best_of_n", "n_list=[1,2]"],
+}
+LOCAL = ["model=local", "model.path={model}"]
+MADE_UP = ["data.n_train=16", "data.n_validation=4"]
+DATA = {
+    "stories": ["model.width=16", "model.layers=1", "model.warm_start.steps=1", "data.n_train=256", MADE_UP[1]],
+    "files": [*LOCAL, "data=jsonl", "data.path={rows}"],
+    "held_out": [*LOCAL, "data=jsonl", "data.train={rows}/train.jsonl", "data.n_validation=4"],
+    "countdown": [*LOCAL, "data=countdown", *MADE_UP],
+    "countdown_file": [*LOCAL, "data=countdown", "data.path={countdown}", *MADE_UP],
+    "gym": [*LOCAL, "data=reasoning_gym", "data.task=leg_counting", *MADE_UP],
+}
+#: Without these a random model leaves expert iteration nothing to imitate.
+ALL_RIGHT = ["prompt.reward=own_reward:all_right", "prompt.stop=[a,e,i,o,1,2,3,4,5]"]
+WITHOUT_TRACES = ("countdown_file", "gym")
+
+#: What switches parts of a run on and off: an algorithm, a kind of data, and settings on top.
+PARTS = {
+    "kl in the loss": ("grpo", "files", ["kl_placement=loss", "kl_coef=0.1"]),
+    "kl in the reward": ("grpo", "files", ["kl_placement=reward", "kl_coef=0.1"]),
+    "everything else of GRPO": ("grpo", "files", [
+        "objective=dapo", "std_norm=none", "length_norm=constant", "overlong_cache=2", "mismatch=mask",
+        "mismatch_cap=2", "epochs_per_rollout=2", "refill_rounds=1", "gradient_accumulation_steps=2",
+    ]),
+    "gspo": ("grpo", "files", ["objective=gspo"]),
+    "cispo": ("grpo", "files", ["objective=cispo"]),
+    "without a warm start": ("grpo", "stories", ["model.warm_start.steps=0"]),
+    "adapters": ("sft", "files", ["model.lora.rank=2", "length_norm=constant"]),
+    "epochs": ("sft", "files", ["n_steps=null", "epochs=0.5", "data.filter=correct"]),
+    "stars": ("ei", "files", ["restart=true", "data.limit=8"]),
+    "a reward of one's own": ("grpo", "countdown", ["prompt.reward=rlreason.grading.verifiers.countdown:r1_zero"]),
+    "judged traces": ("evaluate_train", "files", ["data.filter=correct"]),
+}  # fmt: skip
+
+
+def composed(places: dict[str, Path], algorithm: str, data: str, more: Sequence[str] = ()) -> Any:
+    words = [*DATA[data], *SIZES, *ALGORITHMS[algorithm], *more]
+    return settings(*[word.format(**places) if "{" in word else word for word in words])
+
+
+def prepare(run: Any, folder: Path) -> None:
+    """All that the real code does before the first response is sampled."""
+    console = Console(out=io.StringIO())
+    house = build(run, folder, console)
+    house.close()
+    protocol_of(run, house.eval_problems)
+    if isinstance(run, Training):
+        make_algorithm(run, house, console)
+        make_learner(run, house.policy)
+
+
+@pytest.fixture(scope="module")
+def whole(places, tmp_path_factory) -> Callable[[str], tuple[Any, set[str], set[str]]]:
+    """A whole run of an algorithm on stories: (its settings, what it read, what only its steps read)."""
+
+    @cache
+    def of(algorithm: str) -> tuple[Any, set[str], set[str]]:
+        folder = tmp_path_factory.mktemp(algorithm)
+        more = ALL_RIGHT if algorithm == "ei" else []
+        read = []
+        for number, act in enumerate((prepare, train if "n_steps=2" in ALGORITHMS[algorithm] else start)):
+            run = composed(places, algorithm, "stories", more)
+            recording = Recording(run)
+            act(run, folder / str(number), *["seed: 0\n"] * number)
+            read.append(set(recording.read))
+        return run, read[1], read[1] - read[0]
+
+    return of
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_whole_run_reads_its_settings(algorithm, whole):
+    run, read, _ = whole(algorithm)
+    compare(run, read)
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_reads_its_settings_on_every_kind_of_data(algorithm, data, whole, places, tmp_path):
+    """What the steps themselves read does not depend on the data."""
+    if algorithm == "sft" and data in WITHOUT_TRACES:
+        pytest.skip("these problems bring no traces to imitate")
+    if data == "gym":
+        pytest.importorskip("reasoning_gym")
+    run = composed(places, algorithm, data)
+    recording = Recording(run)
+    prepare(run, tmp_path)
+    compare(run, recording.read | whole(algorithm)[2])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_of_a_run_reads_its_settings_and_only_then(part, whole, places, tmp_path):
+    algorithm, data, more = PARTS[part]
+    if part == "adapters":
+        pytest.importorskip("peft")
+    run = composed(places, algorithm, data, more)
+    recording = Recording(run)
+    prepare(run, tmp_path)
+    compare(run, recording.read | whole(algorithm)[2])
+
+
+@pytest.mark.parametrize("placement", ["auto", "shared", "second_gpu", "cpu"])
+def test_vllm_is_told_its_settings_and_no_others(placement):
+    """Starting it takes too long here: what it would be started with is read all the same."""
+    run = settings("rollout=vllm", f"rollout.placement={placement}")
+    recording = Recording(run)
+    vllm_settings(run)
+    compare(
+        run, recording.read, {f"rollout.{key}" for key in ("max_rows", "sleep", "kv_cache_gb", "attest", "timeout_s")}
+    )
+
+
+@pytest.mark.parametrize("loss", ["grpo_clip", "reinforce_with_baseline"])
+def test_samples_one_hand_over_old_need_mismatch_weights_only_without_a_ratio(loss):
+    ahead = ["rollout=vllm", "rollout.async_steps=1", "rollout.sleep=false", f"loss={loss}"]
+    own = ["mismatch=truncate", "mismatch_cap=2"] if loss == "reinforce_with_baseline" else []
+    run = settings(*ahead, *own)
+    recording = Recording(run)
+    objective = token_objective(run)
+    assert objective.mismatch == ("truncate" if own else "none")
+    compare(run, recording.read, {"mismatch", "mismatch_cap"})
+
+
+def test_every_key_of_the_table_is_a_setting():
+    known = {leaf.key for schema in SCHEMAS["schema"].values() for leaf in leaves(schema())}
+    for group, options in SCHEMAS.items():
+        name = group.removeprefix("schema/")
+        known |= {leaf.key for option in options.values() if "/" in group for leaf in leaves(option(), f"{name}.")}
+    assert {key for condition in CONDITIONS for key in condition.keys} <= known
+
+
+def mistake(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        settings(*words)
+    return str(caught.value)
+
+
+CLOUD = "model=smollm2_135m"
+ASYNC = ["rollout=vllm", "rollout.async_steps=1", "rollout.sleep=false"]
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "cure"),
+    [
+        (["model.lora.alpha=16"], "model.lora.alpha=16.0", "set model.lora.rank=8"),
+        (["model.lora.targets=[q_proj]"], "model.lora.targets=[q_proj]", "rank 0 trains every weight"),
+        (["algorithm=evaluate", "model.lora.rank=8"], "model.lora.rank=8", "leave it out"),
+        (["algorithm=evaluate", "model.freeze=[norm]"], "model.freeze=[norm]", "leave it out"),
+        (["model.warm_start.steps=0", "model.warm_start.slip_share=0.1"], "model.warm_start.slip_share=0.1", "leave"),
+        (["kl_estimator=k1"], "kl_estimator=k1", "kl_placement=loss"),
+        (["std_norm=none", "advantage_eps=1e-4"], "advantage_eps=0.0001", "std_norm=group_std"),
+        ([*ASYNC, "loss=grpo_clip", "mismatch=truncate", "mismatch_cap=2"], "mismatch=truncate", "exactly 1"),
+        (["rollout.sleep=false"], "rollout.sleep=false", "rollout=vllm"),
+        (["rollout.kv_cache_gb=2"], "rollout.kv_cache_gb=2.0", "rollout=vllm"),
+        (["rollout.attest=off"], "rollout.attest=off", "rollout=vllm"),
+        (["rollout.timeout_s=9"], "rollout.timeout_s=9.0", "rollout=vllm"),
+        (["rollout=vllm", "rollout.placement=second_gpu", "rollout.sleep=false"], "rollout.sleep=false", "shared"),
+        (["rollout=vllm", "rollout.placement=cpu", "rollout.sleep=false"], "rollout.sleep=false", "shared"),
+        (["algorithm=evaluate", *ASYNC], "rollout.async_steps=1", "leave it out"),
+        (["algorithm=evaluate", "data.limit=5"], "data.limit=5", "eval_problems"),
+        (["algorithm=best_of_n", "data.filter=correct"], "data.filter=correct", "split=train"),
+        (["algorithm=evaluate", "data.overlap=drop"], "data.overlap=drop", "split=train"),
+        (["data.max_pass_rate=0.5"], "data.max_pass_rate=0.5", "data.pass_rates=FILE"),
+        (["prompt.reward=mine:f", "grading.extract=sentence"], "grading.extract=sentence", "leave it out"),
+        ([CLOUD, "data=countdown", "grading.percent=false"], "grading.percent=false", "leave it out"),
+        ([CLOUD, "data=countdown", "data.bad_gold=drop"], "data.bad_gold=drop", "leave it out"),
+        ([CLOUD, "data=countdown", "data.path=a/b", "data.max_value=9"], "data.max_value=9", "data.path=null"),
+        ([CLOUD, "data.split_seed=3"], "data.split_seed=3", "data.n_validation=200"),
+        (["prompt.trace='{answer}'"], "prompt.trace={answer}", "leave it out"),
+        ([CLOUD, "data.response_as=solution"], "data.response_as=solution", "leave it out"),
+        (["logger.project=x"], "logger.project=x", "logger=wandb"),
+        (["logger.mode=offline"], "logger.mode=offline", "logger=wandb"),
+        (["algorithm=sft", "save_rollouts_every=5"], "save_rollouts_every=5", "leave it out"),
+        (["length_norm.constant=50"], "length_norm.constant=50.0", "length_norm=constant"),
+        (["overlong_cache=10"], "overlong_cache=10", "overlong=penalty"),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused_in_one_line(words, key, cure):
+    line = mistake(*words).splitlines()[0]
+    assert line.startswith(f"{key} has no effect: it is read ")
+    assert cure in line
+
+
+def test_evaluation_has_no_weights_that_correct_for_the_engine():
+    assert mistake("algorithm=evaluate", "guards.parity=correct").startswith("guards.parity=correct needs weights")
+    settings(*ASYNC, "loss=grpo_clip", "guards.parity=correct")  # there the loss's own ratio corrects
+    settings("guards.parity=correct", "mismatch=truncate", "mismatch_cap=2")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kl_estimator=k3", "advantage_eps=1e-6", "std_norm=none"],  # what they are anyway
+        ["save_rollouts_every=1", "algorithm=sft"],
+        [CLOUD, "data=tulu_math"],  # an option describes its data for every algorithm
+        [CLOUD, "prompt=question_only"],
+        ["algorithm=sft", "prompt.trace='{answer}'"],
+        ["algorithm=evaluate", "split=train", "data.limit=5"],
+        [CLOUD, "data.n_validation=9", "data.validation=null", "data.split_seed=3"],
+        ["model.lora.rank=8", "model.lora.alpha=16"],
+        ["logger=wandb", "logger.project=x"],
+    ],
+)
+def test_a_setting_that_is_read_or_was_not_given_is_no_mistake(words):
+    settings(*words)
+
+
+def test_a_sweep_is_refused_before_its_first_run():
+    with pytest.raises(ConfigError, match=r"^kl_estimator=k2 has no effect"):
+        check_words(["-m", "kl_estimator=k3,k2", "seed=0"])
+
+
+def test_what_an_option_of_the_users_own_sets_is_no_mistake(tmp_path):
+    """A prompt says how its traces are written, whichever algorithm it is chosen for."""
+    (tmp_path / "own/prompt").mkdir(parents=True)
+    option = {"name": "mine", "file": "r1_zero_short.prompt", "reward": "r1_zero", "trace": "so {answer}"}
+    (tmp_path / "own/prompt/mine.yaml").write_text("".join(f"{key}: '{value}'\n" for key, value in option.items()))
+    (tmp_path / "own/prompt/yours.yaml").write_text("defaults: [mine]\nname: yours\n")
+    words = ["--config-dir", "own", "prompt=yours", "sweep=grpo_learning_rate"]  # refused next, before torch is loaded
+    assert "is a grid of runs: add -m" in rlreason(*words, cwd=tmp_path).stderr
+    given = rlreason(*words, "prompt.trace='by {answer}'", cwd=tmp_path)
+    assert given.returncode == 2
+    assert given.stderr.startswith("rlreason: prompt.trace=by {answer} has no effect")
