@@ -98,6 +98,7 @@ def test_every_row_and_every_table_stands_at_its_counters(mirror):
     made.log({"rollout_step": 2, "train_step": 5, "eval_step": 1, "train/loss": 0.5, "ei/kept": 3})
     made.table("rollouts", 2, [dict.fromkeys(COLUMNS, 0)])
     made.finish({"accuracy": 1.0})
+    wandb.teardown()  # waits until everything is written
     found = records(next(Path("lr=1").rglob("*.wandb")))
     axes = {r.metric.name or r.metric.glob_name: r.metric.step_metric for r in found if r.HasField("metric")}
     assert {name: axes[name] for names in AXES.values() for name in names} == {
