@@ -10,6 +10,7 @@ import wandb
 from wandb.proto import wandb_internal_pb2
 
 from rlreason.config.groups import Logger
+from rlreason.errors import ConfigError
 from rlreason.mirror import AXES, COLUMNS, COUNTERS, WandbMirror, axis_of
 from rlreason.sweeps import JOB_OF_SWEEP
 
@@ -74,6 +75,12 @@ def test_wandb_can_be_switched_off_by_its_variable(mirror):
     made.log({"train_step": 1, "train/loss": 0.5})
     assert made.run.disabled
     assert not list(Path("lr=1").rglob("*.wandb"))
+
+
+def test_a_word_that_wandb_does_not_know_is_one_line(mirror):
+    with pytest.raises(ConfigError, match="^logger=wandb could not start .*ofline.*") as caught:
+        mirror({"WANDB_MODE": "ofline"})
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def records(file: Path) -> list[wandb_internal_pb2.Record]:
