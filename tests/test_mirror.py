@@ -78,7 +78,7 @@ def test_wandb_can_be_switched_off_by_its_variable(mirror):
 
 
 def test_a_word_that_wandb_does_not_know_is_one_line(mirror):
-    with pytest.raises(ConfigError, match="^logger=wandb could not start .*ofline.*") as caught:
+    with pytest.raises(ConfigError, match="ofline") as caught:
         mirror({"WANDB_MODE": "ofline"})
     assert len(str(caught.value).splitlines()) == 1
 
