@@ -6,6 +6,7 @@ The only room that knows Hydra's runner. Heavy libraries are imported when a che
 
 import os
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,7 +59,8 @@ def job(cfg: DictConfig) -> float:
             accuracy = start(run, folder, config)
     except BaseException as error:
         if _stamp(folder) != before:  # the folder became this run's own
-            mark_ended(folder, error)
+            with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
+                mark_ended(folder, error)
         raise
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)

@@ -65,8 +65,9 @@ class WandbMirror:
             own = wandb.setup().settings
             self.run = wandb.init(**chosen(logger, folder, own), config=config)
         except Exception as error:  # network, login and quota problems come as many kinds
+            reason = " ".join(str(error).split())
             raise ConfigError(
-                f"logger=wandb could not start ({error}): run `wandb login`, or use logger.mode=offline"
+                f"logger=wandb could not start ({reason}): run `wandb login`, or use logger.mode=offline"
             ) from error
         for counter in COUNTERS:
             self.run.define_metric(counter)

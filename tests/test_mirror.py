@@ -10,6 +10,7 @@ import wandb
 from wandb.proto import wandb_internal_pb2
 
 from rlreason.config.groups import Logger
+from rlreason.errors import ConfigError
 from rlreason.mirror import AXES, COLUMNS, COUNTERS, WandbMirror, axis_of
 from rlreason.sweeps import JOB_OF_SWEEP
 
@@ -76,6 +77,12 @@ def test_wandb_can_be_switched_off_by_its_variable(mirror):
     assert not list(Path("lr=1").rglob("*.wandb"))
 
 
+def test_a_word_that_wandb_does_not_know_is_one_line(mirror):
+    with pytest.raises(ConfigError, match="ofline") as caught:
+        mirror({"WANDB_MODE": "ofline"})
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def records(file: Path) -> list[wandb_internal_pb2.Record]:
     """What an offline run wrote: LevelDB's log format, blocks of 32 KiB after a header of 7 bytes."""
     data, position, whole, out = file.read_bytes(), 7, b"", []
@@ -98,6 +105,7 @@ def test_every_row_and_every_table_stands_at_its_counters(mirror):
     made.log({"rollout_step": 2, "train_step": 5, "eval_step": 1, "train/loss": 0.5, "ei/kept": 3})
     made.table("rollouts", 2, [dict.fromkeys(COLUMNS, 0)])
     made.finish({"accuracy": 1.0})
+    wandb.teardown()  # waits until everything is written
     found = records(next(Path("lr=1").rglob("*.wandb")))
     axes = {r.metric.name or r.metric.glob_name: r.metric.step_metric for r in found if r.HasField("metric")}
     assert {name: axes[name] for names in AXES.values() for name in names} == {

@@ -63,8 +63,8 @@ class Asked:
     def sources(self) -> list[str]:
         """The flags that the processes of a sweep need too, to find the same options.
 
-        >>> read(["-m", "-cd", "/mine", "seed=0,1"]).sources()
-        ['--config-dir=/mine']
+        >>> read(["-m", "-cd", "/", "seed=0,1"]).sources()
+        ['--config-dir=/']
         """
         return _spelt({name: value for name, value in self.flags.items() if name in SOURCES})
 

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compare(chosen.runs, chosen.o, chosen.mix_protocols)
     except (ConfigError, OSError) as mistake:  # a file that cannot be written is a mistake too
         print(f"compare: {mistake}", file=sys.stderr)
-        return 2
+        return mistake.exit_code if isinstance(mistake, ConfigError) else 2
     return 0
 
 
