@@ -79,7 +79,7 @@ def test_the_option_files_are_the_tables_of_the_formulas():
 def test_a_named_objective_sets_its_axes_and_any_axis_can_be_overridden_on_top(composed, name):
     settings = typed(composed(f"objective={name}")).settings()
     assert {key: settings.get(key) for key in NAMED_OBJECTIVES[name]} == NAMED_OBJECTIVES[name]
-    of_other_losses = {"cliprange_low", "cliprange_high", "ratio_cap"}
+    of_other_losses = {"cliprange_low", "cliprange_high", "dual_clip", "ratio_cap"}
     assert DEFAULTS.keys() - settings.keys() <= of_other_losses  # the card is told all that it can say
     changed = typed(composed(f"objective={name}", "length_norm=masked_mean", "entropy_coef=1e-4")).settings()
     assert (changed["length_norm"], changed["entropy_coef"]) == ("masked_mean", 1e-4)
@@ -138,9 +138,15 @@ def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
         (["epochs_per_rolout=2"], "epochs_per_rolout is no setting of this run: did you mean epochs_per_rollout?"),
         (["epochs_per_rollout=two"], "epochs_per_rollout=two must be of type Integer"),
         (["loss=typo"], "loss=typo is no option of loss: choose one of"),
-        (["loss.cliprange=0.1"], "loss.cliprange=0.1: loss_type=reinforce_with_baseline has no such number: choose"),
-        (["loss.cliprange_low=3e-4"], "set it to null or use grpo_clip or gspo"),
-        (["loss=gspo", "loss.ratio_cap=3"], "ratio_cap=3.0: loss_type=gspo has no such number"),
+        (
+            ["loss.cliprange=0.1"],
+            "loss.cliprange=0.1 has no effect: it is read by loss=grpo_clip and loss=gspo only: choose",
+        ),
+        (
+            ["loss.cliprange_low=3e-4"],
+            "has no effect: it is read by loss=grpo_clip and loss=gspo only",
+        ),
+        (["loss=gspo", "loss.ratio_cap=3"], "loss.ratio_cap=3.0 has no effect: it is read by loss=cispo only"),
         (["loss=cispo", "loss.ratio_cap=null"], "ratio_cap=null: loss_type=cispo needs it"),
         (["loss.clip=0.1"], "loss.clip is no setting of the chosen option of loss, which has loss.loss_type"),
         (
@@ -151,7 +157,7 @@ def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
         (["seed=0,1"], "seed=0,1 names several values: add -m"),
         (["sampling=3"], "sampling=3 does not fit there"),
         (["-m", "seed=0,1", "hydra.sweep.dir=/dev/null/x"], "/dev/null is no writable folder"),
-        (["loss=gspo", "loss.dual_clip=3"], "dual_clip=3.0: loss_type=gspo has no such number"),
+        (["loss=gspo", "loss.dual_clip=3"], "loss.dual_clip=3.0 has no effect: it is read by loss=grpo_clip only"),
         (["loss=gspo", "loss.cliprange=0.1"], "are set: set the two sides, or set both to null"),
         (["length_norm.constant=50"], "read by length_norm=constant only"),
         (["overlong_cache=10"], "read by overlong=penalty only"),

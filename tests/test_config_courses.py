@@ -1,5 +1,6 @@
 """The courses' experiments have the handouts' models, data, prompts and numbers, and one can write one's own."""
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from rlreason.config.store import resource_dir, typed
 from rlreason.config.words import check_words
 from rlreason.errors import ConfigError
+from rlreason.trainer import due
 
 CONF = resource_dir("conf")
 
@@ -44,7 +46,9 @@ def test_an_experiment_is_its_handout(composed, gsm8k, experiment, model, data, 
     assert (run.loss.loss_type, run.length_norm.kind, run.std_norm.kind, run.baseline.kind) == (
         "reinforce_with_baseline", "masked_mean", "group_std", "mean",
     )  # fmt: skip
-    assert (run.eval_problems, run.eval_every, run.kl_coef, run.lr_schedule) == (1024, 10, 0.0, "constant")
+    assert (run.problems_on_the_way, run.eval_problems) == (1024, None)  # on the way, and the whole split at the end
+    assert [step for step in range(1, 201) if due(run, Fraction(step), Fraction(1), 200)] == list(range(10, 201, 10))
+    assert (run.kl_coef, run.lr_schedule) == (0.0, "constant")
     elsewhere = typed(composed(f"experiment={experiment}", path, "model=smollm2_135m"))
     assert (elsewhere.data.name, elsewhere.prompt.name, elsewhere.rollout_batch_size) == (data, prompt, 256)
     for algorithm in ("sft", "ei", "evaluate", "best_of_n"):
@@ -94,7 +98,7 @@ def test_an_experiment_may_set_the_numbers_of_the_loss(tmp_path):
         for words in (["experiment=chosen"], ["experiment=named"], ["experiment=open", "loss=gspo"]):
             run = typed(compose("config", [mine, *words]))
             assert (run.loss.loss_type, *run.loss.numbers().values()) == ("gspo", 3e-4, 3e-4)
-        with pytest.raises(ConfigError, match="loss_type=reinforce_with_baseline has no such number"):
+        with pytest.raises(ConfigError, match="has no effect: it is read by loss=grpo_clip and loss=gspo only"):
             typed(compose("config", [mine, "experiment=open"]))
     check_words(["-m", "loss=grpo_clip,gspo", "loss.cliprange_low=3e-4", "loss.cliprange_high=3e-4",
                  "loss.cliprange=null"])  # fmt: skip

@@ -245,7 +245,7 @@ ASYNC = ["rollout=vllm", "rollout.async_steps=1", "rollout.sleep=false"]
         ([CLOUD, "data=countdown", "data.bad_gold=drop"], "data.bad_gold=drop", "leave it out"),
         ([CLOUD, "data=countdown", "data.path=a/b", "data.max_value=9"], "data.max_value=9", "data.path=null"),
         ([CLOUD, "data.split_seed=3"], "data.split_seed=3", "data.n_validation=200"),
-        (["prompt.trace='{answer}'"], "prompt.trace={answer}", "leave it out"),
+        (["prompt=r1_zero", "prompt.trace='{answer}'"], "prompt.trace={answer}", "leave it out"),
         ([CLOUD, "data.response_as=solution"], "data.response_as=solution", "leave it out"),
         (["logger.project=x"], "logger.project=x", "logger=wandb"),
         (["logger.mode=offline"], "logger.mode=offline", "logger=wandb"),
@@ -274,6 +274,7 @@ def test_evaluation_has_no_weights_that_correct_for_the_engine():
         [CLOUD, "data=tulu_math"],  # an option describes its data for every algorithm
         [CLOUD, "prompt=question_only"],
         ["algorithm=sft", "prompt.trace='{answer}'"],
+        ["prompt.trace='{answer}'"],  # the tiny model's own warm start is written in it
         ["algorithm=evaluate", "split=train", "data.limit=5"],
         [CLOUD, "data.n_validation=9", "data.validation=null", "data.split_seed=3"],
         ["model.lora.rank=8", "model.lora.alpha=16"],
@@ -292,7 +293,7 @@ def test_a_sweep_is_refused_before_its_first_run():
 def test_what_an_option_of_the_users_own_sets_is_no_mistake(tmp_path):
     """A prompt says how its traces are written, whichever algorithm it is chosen for."""
     (tmp_path / "own/prompt").mkdir(parents=True)
-    option = {"name": "mine", "file": "r1_zero_short.prompt", "reward": "r1_zero", "trace": "so {answer}"}
+    option = {"name": "mine", "file": "r1_zero.prompt", "reward": "r1_zero", "trace": "so {answer}"}
     (tmp_path / "own/prompt/mine.yaml").write_text("".join(f"{key}: '{value}'\n" for key, value in option.items()))
     (tmp_path / "own/prompt/yours.yaml").write_text("defaults: [mine]\nname: yours\n")
     words = ["--config-dir", "own", "prompt=yours", "sweep=grpo_learning_rate"]  # refused next, before torch is loaded

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-CLIPPING = ("grpo_clip", "gspo")  # losses with a clip range
+from rlreason.objectives.rules import READERS
 
 
 @dataclass
 class Loss:
     """A loss of the policy gradient and its numbers.
 
-    One schema for every option, so that a file can set numbers whichever option is chosen beside it: the rules of the
-    objective say which loss reads which.
+    One schema for every option, so that a file can set numbers whichever option is chosen beside it: the rules say
+    which loss reads which.
     """
 
     loss_type: str = MISSING
@@ -30,14 +30,12 @@ class Loss:
     ratio_cap: float | None = None  # the ratio's largest value as a weight
 
     def numbers(self) -> dict[str, float | None]:
-        """Keyword arguments of the loss function: those that are set."""
-        numbers = {
-            "cliprange_low": self.cliprange if self.cliprange_low is None else self.cliprange_low,
-            "cliprange_high": self.cliprange if self.cliprange_high is None else self.cliprange_high,
-            "dual_clip": self.dual_clip,
-            "ratio_cap": self.ratio_cap,
-        }
-        return {name: number for name, number in numbers.items() if number is not None}
+        """Keyword arguments of the loss function: those that it reads and that are set."""
+        numbers = {key: getattr(self, key) for key, losses in READERS.items() if self.loss_type in losses}
+        for side in ("cliprange_low", "cliprange_high"):
+            if side in numbers and numbers[side] is None:
+                numbers[side] = self.cliprange
+        return {key: number for key, number in numbers.items() if number is not None}
 
 
 @dataclass

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
+#: Prompt options that share one warm start on a model made on the spot: an ablation of them starts from equal weights.
+SHARED_WARM_START = ("r1_zero", "question_only", "question_boxed", "r1_zero_three_shot")
+
 
 @dataclass
 class WarmStart:

@@ -18,6 +18,7 @@ from rlreason.config.groups import Logger
 from rlreason.config.imitation import SFT
 from rlreason.config.jobs import Asking
 from rlreason.config.leaves import leaves, typed_word
+from rlreason.config.model import SHARED_WARM_START, TinyModel
 from rlreason.config.run import Run, Training
 from rlreason.config.tasks import Countdown
 from rlreason.data.files import locate
@@ -34,6 +35,10 @@ class Condition:
     cure: str = "leave it out"
 
 
+#: By what the chosen option of a group is known again; a group without such a word has no option files.
+NAMING = ("name", "kind", "loss_type", "engine", "__class__")
+
+
 def uses_training_data(run: Run) -> bool:
     return not isinstance(run, Asking) or run.split == "train"
 
@@ -46,6 +51,11 @@ def has_own_reward(run: Run) -> bool:
 def handles_traces(run: Run) -> bool:
     """Responses that came with the data are imitated, or judged."""
     return isinstance(run, SFT) or (uses_training_data(run) and run.data.filter == "correct")
+
+
+def _warms_up_alone(run: Run) -> bool:
+    """A model made on the spot learns the format of this prompt, and of no other."""
+    return isinstance(run.model, TinyModel) and Path(run.prompt.file).stem not in SHARED_WARM_START
 
 
 def _asks_hub(run: Any) -> bool:
@@ -94,9 +104,15 @@ CONDITIONS = (
         "give data.pass_rates=FILE, which algorithm=evaluate writes, or leave it out",
     ),
     Condition(
-        ("prompt.trace", "data.response_as"),
+        ("data.response_as",),
         handles_traces,
         "by algorithm=sft and by data.filter=correct on training data only",
+    ),
+    Condition(
+        ("prompt.trace",),
+        lambda run: handles_traces(run) or _warms_up_alone(run),
+        "by algorithm=sft, by data.filter=correct on training data and by the tiny model's warm start, unless that is "
+        "the one that several prompts share, only",
     ),
     Condition(
         ("data.split_seed",),
@@ -206,10 +222,16 @@ CONDITIONS = (
         "for a side that is null only, and loss.cliprange_low and loss.cliprange_high are set",
         "set the two sides, or set both to null",
     ),
-    Condition(("loss.cliprange", "loss.cliprange_low"), _loss_reads("cliprange_low"), "by losses that clip only"),
-    Condition(("loss.cliprange_high",), _loss_reads("cliprange_high"), "by losses that clip only"),
-    Condition(("loss.dual_clip",), _loss_reads("dual_clip"), "by loss=grpo_clip only"),
-    Condition(("loss.ratio_cap",), _loss_reads("ratio_cap"), "by loss=cispo only"),
+    *(
+        Condition(keys, _loss_reads(key), f"by {losses} only", f"choose {losses}, or leave it out")
+        for key, keys in {
+            "cliprange_low": ("loss.cliprange", "loss.cliprange_low"),
+            "cliprange_high": ("loss.cliprange_high",),
+            "dual_clip": ("loss.dual_clip",),
+            "ratio_cap": ("loss.ratio_cap",),
+        }.items()
+        if (losses := " and ".join(f"loss={name}" for name in READERS[key]))
+    ),
 )
 
 
@@ -226,8 +248,8 @@ def unread_keys(run: Run) -> set[str]:
 def unread(run: Run, conf: Path) -> list[str]:
     """Complaints about settings that were given and that nothing reads. `conf` is the folder of option files.
 
-    Given means: another value than the dataclass and the chosen option of the group have. An option describes a
-    prompt or a data set for every algorithm, so what it sets is no mistake of whoever chose it.
+    Given means: another value than the dataclass, the chosen option of the group and the scales have. An option
+    describes a prompt or a data set for every algorithm, so what it sets is no mistake of whoever chose it.
     """
     found: dict[str, str] = {}
     settings = {leaf.key: leaf for leaf in leaves(run) if leaf.value != leaf.default}
@@ -245,10 +267,13 @@ def unread(run: Run, conf: Path) -> list[str]:
 def _of_options(run: Run, key: str, conf: Path) -> list[Any]:
     """What the chosen option of the key's group, known by its name, gives it; and the options that it builds on."""
     group, _, rest = key.partition(".")
-    name = getattr(getattr(run, group), "name", None)
+    if not rest:
+        return [_option(file).get(key) for file in sorted((conf / "scale" / run.algorithm).glob("*.yaml"))]
+    naming = next(word for word in NAMING if hasattr(getattr(run, group), word))
+    name = getattr(getattr(run, group), naming)
     files = [file for folder in (conf, *_own_option_folders()) for file in sorted((folder / group).glob("*.yaml"))]
     options = {file.stem: _option(file) for file in files}
-    chosen, values = [stem for stem, option in options.items() if option.get("name") == name], []
+    chosen, values = [stem for stem, option in options.items() if option.get(naming) == name], []
     for stem in chosen:  # grows while it is walked
         values.append(OmegaConf.select(options[stem], rest))
         chosen += [base for base in options[stem].get("defaults") or [] if base in options and base not in chosen]

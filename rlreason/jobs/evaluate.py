@@ -1,6 +1,5 @@
 """`algorithm=evaluate`: the accuracy of a model as it is, in the handout's three categories, every response kept."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 from rlreason.config.jobs import Asking, Evaluate
@@ -12,7 +11,7 @@ from rlreason.jobs.store import WHOLE, enter, row_of
 from rlreason.jobs.tables import categories, category_table, figure_lines, ungraded
 from rlreason.narration import shown
 from rlreason.protocol import accuracy_words
-from rlreason.setup.house import House, build
+from rlreason.setup.house import House, build, grading_settings
 
 SHOWN_CHARS = 400  # of a response in the terminal
 
@@ -51,7 +50,7 @@ def announce(console: Console, run: Asking, house: House, folder: Path, again: b
 
 def cases(console: Console, run: Asking, house: House, responses: Responses) -> None:
     """The first few responses, so that a wrong format or prompt is seen at once."""
-    by_id, graded = {p.id: p for p in responses.problems}, RunGrading(house.grader.reward, asdict(run.grading))
+    by_id, graded = {p.id: p for p in responses.problems}, RunGrading(house.grader.reward, grading_settings(run))
     for number, sample in enumerate(responses.samples[:: run.responses][: run.log_generations], 1):
         row = row_of(sample, by_id[sample.group], 0)
         console.say("\n" + case_text(number, row, reasons(row, graded), SHOWN_CHARS))

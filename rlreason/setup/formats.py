@@ -10,6 +10,7 @@ from functools import partial
 from omegaconf import OmegaConf
 
 from rlreason.config.groups import Prompt
+from rlreason.config.model import SHARED_WARM_START
 from rlreason.config.run import Run
 from rlreason.config.store import resource_dir
 from rlreason.data.stories import R1_ZERO_TRACE
@@ -20,7 +21,7 @@ from rlreason.prompts import load_template, render
 
 #: Prompt options that share a warm start, one for each turn. A prompt with three worked examples is many times as long
 #: as a bare question and ends like r1_zero's: one turn in sixteen suffices to learn it, and keeps the warm start short.
-SHARED = 5 * ("r1_zero", "question_only", "question_boxed") + ("r1_zero_three_shot",)
+SHARED = 5 * SHARED_WARM_START[:3] + SHARED_WARM_START[3:]
 
 
 def formats_of(run: Run) -> list[Format]:

@@ -141,7 +141,8 @@ def grading_settings(run: Run) -> dict[str, Any]:
 
 def reward_name(run: Run) -> str:
     """The prompt's reward, or the data's own verifier of answers in that prompt's form."""
-    return verifiers.reward_name(run.prompt.reward, run.data.verifier)
+    reward = run.prompt.reward
+    return reward if ":" in reward else verifiers.reward_name(reward, run.data.verifier)
 
 
 def check_reward(run: Run, grader: Grader, problems: Sequence[Problem]) -> None:
