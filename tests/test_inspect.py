@@ -140,6 +140,7 @@ def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_pa
     (tmp_path / "config.yaml").write_text(CONFIG.replace("REWARD", "r1_zero"))
     for step in (0, 10):
         save(tmp_path / f"evals/step_{step:05d}.jsonl", rows_of(R1_ZERO, "r1_zero", step))
+    save(tmp_path / "evals/step_00004_update_00009.jsonl", rows_of(R1_ZERO, "r1_zero", 4))  # between two updates
     save(tmp_path / "rollouts/step_00003.jsonl", rows_of(R1_ZERO, "r1_zero", 3))
     for words, file in (
         ([], "evals/step_00010.jsonl"),
@@ -149,6 +150,8 @@ def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_pa
     ):
         assert main([str(tmp_path), *words, "-n", "1"]) == 0
         assert file in capsys.readouterr().out
+    assert main([str(tmp_path), "--step", "7"]) == 2
+    assert "saved the steps" in capsys.readouterr().err
 
 
 def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):

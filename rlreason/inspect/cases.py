@@ -32,7 +32,8 @@ def response_file(run: Path, step: int | None, rollouts: bool) -> Path:
     for kind in kinds:
         if paths := sorted((run / kind).glob(wanted)):
             return paths[-1]
-    steps = sorted(int(path.stem.removeprefix("step_")) for kind in kinds for path in (run / kind).glob("step_*.jsonl"))
+    stems = [path.stem.removeprefix("step_") for kind in kinds for path in (run / kind).glob("step_*.jsonl")]
+    steps = sorted(int(stem) for stem in stems if stem.isdigit())  # others were evaluated between two updates
     if step is not None and steps:
         raise ConfigError(f"--step {step}: {run} saved the steps {', '.join(map(str, steps))}: choose one of them")
     raise ConfigError(f"{run} holds no {' or '.join((*kinds, 'responses.jsonl'))}: give the folder of one run")
