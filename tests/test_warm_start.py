@@ -130,4 +130,4 @@ def test_the_tiny_model_trains_on_the_bare_question(tmp_path):
     done = rlreason("prompt=question_only", *SMALL, "n_steps=1", "hydra.run.dir=x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "in the formats of 4 prompts" in done.stdout
-    assert rows_of(tmp_path / "x", "train_step")[0]["rollout/tokens"] > 0
+    assert rows_of(tmp_path / "x", "reward/mean")[0]["rollout/tokens"] > 0
