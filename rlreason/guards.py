@@ -8,9 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from rlreason.grading.metrics import grading_warnings
-from rlreason.types import Grade
-
 Metrics = Mapping[str, float]
 
 
@@ -73,9 +70,9 @@ class Guards:
         """(status, reason): whether a guard that was asked to stop the run has seen what it waits for."""
         return ("stopped:parity", self.stopped) if self.stopped else ("finished", "")
 
-    def look_at_grades(self, step: int, grades: Sequence[Grade], broken: str | None, when: str = "") -> None:
-        """Failures of grading; `broken`: why the grader's processes cannot be had any more."""
-        for warning in (*grading_warnings(grades), *([f"grading: {broken}"] if broken else [])):
+    def look_at_grades(self, step: int, warnings: Sequence[str], when: str = "") -> None:
+        """What the grader has to say of the grades of a step or an evaluation."""
+        for warning in warnings:
             self.notice(step, "grader", f"{when}{warning}")
 
     def _parity(self, step: int, m: Metrics) -> None:

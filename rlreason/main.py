@@ -18,11 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.arms import Sweep, stoppable
 from rlreason.config.flags import Asked, read
+from rlreason.config.leaves import refuse_own_input
 from rlreason.config.run import Training
 from rlreason.config.store import register, resource_dir, typed
 from rlreason.config.words import check_rules, check_words
 from rlreason.entry import answered, say
 from rlreason.errors import ConfigError
+from rlreason.records import CONTENTS
 from rlreason.status import ending, exit_code, read_status, status_of, sweep_code, write_status
 from rlreason.sweeps import JOB_OF_SWEEP, arms_table
 
@@ -40,13 +42,14 @@ def main(cfg: DictConfig) -> float:
 
 def job(cfg: DictConfig) -> float:
     """A run in this process. It ends the process itself where its end has an exit code of its own."""
-    run = typed(cfg)
+    run = typed(cfg, of_sweep=JOB_OF_SWEEP in os.environ)
     config = OmegaConf.to_yaml(cfg, resolve=True)
     hydra_job = HydraConfig.get()
     folder = Path(hydra_job.runtime.output_dir)
     sweep = hydra_job.runtime.choices.get("sweep")
     if sweep and JOB_OF_SWEEP not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
+    refuse_own_input(run, folder, CONTENTS)
     before = _stamp(folder)
     try:
         if isinstance(run, Training):
@@ -84,7 +87,7 @@ def _stamp(folder: Path) -> int | None:
 
 def arm(cfg: DictConfig) -> float:
     """One run of a sweep, in a process of its own; its accuracy is what a sweeper such as Optuna's goes by."""
-    typed(cfg)
+    typed(cfg, of_sweep=True)
     config, hydra_config = OmegaConf.to_yaml(cfg, resolve=True), HydraConfig.get()
     folder, name = Path(hydra_config.runtime.output_dir), Path(hydra_config.sweep.dir).name
     return Sweep.of_environment().run(name, folder, list(hydra_config.overrides.task), config).accuracy
@@ -106,7 +109,7 @@ def command() -> int:
         if asked.multirun and asked.starts:
             return sweep(asked)
         main()
-    if "cfg" in asked.flags:
+    if asked.flags.keys() & {"cfg", "info"}:
         check_rules(asked)  # the config was shown; what is wrong with it is said too
     return 0
 

@@ -5,6 +5,7 @@ files: whoever calls it passes paths and plain words.
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -176,6 +177,11 @@ class Policy:
         ours, _ = self.log_probs(pack(pairs, here))
         self.compute_dtype = dtype
         worst = (ours - torch.stack(theirs)).abs().max().item()
+        if math.isnan(worst):
+            raise ConfigError(
+                f"model {type(self.model).__name__} gives log-probabilities that are no numbers, as weights do that a "
+                "diverged run has left: give another model"
+            )
         if not worst < 1e-3:  # float32 rounding stays below a tenth of this
             raise ConfigError(
                 f"model {type(self.model).__name__} gives other log-probabilities here than in its own forward pass "

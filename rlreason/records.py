@@ -114,8 +114,9 @@ def set_aside(folder: Path) -> Path | None:
     found = [name for name in CONTENTS if (folder / name).exists()]
     if not found:
         return None
-    number = 1 + len(list(folder.glob("broken_off_*")))
-    aside = folder / f"broken_off_{number}"
+    number = 1
+    while (aside := folder / f"broken_off_{number}").exists():
+        number += 1
     aside.mkdir()
     for name in found:
         os.replace(folder / name, aside / name)

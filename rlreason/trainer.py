@@ -101,7 +101,8 @@ def loop(
             steps_before, total = (0, 1) if collected.restart else (step - 1, feed.n_steps)
             done = steps_before + place / count
             rate = learning_rate_at(done, 1 / count, total, run.learning_rate, run.lr_schedule, run.warmup_steps)
-            gap_from = run.sampling.min_tokens if same_temperature and place == 0 else None
+            holds = same_temperature and place == 0 and not collected.restart  # the weights that sampled
+            gap_from = run.sampling.min_tokens if holds else None
             update = learner.update(batch, rate, gap_from)
             updates.append(update)
             counters.learned(update)
@@ -134,7 +135,7 @@ def loop(
         guards.look(step, metrics)
         for name, notice in collected.notices.items():
             guards.notice(step, name, notice)
-        guards.look_at_grades(step, [s.grade for s in collected.samples], house.grader.broken)
+        guards.look_at_grades(step, house.grader.warnings([s.grade for s in collected.samples]))
         if status == "finished":
             status, reason = guards.verdict()
 
@@ -191,7 +192,8 @@ def verdict(step: int, updates: Sequence[Mapping[str, float]], learner: Learner)
     """(status, reason) after the updates of a step: has the run diverged?"""
     if any(not math.isfinite(u.get("train/loss", 0.0)) for u in updates):
         return "diverged:loss", f"the loss of step {step} is no number"
-    if updates and sum(u["train/skipped_updates"] for u in updates) == len(updates):
+    tried = [u for u in updates if not u["train/empty_updates"]]
+    if tried and all(u["train/skipped_updates"] for u in tried):
         return "diverged:gradient", f"no update of step {step} had a finite gradient"
     if updates and not learner.weights_are_finite():
         return "diverged:weights", f"weights are no numbers after step {step}"

@@ -58,7 +58,7 @@ class Validation:
         self.records.responses("evals", step, everything, asked, label=label)
         self.console.accuracy = metrics["eval/accuracy"]
         self.guards.look(step, of_all)
-        self.guards.look_at_grades(step, [s.grade for s in everything], house.grader.broken, "in evaluation: ")
+        self.guards.look_at_grades(step, house.grader.warnings([s.grade for s in everything]), "in evaluation: ")
         self.history.append(Evaluated(samples, metrics, final))
         return self.history[-1]
 

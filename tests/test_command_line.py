@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 
 from rlreason import __version__, curves, modules
 from rlreason.config.aliases import NAMES, translated
 from rlreason.config.flags import composing, read
-from rlreason.config.store import resource_dir
+from rlreason.config.leaves import refuse_own_input
+from rlreason.config.store import resource_dir, typed
 from rlreason.config.words import _runs, check_words
 from rlreason.errors import ConfigError
+from rlreason.records import CONTENTS
 
 PACKAGE = modules.PACKAGE
 
@@ -269,3 +272,24 @@ def test_curves_are_drawn_again_from_a_run_folder(tmp_path):
     (tmp_path / "config.yaml").write_text("algorithm: ei\nmodel: {name: a}\ndata: {name: b}\nseed: 0\n")
     curves.main([str(tmp_path)])
     assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys):
+    check_words(["-m", "loss_type=grpo_clip,grpo_no_clip", "cliprange=0.1"])
+    assert "note: in some runs of this sweep, loss.cliprange=0.1 has no effect" in capsys.readouterr().out
+    check_words(["-m", "use_std_normalization=True,False", "advantage_eps=1e-4"])
+    check_words(["model.lora.alpha=32"])
+    assert "note: model.lora.alpha has no effect: it is read with model.lora.rank above 0" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"loss.cliprange=0.1 has no effect: .*: choose loss=grpo_clip or loss=gspo"):
+        check_words(["-m", "loss=grpo_no_clip,reinforce_with_baseline", "loss.cliprange=0.1"])
+
+
+def test_what_a_run_reads_is_not_among_what_it_sets_aside(tmp_path):
+    (tmp_path / "run/model").mkdir(parents=True)
+    (tmp_path / "run/model/config.json").write_text("{}")
+    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
+        words = ["algorithm=evaluate", "model=local", "data=stories", "prompt=r1_zero_short"]
+        run = typed(compose("config", [*words, f"model.path={tmp_path / 'run'}"]))
+    with pytest.raises(ConfigError, match=r"model.path=.*run lies in hydra.run.dir=.*: choose another"):
+        refuse_own_input(run, tmp_path / "run", CONTENTS)
+    refuse_own_input(run, tmp_path / "other", CONTENTS)

@@ -9,6 +9,7 @@ from verdicts import EXTRACTED, TOLERATED, tagged
 
 from rlreason.grading import Grader
 from rlreason.grading.metrics import grading_metrics, grading_warnings
+from rlreason.types import Grade
 
 
 @pytest.mark.parametrize(("extract", "answer", "right"), EXTRACTED)
@@ -111,6 +112,15 @@ def halves(response: str, gold: str) -> float:
     return len(response) / 2
 
 
+def in_parts(response: str, gold: str) -> float:
+    return sum([0.7, 0.2, 0.1])  # a little less than 1
+
+
+def test_whole_credit_that_was_added_up_is_whole():
+    with Grader(reward=f"{__name__}:in_parts") as fresh:
+        assert fresh.grade_batch(["a"], ["1"])[0].outcome == "correct"
+
+
 def test_partial_credit_is_a_reward_and_no_right_answer():
     with Grader(reward=f"{__name__}:bonus_and_length") as fresh:
         grades = fresh.grade_batch(["a", "ab"], ["12", "12"])
@@ -118,4 +128,7 @@ def test_partial_credit_is_a_reward_and_no_right_answer():
     assert grading_metrics(grades)["grading/answer_rate"] == 0.5
     with Grader(reward=f"{__name__}:halves") as whole, Grader(reward=f"{__name__}:halves", correct_at=0.5) as half:
         outcomes = [[g.outcome for g in it.grade_batch(["", "a", "ab", "abc"], ["1"] * 4)] for it in (whole, half)]
+    assert "gives up to 1.5" in whole.warnings([Grade(1.0, 1.5, 1.5, "correct", "plugin")])[0]
+    assert half.warnings([Grade(1.0, 1.5, 1.5, "correct", "plugin")]) == []
+    assert "the most was 0.4: set grading.correct_at" in half.warnings([Grade(1.0, 0.4, 0.4, "wrong", "plugin")])[0]
     assert outcomes == [["wrong", "wrong", "correct", "correct"], ["wrong", "correct", "correct", "correct"]]

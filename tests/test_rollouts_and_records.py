@@ -15,7 +15,7 @@ from rlreason.errors import ConfigError
 from rlreason.guards import Guards
 from rlreason.learner import Learner, TokenObjective
 from rlreason.objectives.credit import CreditRule
-from rlreason.records import Records, refuse_occupied, write_whole
+from rlreason.records import Records, refuse_occupied, set_aside, write_whole
 from rlreason.sweeps import Arm, arms_table
 from rlreason.types import Grade, Problem, Response, Sample
 
@@ -131,6 +131,14 @@ def test_records_are_whole_and_a_finished_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds a finished run"):
         refuse_occupied(folder)
     assert not list(folder.rglob("*.partial"))
+
+
+def test_what_was_set_aside_before_is_never_met_again(tmp_path):
+    Records(tmp_path, "")
+    (tmp_path / "broken_off_2").mkdir()  # the first was thrown away
+    assert set_aside(tmp_path) == tmp_path / "broken_off_1"
+    Records(tmp_path, "")
+    assert set_aside(tmp_path) == tmp_path / "broken_off_3"
 
 
 def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(tmp_path):

@@ -47,7 +47,7 @@ def compare(run: Any, read: set[str], only: set[str] | None = None) -> None:
     read = set(read)  # looking at the run from here on is no use of it
     known = {leaf.key for leaf in leaves(run)} - {WHICH}
     known = known if only is None else known & only
-    declared = unread_keys(run)
+    declared = set(unread_keys(run))
     silent = sorted(known - read - declared)
     assert not silent, f"nothing read {silent}: let the run read them, or add a Condition to config/unread.py"
     wrong = sorted(known & read & declared)

@@ -104,7 +104,7 @@ class Grading:
     timeout_s: float = 2.0  # of wall clock for one comparison
     percent: bool = True  # 38% equals 38 and 0.38
     rel_tol: float = 1e-6  # of a decimal against an exact value
-    correct_at: float = 1.0  # a reward of your own counts as correct from this value on; less is partial credit
+    correct_at: float | None = None  # a reward of your own counts as correct from here on, less is partial; None: 1
     workers: int = 1  # processes for what the exact rules cannot decide
     memory_mb: int = 1536  # of each worker
 
@@ -116,7 +116,7 @@ class Grading:
         bad += [f"grading.{key}={getattr(self, key)} must be above 0" for key in positive if getattr(self, key) <= 0]
         if not 0 <= self.rel_tol < 1:
             bad.append(f"grading.rel_tol={self.rel_tol} must lie in [0, 1): try 1e-6")
-        if not 0 < self.correct_at < math.inf:
+        if self.correct_at is not None and not 0 < self.correct_at < math.inf:
             bad.append(
                 f"grading.correct_at={self.correct_at} must be above 0, or everything counts as correct: try 1.0"
             )

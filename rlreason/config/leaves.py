@@ -4,9 +4,12 @@ It knows dataclasses; it must not know what any setting means.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from rlreason.errors import ConfigError
 
 NO_DEFAULT = object()
 
@@ -34,6 +37,32 @@ def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
             yield Leaf(key, value, field.default_factory())
         else:
             yield Leaf(key, value, NO_DEFAULT if field.default is MISSING else field.default)
+
+
+#: Settings that name what a run reads.
+INPUTS = (
+    "model.path",
+    "data.path",
+    "data.train",
+    "data.validation",
+    "data.pass_rates",
+    "data.ground_truth",
+    "prompt.file",
+)
+
+
+def refuse_own_input(run: Any, folder: Path, left: Collection[str]) -> None:
+    """What a run reads must not be among what an earlier one `left` in the folder, by name: that is set aside."""
+    home = folder.resolve()
+    for leaf in leaves(run):
+        path = Path(leaf.value).expanduser().resolve() if leaf.key in INPUTS and isinstance(leaf.value, str) else None
+        if path is None or not path.exists() or not path.is_relative_to(home):
+            continue
+        if path == home or path.relative_to(home).parts[0] in left:
+            raise ConfigError(
+                f"{leaf.key}={leaf.value} lies in hydra.run.dir={folder}, whose files would be set aside before it is "
+                "read: choose another hydra.run.dir"
+            )
 
 
 def not_finite(settings: Any) -> list[str]:

@@ -4,16 +4,18 @@ from pathlib import Path
 
 from rlreason.config.leaves import not_finite
 from rlreason.config.run import Run
-from rlreason.config.unread import unread
+from rlreason.config.unread import complaints
 
 
-def broken_rules(run: Run, conf: Path) -> list[str]:
+def broken_rules(run: Run, conf: Path, of_sweep: bool = False) -> list[str]:
     """Complaints in one line each. `conf` is the folder of option files.
+
+    In a run `of_sweep` a setting may be there for the sake of the other runs, so nobody minds that nothing reads it.
 
     The kinds of rules go from plain to subtle: of a setting that one kind complains about, the later say no more.
     """
     bad: list[str] = []
-    for lines in (not_finite(run), run.problems(), unread(run, conf)):
+    for lines in (not_finite(run), run.problems(), [] if of_sweep else complaints(run, conf).values()):
         named = set(map(_setting, bad))
         bad += [line for line in lines if _setting(line) not in named]
     return bad

@@ -100,8 +100,11 @@ def _divided(whole: int, parts: int) -> int:
     return whole // parts
 
 
-def typed(cfg: DictConfig) -> Run:
-    """The composed config as a checked dataclass; `ConfigError` names every violated rule."""
+def typed(cfg: DictConfig, of_sweep: bool = False) -> Run:
+    """The composed config as a checked dataclass; `ConfigError` names every violated rule.
+
+    `of_sweep`: one run of several, of which each may leave settings unread that another reads.
+    """
     try:
         run = OmegaConf.to_object(cfg)
     except MissingMandatoryValue as error:
@@ -111,6 +114,6 @@ def typed(cfg: DictConfig) -> Run:
         raise ConfigError("algorithm has no value: choose one (algorithm=grpo)")
     if extra := _extras(cfg, run):
         raise ConfigError(f"{extra[0]} is no setting of this run: take the + away and mend the name, or leave it out")
-    if bad := broken_rules(run, resource_dir("conf")):
-        raise ConfigError("\n".join(bad))
+    if bad := broken_rules(run, resource_dir("conf"), of_sweep):
+        raise ConfigError("\n".join(dict.fromkeys(bad)))
     return run

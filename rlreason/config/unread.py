@@ -223,7 +223,7 @@ CONDITIONS = (
         "set the two sides, or set both to null",
     ),
     *(
-        Condition(keys, _loss_reads(key), f"by {losses} only", f"choose {losses}, or leave it out")
+        Condition(keys, _loss_reads(key), f"by {losses} only", f"choose {' or '.join(losses.split(' and '))}")
         for key, keys in {
             "cliprange_low": ("loss.cliprange", "loss.cliprange_low"),
             "cliprange_high": ("loss.cliprange_high",),
@@ -235,21 +235,22 @@ CONDITIONS = (
 )
 
 
-def unread_keys(run: Run) -> set[str]:
-    """The settings that nothing reads in this run, given or not."""
-    own, found = {leaf.key for leaf in leaves(run)}, set[str]()
+def unread_keys(run: Run) -> dict[str, str]:
+    """The settings that nothing reads in this run, given or not, and where each of them is read."""
+    own, found = {leaf.key for leaf in leaves(run)}, dict[str, str]()
     for condition in CONDITIONS:
         present = own.intersection(condition.keys)
         if present and not condition.read(run):
-            found |= present
+            found |= dict.fromkeys(present - found.keys(), condition.where)
     return found
 
 
-def unread(run: Run, conf: Path) -> list[str]:
-    """Complaints about settings that were given and that nothing reads. `conf` is the folder of option files.
+def complaints(run: Run, conf: Path) -> dict[str, str]:
+    """Setting -> what is wrong with it: of those that were given and that nothing reads.
 
-    Given means: another value than the dataclass, the chosen option of the group and the scales have. An option
-    describes a prompt or a data set for every algorithm, so what it sets is no mistake of whoever chose it.
+    `conf` is the folder of option files. Given means: another value than the dataclass, the chosen option of the group
+    and the scales have. An option describes a prompt or a data set for every algorithm, so what it sets is no mistake
+    of whoever chose it.
     """
     found: dict[str, str] = {}
     settings = {leaf.key: leaf for leaf in leaves(run) if leaf.value != leaf.default}
@@ -261,7 +262,7 @@ def unread(run: Run, conf: Path) -> list[str]:
             if settings[key].value not in _of_options(run, key, conf):
                 spelled = f"{key}={typed_word(settings[key].value)}"
                 found[key] = f"{spelled} has no effect: it is read {condition.where}: {condition.cure}"
-    return list(found.values())
+    return found
 
 
 def _of_options(run: Run, key: str, conf: Path) -> list[Any]:

@@ -21,8 +21,10 @@ from omegaconf.errors import OmegaConfBaseException
 from rlreason.config.aliases import translated
 from rlreason.config.flags import Asked, composing, read
 from rlreason.config.mistakes import one_line
-from rlreason.config.store import typed
+from rlreason.config.store import resource_dir, typed
+from rlreason.config.unread import complaints, unread_keys
 from rlreason.errors import ConfigError
+from rlreason.status import RESOURCES, exit_code
 
 MOST_RUNS_CHECKED = 64  # composing one run takes about 0.1 s
 
@@ -78,8 +80,21 @@ def _check_question(asked: Asked) -> None:
 
 def _check_runs(asked: Asked) -> None:
     name, multirun = asked.config_name, asked.multirun
-    for combination in itertools.islice(_runs(asked.overrides, multirun, name), MOST_RUNS_CHECKED):
-        _composed(combination, name)
+    said: dict[str, str] = {}  # of each setting that some run would not read, what is to be said of it
+    nobody: dict[str, str] = {}  # what none of them would read
+    words = {word.partition("=")[0] for word in asked.overrides}
+    for number, combination in enumerate(itertools.islice(_runs(asked.overrides, multirun, name), MOST_RUNS_CHECKED)):
+        cfg = _composed(combination, name, of_sweep=multirun)
+        run = typed(cfg, of_sweep=multirun)
+        said |= complaints(run, resource_dir("conf"))
+        unread = unread_keys(run)
+        nobody = {key: where for key, where in unread.items() if not number or key in nobody}
+    if useless := [line for key, line in said.items() if key in nobody]:
+        raise ConfigError("\n".join(useless))
+    for line in said.values():
+        print(f"note: in some runs of this sweep, {line}")
+    for key in sorted(words & nobody.keys() - said.keys()):  # given as they are anyway: no harm, but no effect either
+        print(f"note: {key} has no effect: it is read {nobody[key]}")
     plain = [word for word in asked.overrides if not multirun or word.startswith(("sweep=", "hydra.", "hydra/"))]
     job = _composed(plain, name, rules=False).hydra
     _check_writable(Path(job.sweep.dir if multirun else job.run.dir))
@@ -87,8 +102,20 @@ def _check_runs(asked: Asked) -> None:
 
 def _check_writable(folder: Path) -> None:
     place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise ConfigError(f"the run folder {folder} cannot be made: {place} is no writable folder: choose another")
+    missing = [p for p in (folder, *folder.absolute().parents) if not p.exists()]
+    try:
+        if not place.is_dir() or not os.access(place, os.W_OK):
+            raise PermissionError(f"{place} is no writable folder")
+        for path in reversed(missing):  # only trying tells, where the file system has rules of its own
+            path.mkdir()
+        for path in missing:
+            path.rmdir()
+    except OSError as error:
+        if exit_code(error) == RESOURCES:
+            raise
+        raise ConfigError(
+            f"the run folder {folder} cannot be made: {error.strerror or error}: choose another"
+        ) from None
 
 
 def _runs(overrides: list[str], multirun: bool, name: str = "config") -> Iterable[list[str]]:
@@ -140,13 +167,13 @@ def _spread(axes: list[list[str]]) -> Iterator[tuple[str, ...]]:
     yield from (combination for combination in itertools.product(*axes) if combination not in set(first))
 
 
-def _composed(overrides: Sequence[str], name: str, rules: bool = True) -> DictConfig:
+def _composed(overrides: Sequence[str], name: str, rules: bool = True, of_sweep: bool = False) -> DictConfig:
     """The config of one run, checked by its rules; or unchecked and with Hydra's own settings beside it."""
     try:
         cfg = compose(name, list(overrides), return_hydra_config=not rules)
         if rules:
             OmegaConf.resolve(cfg)
-            typed(cfg)
+            typed(cfg, of_sweep)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_line(error)) from error
     return cfg

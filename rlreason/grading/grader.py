@@ -18,6 +18,7 @@ from typing import Any, Self, get_args
 
 from rlreason.grading import answers, formats, plugin
 from rlreason.grading.incidents import IncidentLog
+from rlreason.grading.metrics import grading_warnings
 from rlreason.grading.pool import Pool, Reply
 from rlreason.grading.verdict import Gold, Settings, Verdict, gold_texts
 from rlreason.types import Grade
@@ -43,11 +44,15 @@ class Grader:
         memory_mb: int = 1536,
         log_path: str | Path | None = None,
         symbolic: bool = True,
-        correct_at: float = 1.0,
+        correct_at: float | None = None,
     ) -> None:
-        """`correct_at`: the answer reward of a plug-in from which on a response counts as correct."""
+        """`correct_at`: the answer reward of a plug-in from which on a response counts as correct.
+
+        None: 1, and a reward that gives more is warned of.
+        """
         _check(reward, extract, timeout_s, rel_tol, workers, memory_mb)
-        self.reward, self.extract, self.symbolic, self.correct_at = reward, extract, symbolic, correct_at
+        self.reward, self.extract, self.symbolic = reward, extract, symbolic
+        self.correct_at, self.whole_is_named = 1.0 if correct_at is None else correct_at, correct_at is not None
         self.settings = Settings(percent=percent, rel_tol=rel_tol)
         self.plugin = reward if ":" in reward else None
         self._pool = Pool(workers, timeout_s, memory_mb, self.plugin)
@@ -87,6 +92,22 @@ class Grader:
         with self._lock:
             self._remember(known, fresh)
         return grades
+
+    def warnings(self, grades: Sequence[Grade]) -> list[str]:
+        """What went wrong in these grades, and what may be meant otherwise, in one sentence each."""
+        said = grading_warnings(grades) + ([f"grading: {self.broken}"] if self.broken else [])
+        top = max((grade.answer for grade in grades), default=0.0)
+        if self.plugin and top > 1 + plugin.ROUNDING and not self.whole_is_named:
+            said.append(
+                f"grading: {self.plugin} gives up to {top:g}, and every response that earns 1 or more counts as "
+                f"correct: set grading.correct_at={top:g} where only that is whole credit, or grading.correct_at=1"
+            )
+        if self.plugin and 0 < top < self.correct_at - plugin.ROUNDING:
+            said.append(
+                f"grading: no response earned {self.correct_at:g}, from which on one counts as correct; the most was "
+                f"{top:g}: set grading.correct_at where that is whole credit"
+            )
+        return said
 
     @property
     def broken(self) -> str | None:

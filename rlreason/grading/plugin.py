@@ -11,6 +11,7 @@ from rlreason.grading.pool import Reply
 from rlreason.types import Grade, Outcome
 
 KEYS = ("format_reward", "answer_reward", "reward")
+ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is a little less than 1
 
 
 def key(response: str, gold: Any) -> tuple[str, str] | Grade:
@@ -47,4 +48,4 @@ def grade(reply: Reply, correct_at: float = 1.0) -> Grade:
         return Grade(0.0, 0.0, 0.0, "error", "plugin_value")
     formatted, answer, reward = (float(number) for number in numbers)
     outcome: Outcome = "wrong" if formatted > 0 else "unformatted"
-    return Grade(formatted, answer, reward, "correct" if answer >= correct_at else outcome, "plugin")
+    return Grade(formatted, answer, reward, "correct" if answer >= correct_at - ROUNDING else outcome, "plugin")

@@ -67,7 +67,7 @@ def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[
     metrics = figures(samples, house.sampling)
     guards = Guards(1, console.say, run.guards.parity, run.guards.parity_bound)
     guards.look(0, metrics | {"rollout/truncated": metrics["eval/truncated"]})
-    guards.look_at_grades(0, [s.grade for s in samples], house.grader.broken)
+    guards.look_at_grades(0, house.grader.warnings([s.grade for s in samples]))
     store.finish(rows_of(samples, problems, n, house))
     write_pass_rates(folder, problems, samples, n)
     speed, notices = tokens / max(seconds, 1e-9), dict(guards.counts)

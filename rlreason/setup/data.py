@@ -155,8 +155,8 @@ def answered(
     if not found and (data.ground_truth is not None or not any(p.answer for p in rows[: len(train)])):
         key = "data.filter=correct" if data.ground_truth is None else f"data.ground_truth={data.ground_truth}"
         raise DataError(
-            f"{key}: {said}, and their questions are not in {', '.join(sources)}: give a file with these questions and "
-            "their answers as data.ground_truth, or rows with a field ground_truth"
+            f"{key}: {said}, and no row with the same question in {', '.join(sources)} has one: give a file with these "
+            "questions and their answers as data.ground_truth, or rows with a field ground_truth"
         )
     missed = f", and for {lacking - found} it was not found" if found < lacking else ""
     said += f": found by question for {found} in {', '.join(sources)}{missed}"

@@ -21,7 +21,11 @@ def protocol_of(run: Run, problems: Sequence[Problem], samples: int = 1) -> Prot
     return make_protocol(
         prompt=load_template(run.prompt.file, resource_dir("prompts")) if templated else "(given with the data)",
         reward=reward_name(run),
-        grading={key: value for key, value in grading_settings(run).items() if key not in ("workers", "memory_mb")},
+        grading={
+            key: 1.0 if key == "correct_at" and value is None else value
+            for key, value in grading_settings(run).items()
+            if key not in ("workers", "memory_mb")
+        },
         sampling={
             "temperature": float(run.sampling.temperature),
             "min_tokens": run.sampling.min_tokens,
