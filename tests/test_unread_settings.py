@@ -2,7 +2,7 @@
 
 Every algorithm meets every kind of data and the options that switch parts of a run off, on the smallest models. The
 config records which of its fields the real code asks for. What was not asked for must be declared in
-`rlreason/config/unread.py`, and what is declared there must not have been asked for.
+`rlreason/config/conditions.py`, and what is declared there must not have been asked for.
 """
 
 import io
@@ -17,10 +17,11 @@ from hydra import compose, initialize_config_dir
 from recording import Recording
 from test_end_to_end import rlreason
 
+from rlreason.config.conditions import CONDITIONS
 from rlreason.config.leaves import leaves
 from rlreason.config.run import Training
 from rlreason.config.store import SCHEMAS, resource_dir, typed
-from rlreason.config.unread import CONDITIONS, unread_keys
+from rlreason.config.unread import unread_keys
 from rlreason.config.words import check_words
 from rlreason.console import Console
 from rlreason.errors import ConfigError
@@ -49,9 +50,9 @@ def compare(run: Any, read: set[str], only: set[str] | None = None) -> None:
     known = known if only is None else known & only
     declared = set(unread_keys(run))
     silent = sorted(known - read - declared)
-    assert not silent, f"nothing read {silent}: let the run read them, or add a Condition to config/unread.py"
+    assert not silent, f"nothing read {silent}: let the run read them, or add a Condition to config/conditions.py"
     wrong = sorted(known & read & declared)
-    assert not wrong, f"read although a Condition of config/unread.py says that nothing does: {wrong}"
+    assert not wrong, f"read although a Condition of config/conditions.py says that nothing does: {wrong}"
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from rlreason.algorithms.rollouts import Measure, Rollouts
+from rlreason.config.conditions import has_own_reward
 from rlreason.config.data import Stories
 from rlreason.config.imitation import SFT
 from rlreason.config.model import TinyModel
 from rlreason.config.run import Run, Training
 from rlreason.config.store import resource_dir
-from rlreason.config.unread import has_own_reward
 from rlreason.console import Console
 from rlreason.data.files import fingerprint
 from rlreason.data.splits import subset

@@ -1,0 +1,224 @@
+"""Where settings are read that only some runs read, in one table; every run that has another setting reads it.
+
+A test runs everything with a config that records who reads what, and holds the table to that.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rlreason.config.groups import Logger
+from rlreason.config.imitation import SFT
+from rlreason.config.jobs import Asking
+from rlreason.config.model import SHARED_WARM_START, TinyModel
+from rlreason.config.run import Run, Training
+from rlreason.config.tasks import Countdown
+from rlreason.data.files import locate
+from rlreason.objectives.rules import READERS
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Where settings are read. `where` and `cure` complete "KEY=VALUE has no effect: it is read WHERE: CURE"."""
+
+    keys: tuple[str, ...]
+    read: Callable[[Any], bool]  # of a run that has one of the keys
+    where: str
+    cure: str = "leave it out"
+
+
+def uses_training_data(run: Run) -> bool:
+    return not isinstance(run, Asking) or run.split == "train"
+
+
+def has_own_reward(run: Run) -> bool:
+    """A function `module:function` of the user's or of the data judges responses."""
+    return ":" in run.prompt.reward or run.data.verifier is not None
+
+
+def handles_traces(run: Run) -> bool:
+    """Responses that came with the data are imitated, or judged."""
+    return isinstance(run, SFT) or (uses_training_data(run) and run.data.filter == "correct")
+
+
+def _warms_up_alone(run: Run) -> bool:
+    """A model made on the spot learns the format of this prompt, and of no other."""
+    return isinstance(run.model, TinyModel) and Path(run.prompt.file).stem not in SHARED_WARM_START
+
+
+def _asks_hub(run: Any) -> bool:
+    path, data = run.data.path, run.data
+    if path is None or Path(path).expanduser().is_dir():
+        return False
+    splits = [data.train] if data.n_validation is not None else [data.train, data.validation]
+    return any(split is None or not locate(path, split) for split in splits)
+
+
+def _with_vllm(run: Run) -> bool:
+    return run.rollout.engine == "vllm"
+
+
+def _loss_reads(key: str) -> Callable[[Any], bool]:
+    return lambda run: run.loss.loss_type in READERS[key]
+
+
+CONDITIONS = (
+    Condition(
+        ("model.gradient_checkpointing", "model.freeze", "model.lora.rank", "model.lora.alpha", "model.lora.targets"),
+        lambda run: isinstance(run, Training),
+        "by algorithms that train only",
+    ),
+    Condition(
+        ("model.lora.alpha", "model.lora.targets"),
+        lambda run: run.model.lora.rank > 0,
+        "with model.lora.rank above 0 only, and rank 0 trains every weight",
+        "set model.lora.rank=8, or leave it out",
+    ),
+    Condition(
+        tuple(f"model.warm_start.{key}" for key in ("batch_size", "learning_rate", "hasty_share", "slip_share")),
+        lambda run: run.model.warm_start.steps > 0,
+        "with model.warm_start.steps above 0 only",
+    ),
+    Condition(
+        tuple(f"data.{key}" for key in ("limit", "filter", "pass_rates", "min_pass_rate", "max_pass_rate", "overlap")),
+        uses_training_data,
+        "where training data is used only, and split=validation uses none",
+        "leave it out (eval_problems says how many are asked), or set split=train",
+    ),
+    Condition(
+        ("data.min_pass_rate", "data.max_pass_rate"),
+        lambda run: run.data.pass_rates is not None,
+        "beside data.pass_rates only",
+        "give data.pass_rates=FILE, which algorithm=evaluate writes, or leave it out",
+    ),
+    Condition(
+        ("data.response_as",),
+        handles_traces,
+        "by algorithm=sft and by data.filter=correct on training data only",
+    ),
+    Condition(
+        ("prompt.trace",),
+        lambda run: handles_traces(run) or _warms_up_alone(run),
+        "by algorithm=sft, by data.filter=correct on training data and by the tiny model's warm start, unless that is "
+        "the one that several prompts share, only",
+    ),
+    Condition(
+        ("data.split_seed",),
+        lambda run: run.data.n_validation is not None,
+        "with data.n_validation only, which holds that many problems out",
+        "set data.n_validation=200 data.validation=null, or leave it out",
+    ),
+    Condition(
+        ("data.validation",),
+        lambda run: run.data.n_validation is None,
+        "without data.n_validation only",
+        "set one of them to null",
+    ),
+    Condition(
+        ("data.hub_config",), _asks_hub, "for a data set of the hub only, and these are files here", "set it to null"
+    ),
+    Condition(
+        tuple(f"data.{key}" for key in ("seed", "min_count", "max_count", "max_value", "max_target")),
+        lambda run: not isinstance(run.data, Countdown) or run.data.path is None,
+        "where problems are made up only, and data.path gives them",
+        "leave it out, or set data.path=null",
+    ),
+    Condition(
+        ("data.verifier",),
+        lambda run: ":" not in run.prompt.reward,
+        "without a prompt.reward=module:function only",
+    ),
+    Condition(
+        ("data.bad_gold", "grading.extract", "grading.percent", "grading.rel_tol"),
+        lambda run: not has_own_reward(run),
+        "by the built-in comparison only, and here prompt.reward or data.verifier names a function that judges",
+    ),
+    Condition(
+        ("grading.correct_at",),
+        has_own_reward,
+        "by a reward of one's own only, which may give partial credit",
+        "leave it out, or set prompt.reward=module:function",
+    ),
+    Condition(
+        ("interim_eval_problems",),
+        lambda run: run.eval_problems is None,
+        "where eval_problems is null only, which otherwise bounds every evaluation",
+        "set eval_problems=null, or leave it out",
+    ),
+    Condition(
+        ("rollout.placement", "rollout.sleep", "rollout.kv_cache_gb", "rollout.attest", "rollout.timeout_s"),
+        _with_vllm,
+        "by rollout=vllm only",
+        "choose it too, or leave this out",
+    ),
+    Condition(
+        ("rollout.sleep",),
+        lambda run: run.rollout.placement in ("auto", "shared"),
+        "where vLLM shares the policy's GPU only (rollout.placement=shared)",
+    ),
+    Condition(("rollout.async_steps",), lambda run: isinstance(run, Training), "by algorithms that train only"),
+    Condition(
+        tuple(f"logger.{field.name}" for field in fields(Logger) if field.name != "kind"),
+        lambda run: run.logger.kind != "none",
+        "by logger=wandb only",
+        "choose it too, or leave this out",
+    ),
+    Condition(
+        ("save_rollouts_every",),
+        lambda run: not isinstance(run, SFT),
+        "where responses are sampled to learn from only, and algorithm=sft samples none",
+    ),
+    Condition(
+        ("length_norm.constant",),
+        lambda run: run.length_norm.kind == "constant",
+        "by length_norm=constant only",
+        "set it to null, or choose length_norm=constant",
+    ),
+    Condition(
+        ("advantage_eps",),
+        lambda run: run.std_norm.kind != "none",
+        "by what std_norm divides by only, and std_norm=none divides by nothing",
+        "leave it out, or choose std_norm=group_std",
+    ),
+    Condition(
+        ("kl_estimator", "kl_coef"),
+        lambda run: run.kl_placement != "none",
+        "with a KL term only",
+        "leave it out, or set kl_placement=loss kl_coef=0.01",
+    ),
+    Condition(
+        ("overlong_cache",),
+        lambda run: run.overlong == "penalty",
+        "by overlong=penalty only",
+        "set it to null, or overlong=penalty",
+    ),
+    Condition(
+        ("mismatch", "mismatch_cap"),
+        lambda run: not run.old_from_engine,
+        "where the trainer scores what was sampled only; with rollout.async_steps=1 this loss's ratio starts from the "
+        "engine's log-probabilities and covers the train-inference mismatch, so every weight would be exactly 1",
+    ),
+    Condition(
+        ("mismatch_cap",),
+        lambda run: run.mismatch != "none",
+        "with mismatch=truncate or mismatch=mask only",
+        "set it to null, or mismatch=truncate",
+    ),
+    Condition(
+        ("loss.cliprange",),
+        lambda run: run.loss.cliprange_low is None or run.loss.cliprange_high is None,
+        "for a side that is null only, and loss.cliprange_low and loss.cliprange_high are set",
+        "set the two sides, or set both to null",
+    ),
+    *(
+        Condition(keys, _loss_reads(key), f"by {losses} only", f"choose {' or '.join(losses.split(' and '))}")
+        for key, keys in {
+            "cliprange_low": ("loss.cliprange", "loss.cliprange_low"),
+            "cliprange_high": ("loss.cliprange_high",),
+            "dual_clip": ("loss.dual_clip",),
+            "ratio_cap": ("loss.ratio_cap",),
+        }.items()
+        if (losses := " and ".join(f"loss={name}" for name in READERS[key]))
+    ),
+)
