@@ -24,6 +24,7 @@ from rlreason import __version__
 from rlreason.errors import ConfigError
 from rlreason.status import write_status
 from rlreason.types import Grade, Problem, Response, Sample
+from rlreason.writing import write_whole
 
 CONTENTS = (
     "config.yaml", "status.json", "provenance.json", "objective.md", "metrics.jsonl", "curves.png",
@@ -174,13 +175,6 @@ def sample_of(row: dict[str, Any]) -> Sample:
     )
     grade = Grade(row["format_reward"], row["answer_reward"], row["reward"], row["outcome"], row["path"])
     return Sample(response, grade, log_probs=row.get("trainer_log_probs", []))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write beside the place and rename: readers see the old file or the new one, never half."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def provenance() -> dict[str, Any]:

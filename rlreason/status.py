@@ -5,13 +5,13 @@ A status is one word, with the rule that decided it where there was one: `finish
 
 import errno
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rlreason.errors import ConfigError
+from rlreason.writing import write_whole
 
 
 class Ending(NamedTuple):
@@ -98,9 +98,7 @@ def write_status(folder: Path, status: str, reason: str = "") -> None:
     """`status.json`, replaced as a whole: {"status", "reason", "time"}."""
     assert ending(status)
     row = {"status": status, "reason": reason, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    partial = folder / "status.json.partial"
-    partial.write_text(json.dumps(row, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, folder / "status.json")
+    write_whole(folder / "status.json", json.dumps(row, indent=2) + "\n")
 
 
 def sweep_code(statuses: Sequence[str]) -> int:

@@ -1,11 +1,13 @@
 """Real parts, small: a tiny Llama with its own tokenizer, an engine on its live weights, stories to answer."""
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 
-from rlreason.config.store import register
+from rlreason.config.store import register, resource_dir
 from rlreason.data.stories import habit_trace, make_stories
 from rlreason.engines.hf import HFEngine
 from rlreason.models.tiny import build_model, build_tokenizer
@@ -20,6 +22,21 @@ PROMPT = "User: {question}\nAssistant: <think>"
 @pytest.fixture(scope="session", autouse=True)
 def _hydra_store() -> None:
     register()
+
+
+@pytest.fixture
+def composed():
+    """A config from words of the command line."""
+    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
+        yield lambda *overrides: compose("config", list(overrides))
+
+
+@pytest.fixture
+def gsm8k(tmp_path) -> Path:
+    """A folder with the two splits of GSM8K, one problem each."""
+    for half in ("train", "test"):
+        (tmp_path / f"{half}.jsonl").write_text('{"question": "1+1?", "answer": "1+1=2\\n#### 2"}\n')
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

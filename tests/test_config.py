@@ -3,10 +3,9 @@
 import functools
 import itertools
 import math
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
@@ -24,19 +23,6 @@ from rlreason.schedule import learning_rate_at
 CONF = resource_dir("conf")
 GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())
 SWEEPS = sorted(p.stem for p in resource_dir("multirun_sweeps").glob("*.yaml"))
-
-
-@pytest.fixture
-def composed():
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield lambda *overrides: compose("config", list(overrides))
-
-
-@pytest.fixture
-def gsm8k(tmp_path) -> Path:
-    for half in ("train", "test"):
-        (tmp_path / f"{half}.jsonl").write_text('{"question": "1+1?", "answer": "1+1=2\\n#### 2"}\n')
-    return tmp_path
 
 
 def mistake(*words: str) -> str:

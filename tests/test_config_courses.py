@@ -1,7 +1,6 @@
 """The courses' experiments have the handouts' models, data, prompts and numbers, and one can write one's own."""
 
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -12,19 +11,6 @@ from rlreason.errors import ConfigError
 from rlreason.trainer import due
 
 CONF = resource_dir("conf")
-
-
-@pytest.fixture
-def composed():
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield lambda *overrides: compose("config", list(overrides))
-
-
-@pytest.fixture
-def gsm8k(tmp_path) -> Path:
-    for half in ("train", "test"):
-        (tmp_path / f"{half}.jsonl").write_text('{"question": "1+1?", "answer": "1+1=2\\n#### 2"}\n')
-    return tmp_path
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from rlreason.errors import ConfigError
 from rlreason.guards import Guards
 from rlreason.learner import Learner, TokenObjective
 from rlreason.objectives.credit import CreditRule
-from rlreason.records import Records, refuse_occupied, set_aside, write_whole
+from rlreason.records import Records, refuse_occupied, set_aside
 from rlreason.sweeps import Arm, arms_table
 from rlreason.types import Grade, Problem, Response, Sample
+from rlreason.writing import write_whole
 
 
 def graded(problem_id, reward, ids=(1, 2)):

@@ -7,6 +7,7 @@ job is composed and checked first. It knows Hydra's public compose call and over
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlreason.config.aliases import translated
 from rlreason.config.flags import Asked, composing, read
 from rlreason.config.mistakes import one_line
+from rlreason.config.run import Run
 from rlreason.config.store import resource_dir, typed
 from rlreason.config.unread import complaints, unread_keys
 from rlreason.errors import ConfigError
@@ -66,14 +68,14 @@ def check_words(words: Sequence[str], note: Callable[[str], object] = print) -> 
 def check_rules(asked: Asked) -> None:
     """Refuse what was asked when it composes and breaks a rule."""
     with composing(asked):
-        _composed(asked.overrides, asked.config_name)
+        _checked(asked.overrides, asked.config_name)
 
 
 def _check_question(asked: Asked) -> None:
     part = asked.flags.get("package")
     if not asked.overrides and not part:
         return
-    cfg = _composed(asked.overrides, asked.config_name, rules=False)
+    cfg = _composed(asked.overrides, asked.config_name)
     if part and part != "_global_" and OmegaConf.select(cfg, part) is None:
         raise ConfigError(f"--package={part} is no part of the config: python -m rlreason --cfg job shows it whole")
 
@@ -84,8 +86,7 @@ def _check_runs(asked: Asked) -> None:
     nobody: dict[str, str] = {}  # what none of them would read
     words = {word.partition("=")[0] for word in asked.overrides}
     for number, combination in enumerate(itertools.islice(_runs(asked.overrides, multirun, name), MOST_RUNS_CHECKED)):
-        cfg = _composed(combination, name, of_sweep=multirun)
-        run = typed(cfg, of_sweep=multirun)
+        run = _checked(combination, name, of_sweep=multirun)
         said |= complaints(run, resource_dir("conf"))
         unread = unread_keys(run)
         nobody = {key: where for key, where in unread.items() if not number or key in nobody}
@@ -96,7 +97,7 @@ def _check_runs(asked: Asked) -> None:
     for key in sorted(words & nobody.keys() - said.keys()):  # given as they are anyway: no harm, but no effect either
         print(f"note: {key} has no effect: it is read {nobody[key]}")
     plain = [word for word in asked.overrides if not multirun or word.startswith(("sweep=", "hydra.", "hydra/"))]
-    job = _composed(plain, name, rules=False).hydra
+    job = _composed(plain, name).hydra
     _check_writable(Path(job.sweep.dir if multirun else job.run.dir))
 
 
@@ -125,7 +126,7 @@ def _runs(overrides: list[str], multirun: bool, name: str = "config") -> Iterabl
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     parsed = _parsed(parser, overrides)
     plain = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-    hydra = _composed(plain, name, rules=False).hydra
+    hydra = _composed(plain, name).hydra
     params = hydra.sweeper.get("params") or {}
     named = {o.key_or_group for o in parsed}
     of_sweep = _parsed(parser, [f"{key}={value}" for key, value in params.items() if key not in named])
@@ -167,13 +168,23 @@ def _spread(axes: list[list[str]]) -> Iterator[tuple[str, ...]]:
     yield from (combination for combination in itertools.product(*axes) if combination not in set(first))
 
 
-def _composed(overrides: Sequence[str], name: str, rules: bool = True, of_sweep: bool = False) -> DictConfig:
-    """The config of one run, checked by its rules; or unchecked and with Hydra's own settings beside it."""
+def _composed(overrides: Sequence[str], name: str) -> DictConfig:
+    """The config of one run, unchecked and with Hydra's own settings beside it."""
+    with _one_line_errors():
+        return compose(name, list(overrides), return_hydra_config=True)
+
+
+def _checked(overrides: Sequence[str], name: str, of_sweep: bool = False) -> Run:
+    """The settings of one run, checked by its rules."""
+    with _one_line_errors():
+        cfg = compose(name, list(overrides))
+        OmegaConf.resolve(cfg)
+        return typed(cfg, of_sweep)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
     try:
-        cfg = compose(name, list(overrides), return_hydra_config=not rules)
-        if rules:
-            OmegaConf.resolve(cfg)
-            typed(cfg, of_sweep)
+        yield
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_line(error)) from error
-    return cfg

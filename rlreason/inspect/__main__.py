@@ -15,7 +15,7 @@ from rlreason.grading.grader import FORMATS
 from rlreason.grading.saved import RunGrading, read_grading
 from rlreason.inspect import cases
 from rlreason.inspect.cases import Row
-from rlreason.records import write_whole
+from rlreason.writing import write_whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,10 +21,10 @@ from rlreason.jobs.store import enter
 from rlreason.jobs.tables import curves_table
 from rlreason.jobs.votes import answer_classes, can_vote
 from rlreason.narration import shown
-from rlreason.records import write_whole
 from rlreason.setup.house import build
 from rlreason.statistics import Floats, bootstrap_intervals, wilson_interval
 from rlreason.types import Sample
+from rlreason.writing import write_whole
 
 Scorer = Callable[[str, str], float]  # (question, response) -> a number, the higher the better
 Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value, low, high) for each N

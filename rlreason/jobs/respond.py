@@ -27,11 +27,12 @@ from rlreason.guards import Guards
 from rlreason.jobs.identity import weights_hash
 from rlreason.jobs.store import Store, row_of
 from rlreason.protocol import Protocol
-from rlreason.records import finite, write_whole
+from rlreason.records import finite
 from rlreason.setup.house import House
 from rlreason.setup.protocol import protocol_of
 from rlreason.status import write_status
 from rlreason.types import Problem, Sample
+from rlreason.writing import write_whole
 
 
 @dataclass(frozen=True, slots=True)

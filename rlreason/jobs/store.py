@@ -14,9 +14,10 @@ from typing import IO, Any
 import yaml
 
 from rlreason.errors import ConfigError, DataError
-from rlreason.records import finite, provenance, refuse_occupied, response_row, sample_of, set_aside, write_whole
+from rlreason.records import finite, provenance, refuse_occupied, response_row, sample_of, set_aside
 from rlreason.status import write_status
 from rlreason.types import Problem, Sample
+from rlreason.writing import write_whole
 
 #: Settings that an interrupted job may go on without: they change its speed, its memory or what it shows.
 HARMLESS = ("threads", "log_generations", "micro_batch_tokens", "rollout.max_rows", "rollout.kv_cache_gb")

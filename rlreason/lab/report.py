@@ -8,7 +8,8 @@ from typing import Any
 
 from rlreason.lab.measure import Laboratory, Measured
 from rlreason.lab.objectives import OWN
-from rlreason.records import finite, write_whole
+from rlreason.records import finite
+from rlreason.writing import write_whole
 
 COLUMNS = (
     "objective",

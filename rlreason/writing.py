@@ -1,0 +1,11 @@
+"""Files that are never half a file."""
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write beside the place and rename: readers see the old file or the new one, never half."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
