@@ -3,12 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 CPUS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
-.PHONY: demo test lint format vllm-cpu clean
+.PHONY: demo test test-long lint format vllm-cpu clean
 demo: .venv/installed
 	$(BIN)/python -m rlreason
 
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist worksteal
+
+# What takes minutes. RLREASON_LONG_MINUTES bounds it: no test begins later than that, and those left out are named.
+test-long: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist worksteal -m long tests
 
 # The real vLLM beside the processor build of torch. Without its dependencies, because those would bring torchvision,
 # torchaudio and torchcodec for CUDA, with which transformers does not import here (docs/vllm.md).

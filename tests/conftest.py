@@ -1,6 +1,8 @@
 """Real parts, small: a tiny Llama with its own tokenizer, an engine on its live weights, stories to answer."""
 
+import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,16 @@ from rlreason.policy import Policy
 from rlreason.types import Problem
 
 torch.set_num_threads(1)  # several test processes share the cores
+
+BEGAN = time.monotonic()
+LONG_MINUTES = float(os.environ.get("RLREASON_LONG_MINUTES") or "inf")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Long tests begin only within the time that was given for them; one that is left out is named in the report."""
+    if item.get_closest_marker("long") and time.monotonic() - BEGAN > 60 * LONG_MINUTES:
+        pytest.skip(f"not begun within RLREASON_LONG_MINUTES={LONG_MINUTES:g}")
+
 
 PROMPT = "User: {question}\nAssistant: <think>"
 
