@@ -13,6 +13,7 @@ import yaml
 
 from rlreason.entry import Parser, answered
 from rlreason.errors import ConfigError
+from rlreason.writing import whole
 
 Panel = tuple[str, tuple[tuple[str, str], ...]]  # heading, ((metric, label), ...)
 PANELS: tuple[Panel, ...] = (
@@ -76,7 +77,8 @@ def draw_curves(folder: Path, title: str) -> Path:
         ax.remove()
     fig.suptitle(title, fontsize=11, x=0.01, ha="left")
     path = folder / "curves.png"
-    fig.savefig(path, dpi=130)
+    with whole(path) as partial:
+        fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
     plt.close(fig)
     return path
 

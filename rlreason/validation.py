@@ -45,7 +45,8 @@ class Validation:
         self.counters.pause()
         house, start = self.house, time.monotonic()
         asked = house.final_problems if last else house.eval_problems
-        everything, of_all = evaluate(house.rollouts, asked, house.sampling, house.measure)
+        with self.console.wait("last evaluation" if last else "evaluation"):
+            everything, of_all = evaluate(house.rollouts, asked, house.sampling, house.measure)
         samples, metrics, final = everything, of_all, {}
         if last:
             by_id = {s.group: s for s in everything}

@@ -6,7 +6,6 @@ any other function, and prints where they disagree. It knows rollout files; it m
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from rlreason.grading.grader import FORMATS, Grader
 from rlreason.grading.metrics import grading_warnings
 from rlreason.grading.saved import RunGrading, read_grading
 from rlreason.types import Grade
+from rlreason.writing import whole
 
 EXAMPLES = 5
 SHOWN_CHARS = 70
@@ -124,11 +124,9 @@ def save(files: Sequence[tuple[Path, list[Row]]], grades: Sequence[Grade]) -> No
     """Each file is replaced as a whole, so an interruption leaves every file either old or new."""
     position = 0
     for path, rows in files:
-        temporary = path.with_suffix(".jsonl.new")
-        with temporary.open("w", encoding="utf-8") as lines:
+        with whole(path) as partial, partial.open("w", encoding="utf-8") as lines:
             for row, grade in zip(rows, grades[position : position + len(rows)], strict=True):
                 lines.write(json.dumps(regraded(row, grade), ensure_ascii=False) + "\n")
-        os.replace(temporary, path)
         position += len(rows)
 
 

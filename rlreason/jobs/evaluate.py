@@ -9,7 +9,7 @@ from rlreason.inspect.cases import case_text, reasons
 from rlreason.jobs.respond import Responses, conclude, respond
 from rlreason.jobs.store import WHOLE, enter, row_of
 from rlreason.jobs.tables import categories, category_table, figure_lines, ungraded
-from rlreason.narration import shown
+from rlreason.narration import prompt_words, shown
 from rlreason.protocol import accuracy_words
 from rlreason.setup.house import House, build, grading_settings
 
@@ -27,7 +27,7 @@ def evaluate_model(run: Evaluate, folder: Path, config: str) -> float:
         rows, failed = categories(responses.samples), ungraded(responses.samples)
         conclude(folder, house, responses, store, {"categories": rows, "ungraded": failed})
         cases(console, run, house, responses)
-        console.say("\n" + category_table(rows))
+        console.table("\n" + category_table(rows))
         console.say(figure_lines(responses.metrics, run.sampling.max_tokens, failed))
         closing(console, responses, folder)
     finally:
@@ -41,9 +41,7 @@ def announce(console: Console, run: Asking, house: House, folder: Path, again: b
     each = "one response each" if run.responses == 1 else f"{run.responses} responses each"
     sampling = f"T={run.sampling.temperature:g}, up to {run.sampling.max_tokens} tokens"
     console.say(f"model      {run.model.name}: {house.policy.describe()}; ready after {house.seconds_to_build:.0f} s")
-    console.say(
-        f"asks       {count} {run.split} problems of {run.data.name}, {each}; prompt={run.prompt.name}; {sampling}"
-    )
+    console.say(f"asks       {count} {run.split} problems of {run.data.name}, {each}; {prompt_words(run)}; {sampling}")
     cure = "" if again else "; interrupted? the same command with hydra.run.dir=THAT_FOLDER goes on"
     console.say(f"records    {shown(folder)}{cure}")
 

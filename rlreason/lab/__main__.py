@@ -34,7 +34,7 @@ def main(words: list[str]) -> None:
 
     console = Console(run.n_steps)
     result = laboratory(asked.run, run, step, samples, console)
-    console.say(table(result))
+    console.table(table(result))
     numbers, picture = write_numbers(asked.run, result), draw(asked.run, result)
     console.say(f"\npicture: {picture}, numbers: {numbers}")
 
