@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TextIO
 
@@ -64,11 +64,13 @@ class Stopwatch:
 class Wait:
     """Something that takes a while: what it is, how far it has come, and since when."""
 
-    def __init__(self, what: str, logged: bool) -> None:
+    def __init__(self, what: str, logged: bool, more: Callable[[], str]) -> None:
         self.text = self.what = what
+        self.more = more  # what changes all the time
         self.logged = logged  # nothing is to be said of it in a log file, or that was done
         self.began, self.thread = time.monotonic(), threading.get_ident()
         self.over = threading.Event()
+        self.shown = False
         self.told = False  # whether somebody says in words of his own how far it has come
 
     def part(self, text: str) -> None:
@@ -77,7 +79,8 @@ class Wait:
             self.text = f"{self.what}: {text}"
 
     def words(self) -> str:
-        return f"{self.text}, {clock(time.monotonic() - self.began)}"
+        more = "" if self.told else self.more()
+        return f"{self.text}{more}, {clock(time.monotonic() - self.began)}"
 
 
 class Console:
@@ -125,16 +128,17 @@ class Console:
         if not self._waits:
             return self._in_place(text)
         wait = self._waits[-1]
-        wait.text, wait.told = text, True
+        wait.text, wait.told, wait.shown = text, True, True
         self._in_place(wait.words())
 
     @contextmanager
-    def wait(self, what: str, logged: bool = False) -> Iterator[Wait]:
+    def wait(self, what: str, logged: bool = False, more: Callable[[], str] = str) -> Iterator[Wait]:
         """Show what is being waited for: from 2 s on in place on a terminal, with the time that it has taken.
 
         In a log file it is one line, from 10 s on; `logged`: none, because it was said, or comes again and again.
+        `more` is asked for the rest of the line each time.
         """
-        wait = Wait(what, logged)
+        wait = Wait(what, logged, more)
         beside = threading.Thread(target=self._watch, args=(wait,), name="progress", daemon=True)
         self._waits.append(wait)
         beside.start()
@@ -151,7 +155,6 @@ class Console:
             self._waits[-1].part(text)
 
     def _watch(self, wait: Wait) -> None:
-        shown = False
         with suppress(OSError):  # of a terminal that was closed
             while not wait.over.wait(0.5):
                 spent = time.monotonic() - wait.began
@@ -159,11 +162,11 @@ class Console:
                     continue
                 if self.live and spent > SHOWN_AFTER_S:
                     self._in_place(wait.words())
-                    shown = True
+                    wait.shown = True
                 elif not self.live and spent > LOGGED_AFTER_S and not wait.logged:
                     wait.logged = True
                     self.say(f"{wait.what} ...")
-            if shown:
+            if wait.shown and self.live:
                 with self._writing:
                     self._wipe()
                     self.out.flush()

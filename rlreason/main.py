@@ -22,6 +22,7 @@ from rlreason.config.leaves import refuse_own_input
 from rlreason.config.run import Training
 from rlreason.config.store import register, resource_dir, typed
 from rlreason.config.words import check_rules, check_words
+from rlreason.console import Console
 from rlreason.entry import answered, say
 from rlreason.errors import ConfigError
 from rlreason.noise import noise_kept
@@ -56,14 +57,12 @@ def job(cfg: DictConfig) -> float:
     refuse_own_input(run, folder, CONTENTS)
     before = _stamp(folder)
     try:
-        if isinstance(run, Training):
-            from rlreason.trainer import train  # torch loads here
-
-            accuracy = train(run, folder, config)
-        else:
-            from rlreason.jobs.start import start
-
-            accuracy = start(run, folder, config)
+        with Console().wait("loading torch and transformers"):
+            if isinstance(run, Training):
+                from rlreason.trainer import train as start
+            else:
+                from rlreason.jobs.start import start
+        accuracy = start(run, folder, config)
     except BaseException as error:
         if _stamp(folder) != before:  # the folder became this run's own
             with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened

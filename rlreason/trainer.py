@@ -84,7 +84,7 @@ def loop(
     for step in range(1, feed.n_steps + 1 if status == "finished" else 1):
         counters.resume()
         times = Stopwatch()
-        with console.wait(f"step {step}", logged=True):
+        with console.wait(f"step {step}", logged=True, more=house.drawn):
             collected = feed.take(step)
         counters.sampled(collected.samples)
         held = house.engine.weight_version
@@ -175,7 +175,8 @@ def loop(
     }
     with console.wait("drawing the curves"):
         draw_curves(records.folder, title=f"{run.model.name}, {run.data.name}: {short_objective(run)}, seed {run.seed}")
-    records.summary(summary)
+    with console.wait("closing the records"):
+        records.summary(summary)
     closing(console, run, records.folder, before, after, house.eval_problems, summary, house.mirror)
     return float(summary["accuracy"])
 

@@ -90,7 +90,7 @@ def ask(
         progress.add(sample)
 
     began = time.monotonic()
-    with console.wait("sampling"):
+    with console.wait("sampling", more=house.drawn):
         fresh = house.rollouts.sample(left, house.sampling, n, PURPOSE, finished) if left else []
     seconds = time.monotonic() - began
     by_problem = store.samples | {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}

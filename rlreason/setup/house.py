@@ -60,6 +60,10 @@ class House:
     mirror: Mirror | None
     seconds_to_build: float
 
+    def drawn(self) -> str:
+        """What the engine has sampled so far, for a line of progress."""
+        return f", {self.engine.drawn} tokens"
+
     def close(self) -> None:
         self.engine.close()
         self.grader.close()
@@ -72,7 +76,8 @@ def build(run: Run, folder: Path, console: Console) -> House:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
     prompt = renderer(run)
-    mirror = make_mirror(run, folder)
+    with console.wait("starting the logger"):
+        mirror = make_mirror(run, folder)
     grader = make_grader(run, folder)  # its workers start before a GPU is touched
     try:
         with console.wait("reading the data"):
