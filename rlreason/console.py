@@ -13,9 +13,6 @@ from typing import Any, NamedTuple, TextIO
 
 from rlreason.streams import folded, width_of
 
-SHOWN_AFTER_S = 2.0  # a wait is shown on a terminal
-LOGGED_AFTER_S = 10.0  # and said in a log file
-
 
 class Column(NamedTuple):
     """A column of the table of steps: its heading and width, and both where the terminal is narrow."""
@@ -85,6 +82,9 @@ class Wait:
 
 class Console:
     """Rows for a person. On a terminal the newest step is shown in place; a log file gets rows only."""
+
+    shown_after_s = 2.0  # from when on a wait is shown on a terminal
+    logged_after_s = 10.0  # and is said in a log file
 
     def __init__(self, n_steps: int = 0, out: TextIO | None = None) -> None:
         self.n_steps = n_steps
@@ -160,10 +160,10 @@ class Console:
                 spent = time.monotonic() - wait.began
                 if self._waits[-1:] != [wait]:
                     continue
-                if self.live and spent > SHOWN_AFTER_S:
+                if self.live and spent > self.shown_after_s:
                     self._in_place(wait.words())
                     wait.shown = True
-                elif not self.live and spent > LOGGED_AFTER_S and not wait.logged:
+                elif not self.live and spent > self.logged_after_s and not wait.logged:
                     wait.logged = True
                     self.say(f"{wait.what} ...")
             if wait.shown and self.live:

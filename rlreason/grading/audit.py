@@ -53,7 +53,7 @@ def audit(run: Path, other: str | None, write: bool) -> None:
         others = []
     for name, function in others + ([(other, other)] if other else []):
         marks[name] = right(grade_rows(rows, graded._replace(reward=function)))
-    console.table(report(marks, rows))
+    console.say(report(marks, rows))
     if write:
         save(files, fresh)
         console.say(f"wrote {len(rows)} new grades into {run / 'rollouts'}; the old ones are in previous_grade")
