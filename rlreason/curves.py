@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from rlreason.console import Console
 from rlreason.entry import Parser, answered
 from rlreason.errors import ConfigError
 from rlreason.writing import whole
@@ -118,7 +119,10 @@ def main(words: Sequence[str]) -> None:
     folder = parser.parse_args(words).run
     if not (folder / "metrics.jsonl").is_file() or not read_metrics(folder):
         raise ConfigError(f"RUN={folder} holds no metrics.jsonl with a row in it: give the folder of a training run")
-    print(f"curves: {draw_curves(folder, title_of(folder))}")
+    console = Console()
+    with console.wait("drawing the curves"):
+        picture = draw_curves(folder, title_of(folder))
+    console.say(f"curves: {picture}")
 
 
 def title_of(folder: Path) -> str:

@@ -73,6 +73,7 @@ class _Noise:
         with self.path.open("ab", buffering=0) as log:
             log.write(self.so_far())
             os.dup2(log.fileno(), 2)
+        self.spool.truncate(0)
 
     def so_far(self) -> bytes:
         self.spool.seek(0)

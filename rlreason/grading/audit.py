@@ -91,7 +91,7 @@ def grade_rows(rows: Sequence[Row], graded: RunGrading) -> list[Grade]:
         grader = Grader(reward=graded.reward, **graded.settings)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from None
-    with grader:
+    with grader, Console().wait(f"grading with {graded.reward}"):
         grades = grader.grade_batch([row["response"] for row in rows], [row["gold"] for row in rows])
         for warning in [*grading_warnings(grades), *([grader.broken] if grader.broken else [])]:
             complain(f"{graded.reward}: {warning}")

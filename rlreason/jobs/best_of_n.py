@@ -39,13 +39,15 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
     try:
         announce(console, run, house, folder, again)
         responses, store = respond(run, house, folder, console)
-        values = estimates(run, responses, house.grader.reward, scorer)
-        curves = with_intervals(values, run.seed)
+        with console.wait("choosing among the responses"):
+            values = estimates(run, responses, house.grader.reward, scorer)
+            curves = with_intervals(values, run.seed)
         write_whole(folder / "best_of_n.csv", as_csv(run.n_list, curves))
         title = f"{run.model.name}, {run.data.name}, {len(responses.problems)} problems x {run.responses} samples"
         t = run.sampling.temperature
         subtitle = f"{prompt_words(run)}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
-        draw_best_of_n(folder / "best_of_n.png", {"": (run.n_list, curves)}, title, subtitle)
+        with console.wait("drawing the curves"):
+            draw_best_of_n(folder / "best_of_n.png", {"": (run.n_list, curves)}, title, subtitle)
         first = first_alone(responses.samples, run.responses)
         found = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
         conclude(folder, house, responses, store, found)

@@ -43,7 +43,8 @@ def compare(folders: Sequence[Path], picture: Path, mix: bool) -> None:
     hashes = dict.fromkeys(s["protocol"]["hash"] for s in summaries.values())
     subtitle = f"protocol {next(iter(hashes))}" if len(hashes) == 1 else f"MIXED protocols: {', '.join(hashes)}"
     drawn = {name: (s["n_list"], s["best_of_n"]) for name, s in summaries.items()}
-    draw_best_of_n(picture, drawn, "best of N", f"{subtitle}; bands: 95%, over problems")
+    with console.wait("drawing"):
+        draw_best_of_n(picture, drawn, "best of N", f"{subtitle}; bands: 95%, over problems")
     console.say(f"\ncurves: {picture}")
 
 
