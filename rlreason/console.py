@@ -75,9 +75,11 @@ class Wait:
         if threading.get_ident() == self.thread and not self.told:
             self.text = f"{self.what}: {text}"
 
-    def words(self) -> str:
+    def line(self, width: int) -> str:
+        """What is shown of it in so many columns."""
         more = "" if self.told else self.more()
-        return f"{self.text}{more}, {clock(time.monotonic() - self.began)}"
+        spent = f", {clock(time.monotonic() - self.began)}"
+        return f"{self.text}{more}"[: width - len(spent)] + spent
 
 
 class Console:
@@ -129,7 +131,7 @@ class Console:
             return self._in_place(text)
         wait = self._waits[-1]
         wait.text, wait.told, wait.shown = text, True, True
-        self._in_place(wait.words())
+        self._in_place(wait.line(self.width - 1))
 
     @contextmanager
     def wait(self, what: str, logged: bool = False, more: Callable[[], str] = str) -> Iterator[Wait]:
@@ -161,7 +163,7 @@ class Console:
                 if self._waits[-1:] != [wait]:
                     continue
                 if self.live and spent > self.shown_after_s:
-                    self._in_place(wait.words())
+                    self._in_place(wait.line(self.width - 1))
                     wait.shown = True
                 elif not self.live and spent > self.logged_after_s and not wait.logged:
                     wait.logged = True

@@ -64,7 +64,7 @@ def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[
     if found:
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
     samples, tokens, seconds = ask(run, house, problems, store, console)
-    with console.wait(f"measuring entropies and log-probabilities of {len(samples)} responses"):
+    with console.wait(f"measuring entropies of {len(samples)} responses"):
         measure(samples, house.measure)
     metrics = figures(samples, house.sampling)
     guards = Guards(1, console.say, run.guards.parity, run.guards.parity_bound)
