@@ -69,11 +69,11 @@ class _Noise:
 
     def move_to(self, folder: Path) -> None:
         sys.stderr.flush()
-        self.path = folder / NAME
-        with self.path.open("ab", buffering=0) as log:
-            log.write(self.so_far())
+        with suppress(OSError), (folder / NAME).open("ab", buffering=0) as log:  # a full disk ends the run elsewhere
+            self.path = folder / NAME
             os.dup2(log.fileno(), 2)
-        self.spool.truncate(0)
+            log.write(self.so_far())
+            self.spool.truncate(0)
 
     def so_far(self) -> bytes:
         self.spool.seek(0)

@@ -3,6 +3,7 @@
 It knows streams and columns of text; it must not know runs.
 """
 
+import errno
 import io
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any, TextIO
 
 from rlreason.errors import ReaderGone
 
+LEFT = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
 LOG_WIDTH = 120  # columns of what goes to a file or a pipe
 _LABEL = re.compile(r" *(?:! |\S+ {2,})?")  # what the lines below a wrapped one are indented by
 
@@ -42,13 +44,14 @@ class Outlet(io.TextIOWrapper):
     def _do(self, action: Callable[..., Any], *arguments: str) -> None:
         try:
             action(*arguments)
-        except BrokenPipeError:
-            self._go_nowhere()
-            self._gone = True
+        except BlockingIOError:
+            raise
         except OSError as error:
             self._go_nowhere()  # or what waits in the buffer would fail again at the process's end
-            error.filename = error.filename or self.title
-            raise
+            self._gone = error.errno in LEFT
+            if not self._gone:
+                error.filename = error.filename or self.title
+                raise
         if self._gone and not self._told and threading.current_thread() is threading.main_thread():
             self._told = True
             raise ReaderGone("nobody read its output any more")

@@ -89,6 +89,16 @@ def test_a_reader_may_leave():
     assert (code, said) == (141, "")
 
 
+def test_a_terminal_may_be_closed():
+    ours, theirs = pty.openpty()
+    words = DO.format("exec('import time; time.sleep(0.5); print(1)')")
+    process = subprocess.Popen([sys.executable, "-c", words], env=ENV, stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    os.close(ours)
+    assert process.communicate(timeout=60)[1] == b""
+    assert process.returncode == 141
+
+
 def test_a_full_disk_behind_standard_output_is_one_line():
     with open("/dev/full", "w") as full:
         argv = [sys.executable, "-c", DO.format("print('x')")]
