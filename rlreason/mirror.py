@@ -48,10 +48,13 @@ def chosen(logger: Logger, folder: Path, own: Any) -> dict[str, Any]:
     named = {"project": own.project, "group": own.run_group, "name": own.run_name}
     kept = {key: value for key, value in given.items() if value is not None}
     place = {} if "WANDB_DIR" in os.environ else {"dir": str(folder)}
-    said = {
-        "settings": {"silent": True} | ({"console": "off"} if own.console == "auto" else {})
-    }  # a run reports itself
-    return place | said | {key: value for key, value in defaults.items() if value and not named[key]} | kept
+    settings = {"silent": True} | ({"console": "off"} if own.console == "auto" else {})  # a run reports for itself
+    return (
+        place
+        | {"settings": settings}
+        | {key: value for key, value in defaults.items() if value and not named[key]}
+        | kept
+    )
 
 
 class WandbMirror:

@@ -109,6 +109,12 @@ def telling_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sam
     return (won or pairs)[0]
 
 
+def tell_mirror(console: Console, mirror: Mirror | None) -> None:
+    """Where the run is in Weights & Biases, if it is."""
+    if mirror and mirror.place:
+        console.say(f"W&B        {mirror.place}")
+
+
 def closing(
     console: Console,
     run: Training,
@@ -136,8 +142,7 @@ def closing(
         f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
         f"curves: {shown(folder / 'curves.png')}" + (f", model: {shown(folder / 'model')}" if run.save_model else "")
     )
-    if mirror and mirror.place:
-        console.say(f"W&B        {mirror.place}")
+    tell_mirror(console, mirror)
     if isinstance(run.model, TinyModel) and JOB_OF_SWEEP not in os.environ:
         console.say(
             "\nTry next:\n"

@@ -60,7 +60,7 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
         )
         for line in explanations(run, house.grader.reward):
             console.say(line)
-        closing(console, responses, folder)
+        closing(console, house, responses, folder)
         console.say(f"curves: {shown(folder / 'best_of_n.png')}, numbers: {shown(folder / 'best_of_n.csv')}")
     finally:
         house.close()

@@ -9,7 +9,7 @@ from rlreason.inspect.cases import case_text, reasons
 from rlreason.jobs.respond import Responses, conclude, respond
 from rlreason.jobs.store import WHOLE, enter, row_of
 from rlreason.jobs.tables import categories, category_table, figure_lines, ungraded
-from rlreason.narration import prompt_words, shown
+from rlreason.narration import prompt_words, shown, tell_mirror
 from rlreason.protocol import accuracy_words
 from rlreason.setup.house import House, build, grading_settings
 
@@ -29,7 +29,7 @@ def evaluate_model(run: Evaluate, folder: Path, config: str) -> float:
         cases(console, run, house, responses)
         console.table("\n" + category_table(rows))
         console.say(figure_lines(responses.metrics, run.sampling.max_tokens, failed))
-        closing(console, responses, folder)
+        closing(console, house, responses, folder)
     finally:
         house.close()
     return responses.metrics["eval/accuracy"]
@@ -54,8 +54,9 @@ def cases(console: Console, run: Asking, house: House, responses: Responses) -> 
         console.say("\n" + case_text(number, row, reasons(row, graded), SHOWN_CHARS))
 
 
-def closing(console: Console, responses: Responses, folder: Path) -> None:
+def closing(console: Console, house: House, responses: Responses, folder: Path) -> None:
     m = responses.metrics
     quoted = accuracy_words(m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"], responses.protocol)
     console.say(f"{quoted}; {responses.tokens_per_second:.0f} tokens/s, {responses.seconds:.0f} s of sampling")
     console.say(f"\nall responses: {shown(folder / WHOLE)}; to read some: python -m rlreason.inspect {shown(folder)}")
+    tell_mirror(console, house.mirror)
