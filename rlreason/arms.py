@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, ReaderGone
 from rlreason.status import ending, read_status, write_status
 from rlreason.sweeps import JOB_OF_SWEEP, Arm
 
@@ -89,7 +89,7 @@ def came_to(folder: Path, code: int) -> Arm:
     summary = folder / "summary.json"
     if summary.exists() and ending(read_status(folder) or "finished").exit_code == code:
         return Arm(folder.name, json.loads(summary.read_text(encoding="utf-8")))
-    if code in (130, -signal.SIGINT, -signal.SIGTERM):
+    if code in (130, ReaderGone.exit_code, -signal.SIGINT, -signal.SIGTERM):
         return Arm(folder.name, {"status": "interrupted"})
     reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     if code < 0 and read_status(folder) == "running":  # it had no chance to say so itself

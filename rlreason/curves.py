@@ -11,8 +11,10 @@ from typing import Any
 
 import yaml
 
+from rlreason.console import Console
 from rlreason.entry import Parser, answered
 from rlreason.errors import ConfigError
+from rlreason.writing import whole
 
 Panel = tuple[str, tuple[tuple[str, str], ...]]  # heading, ((metric, label), ...)
 PANELS: tuple[Panel, ...] = (
@@ -76,7 +78,8 @@ def draw_curves(folder: Path, title: str) -> Path:
         ax.remove()
     fig.suptitle(title, fontsize=11, x=0.01, ha="left")
     path = folder / "curves.png"
-    fig.savefig(path, dpi=130)
+    with whole(path) as partial:
+        fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
     plt.close(fig)
     return path
 
@@ -116,7 +119,10 @@ def main(words: Sequence[str]) -> None:
     folder = parser.parse_args(words).run
     if not (folder / "metrics.jsonl").is_file() or not read_metrics(folder):
         raise ConfigError(f"RUN={folder} holds no metrics.jsonl with a row in it: give the folder of a training run")
-    print(f"curves: {draw_curves(folder, title_of(folder))}")
+    console = Console()
+    with console.wait("drawing the curves"):
+        picture = draw_curves(folder, title_of(folder))
+    console.say(f"curves: {picture}")
 
 
 def title_of(folder: Path) -> str:

@@ -3,10 +3,13 @@
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, ReaderGone
 from rlreason.status import RESOURCES, exit_code
+from rlreason.streams import folded, settle_streams, width_of
+from rlreason.writing import FULL, unwritable
 
 
 class Parser(argparse.ArgumentParser):
@@ -16,19 +19,21 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}: write {' '.join(self.format_usage().split()[1:])}")
 
 
-def say_mistake(error: ConfigError) -> None:
-    for line in str(error).splitlines():
-        print(f"rlreason: {line}", file=sys.stderr)
+def complain(text: str) -> None:
+    """Lines about what went wrong; on a terminal they are broken at its width, elsewhere each stays one line."""
+    for line in text.splitlines():
+        told = f"rlreason: {line}" if line else ""
+        print(folded(told, width_of(sys.stderr), below=10) if sys.stderr.isatty() else told, file=sys.stderr)
 
 
 def say(error: BaseException) -> bool:
     """Explain in one line what ended a command; False for an error of the program, which needs its traceback."""
     if isinstance(error, ConfigError):
-        say_mistake(error)
+        complain(str(error))
     elif isinstance(error, KeyboardInterrupt):
-        print("\nrlreason: stopped; what was recorded stays in the run folder", file=sys.stderr)
+        complain("\nstopped; what was recorded stays in the run folder")
     elif exit_code(error) == RESOURCES:
-        print(f"rlreason: {shortage(error)}", file=sys.stderr)
+        complain(shortage(error))
     else:
         return False
     return True
@@ -41,6 +46,8 @@ def shortage(error: BaseException) -> str:
     'out of memory: lower micro_batch_tokens or rollout.max_rows, or choose a smaller model'
     """
     cause = next(iter(str(error).splitlines()), "")
+    if isinstance(error, OSError) and error.errno in FULL and error.filename:
+        return str(unwritable(error.filename, error.errno))
     if isinstance(error, OSError) or "No space" in cause:
         return f"{cause}: free some space, or choose another hydra.run.dir"
     what = "out of memory" + f" ({cause})" * bool(cause)
@@ -49,12 +56,16 @@ def shortage(error: BaseException) -> str:
 
 def answered(command: Callable[[], int | None]) -> int:
     """Do it and return the exit code; anything that cannot be said in a line is raised."""
+    settle_streams()
     try:
-        return command() or 0
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        sys.stdout = None  # type: ignore[assignment]  # nothing is flushed into the closed pipe at exit
-        return 141
+        try:
+            return command() or 0
+        finally:
+            sys.stdout.flush()  # here, so that a reader who has left, or a full disk, is not met at the process's end
+    except ReaderGone:
+        return ReaderGone.exit_code
     except (Exception, KeyboardInterrupt) as error:
-        if not say(error):
-            raise
+        with suppress(ReaderGone):
+            if not say(error):
+                raise
         return exit_code(error)

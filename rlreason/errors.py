@@ -26,3 +26,13 @@ class ResourceError(ConfigError):
     """Too little memory or disk for what was asked."""
 
     exit_code = 4
+
+
+class UnwritableError(ConfigError, OSError):
+    """A file that could not be written, in one line; `exit_code` is that of `ResourceError` where the disk is full."""
+
+
+class ReaderGone(KeyboardInterrupt):
+    """Nobody reads what is printed any more, as behind `| head`: the command ends there quietly, as by a signal."""
+
+    exit_code = 141  # what a shell shows for a command that SIGPIPE ended

@@ -21,6 +21,7 @@ def evaluate(
     """One graded response per problem, each measured under the model `of`, and what they come to."""
     samples = rollouts.sample(problems, sampling, n=1, purpose=PURPOSE)
     if of is not None:
+        rollouts.tell("measuring entropies")
         measure(samples, of)
     return samples, figures(samples, sampling)
 

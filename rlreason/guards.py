@@ -51,7 +51,10 @@ GUARDS: dict[str, Callable[[Metrics, int], str | None]] = {
 
 
 class Guards:
-    """Looks over every step; says a new notice at once and repeats it at its 10th, 100th ... appearance."""
+    """Looks over every step; says a new notice at once and repeats it at its 10th, 100th ... appearance.
+
+    `step` is None where there are no steps, as in a job that only evaluates.
+    """
 
     def __init__(
         self, group_size: int, say: Callable[[str], None], parity: str = "warn", parity_bound: float = 0.05
@@ -60,7 +63,7 @@ class Guards:
         self.counts: Counter[str] = Counter()
         self.stopped = ""  # why guards.parity=stop ends the run
 
-    def look(self, step: int, metrics: Metrics) -> None:
+    def look(self, step: int | None, metrics: Metrics) -> None:
         self._parity(step, metrics)
         for name, guard in GUARDS.items():
             if notice := guard(metrics, self.group_size):
@@ -70,12 +73,12 @@ class Guards:
         """(status, reason): whether a guard that was asked to stop the run has seen what it waits for."""
         return ("stopped:parity", self.stopped) if self.stopped else ("finished", "")
 
-    def look_at_grades(self, step: int, warnings: Sequence[str], when: str = "") -> None:
+    def look_at_grades(self, step: int | None, warnings: Sequence[str], when: str = "") -> None:
         """What the grader has to say of the grades of a step or an evaluation."""
         for warning in warnings:
             self.notice(step, "grader", f"{when}{warning}")
 
-    def _parity(self, step: int, m: Metrics) -> None:
+    def _parity(self, step: int | None, m: Metrics) -> None:
         """Engine and trainer must give sampled tokens the same probability, while they hold the same weights."""
         gap = max(m.get("rollout/logprob_gap_mean", 0.0), m.get("eval/logprob_gap_mean", 0.0))
         if gap <= self.parity_bound or m.get("rollout/staleness", 0.0):
@@ -83,15 +86,19 @@ class Guards:
         text = f"engine and trainer disagree by {gap:.3f} nats per token (guards.parity_bound={self.parity_bound:g})"
         if self.parity == "stop" and not self.stopped:
             self.stopped = (
-                f"step {step}: {text}: weights, temperature or precision differ; use rollout=hf, model.dtype=float32, "
+                f"{_at(step)}{text}: weights, temperature or precision differ; use rollout=hf, model.dtype=float32, "
                 "or guards.parity=correct with mismatch=truncate"
             )
         corrected = "; mismatch weights correct for it" if self.parity == "correct" else ""
         self.notice(step, "logprob_gap", f"{text}: weights, temperature or precision differ{corrected}")
 
-    def notice(self, step: int, name: str, text: str) -> None:
+    def notice(self, step: int | None, name: str, text: str) -> None:
         """Count a notice of this name, and say it if it is its 1st, 10th, 100th ... time."""
         self.counts[name] += 1
         if str(self.counts[name]).strip("0") == "1":
             times = f" (seen {self.counts[name]} times)" if self.counts[name] > 1 else ""
-            self.say(f"! step {step}: {text}{times}")
+            self.say(f"! {_at(step)}{text}{times}")
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f"step {step}: "

@@ -22,8 +22,10 @@ from rlreason.config.leaves import refuse_own_input
 from rlreason.config.run import Training
 from rlreason.config.store import register, resource_dir, typed
 from rlreason.config.words import check_rules, check_words
+from rlreason.console import Console
 from rlreason.entry import answered, say
 from rlreason.errors import ConfigError
+from rlreason.noise import noise_kept
 from rlreason.records import CONTENTS
 from rlreason.status import ending, exit_code, read_status, status_of, sweep_code, write_status
 from rlreason.sweeps import JOB_OF_SWEEP, arms_table
@@ -33,7 +35,10 @@ from rlreason.sweeps import JOB_OF_SWEEP, arms_table
 def main(cfg: DictConfig) -> float:
     """One job: a whole run, or, inside a sweep, the start of a process of its own."""
     try:
-        return arm(cfg) if HydraConfig.get().mode is RunMode.MULTIRUN else job(cfg)
+        if HydraConfig.get().mode is RunMode.MULTIRUN:
+            return arm(cfg)
+        with noise_kept():
+            return job(cfg)
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
         if not say(error):
             raise  # Hydra prints the traceback and ends with 1
@@ -52,14 +57,12 @@ def job(cfg: DictConfig) -> float:
     refuse_own_input(run, folder, CONTENTS)
     before = _stamp(folder)
     try:
-        if isinstance(run, Training):
-            from rlreason.trainer import train  # torch loads here
-
-            accuracy = train(run, folder, config)
-        else:
-            from rlreason.jobs.start import start
-
-            accuracy = start(run, folder, config)
+        with Console().wait("loading torch and transformers"):
+            if isinstance(run, Training):
+                from rlreason.trainer import train as start
+            else:
+                from rlreason.jobs.start import start
+        accuracy = start(run, folder, config)
     except BaseException as error:
         if _stamp(folder) != before:  # the folder became this run's own
             with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
@@ -75,7 +78,7 @@ def mark_ended(folder: Path, error: BaseException) -> None:
     if read_status(folder) == "running":
         text = next(iter(str(error).splitlines()), "")
         named = f"{type(error).__name__}: {text}".rstrip(": ")
-        stopped = "by a signal" if isinstance(error, KeyboardInterrupt) else ""
+        stopped = text or "by a signal" if isinstance(error, KeyboardInterrupt) else ""
         write_status(folder, status_of(error), stopped or (text if isinstance(error, ConfigError) else named))
 
 

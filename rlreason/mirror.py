@@ -48,7 +48,13 @@ def chosen(logger: Logger, folder: Path, own: Any) -> dict[str, Any]:
     named = {"project": own.project, "group": own.run_group, "name": own.run_name}
     kept = {key: value for key, value in given.items() if value is not None}
     place = {} if "WANDB_DIR" in os.environ else {"dir": str(folder)}
-    return place | {key: value for key, value in defaults.items() if value and not named[key]} | kept
+    settings = {"silent": True} | ({"console": "off"} if own.console == "auto" else {})  # a run reports for itself
+    return (
+        place
+        | {"settings": settings}
+        | {key: value for key, value in defaults.items() if value and not named[key]}
+        | kept
+    )
 
 
 class WandbMirror:
@@ -69,6 +75,7 @@ class WandbMirror:
             raise ConfigError(
                 f"logger=wandb could not start ({reason}): run `wandb login`, or use logger.mode=offline"
             ) from error
+        self.place = _place(self.run)
         for counter in COUNTERS:
             self.run.define_metric(counter)
         for counter, names in AXES.items():
@@ -90,3 +97,13 @@ class WandbMirror:
     def finish(self, summary: dict[str, Any]) -> None:
         self.run.summary.update(summary)
         self.run.finish()
+
+
+def _place(run: Any) -> str:
+    """Where a person finds a W&B run, in words; empty where it is switched off."""
+    if run.disabled:
+        return ""
+    if run.settings.mode in ("offline", "dryrun"):
+        folder = os.path.relpath(run.settings.sync_dir)
+        return f"{folder}; to upload it: wandb sync FOLDER"
+    return str(run.url or "")

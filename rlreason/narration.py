@@ -8,13 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from rlreason.config.conditions import handles_traces
 from rlreason.config.grpo import GRPO
 from rlreason.config.imitation import EI
 from rlreason.config.model import TinyModel
-from rlreason.config.run import Training
+from rlreason.config.run import Run, Training
+from rlreason.config.store import resource_dir
 from rlreason.console import Console, closing_table
 from rlreason.objectives.card import Card, imitation_card, objective_card
 from rlreason.protocol import accuracy_words
+from rlreason.records import Mirror
 from rlreason.setup.house import House
 from rlreason.sweeps import JOB_OF_SWEEP
 from rlreason.types import Problem, Sample
@@ -26,9 +31,19 @@ def header(console: Console, run: Training, house: House, folder: Path) -> None:
     sizes = f"{len(house.train_problems)} to train on, {len(house.eval_problems)} to validate"
     if len(house.final_problems) > len(house.eval_problems):
         sizes += f" on the way, {len(house.final_problems)} at the end"
-    console.say(f"data       {run.data.name}: {sizes}; prompt={run.prompt.name}")
+    console.say(f"data       {run.data.name}: {sizes}; {prompt_words(run)}")
     console.say(f"batch      {batch_words(run, console.n_steps)}, learning rate {run.learning_rate:g}")
     console.say(f"records    {shown(folder)}")
+
+
+def prompt_words(run: Run) -> str:
+    """The prompt's option, and what is used in place of its own settings, as far as the run reads them."""
+    path = resource_dir("conf") / "prompt" / f"{run.prompt.name}.yaml"
+    shipped = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    keys = ("file", "reward", "stop", "trace") if handles_traces(run) else ("file", "reward", "stop")
+    used = {key: getattr(run.prompt, key) for key in keys}
+    apart = [f"prompt.{key}={_short(str(value), 60)}" for key, value in used.items() if value != shipped.get(key)]
+    return f"prompt={run.prompt.name}" + f" with {', '.join(apart)}" * bool(apart)
 
 
 def batch_words(run: Training, n_steps: int) -> str:
@@ -94,6 +109,12 @@ def telling_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sam
     return (won or pairs)[0]
 
 
+def tell_mirror(console: Console, mirror: Mirror | None) -> None:
+    """Where the run is in Weights & Biases, if it is."""
+    if mirror and mirror.place:
+        console.say(f"W&B        {mirror.place}")
+
+
 def closing(
     console: Console,
     run: Training,
@@ -102,17 +123,18 @@ def closing(
     after: Evaluated,
     problems: Sequence[Problem],
     summary: Mapping[str, Any],
+    mirror: Mirror | None = None,
 ) -> None:
     first, last = telling_pair(before.samples, after.samples)
     problem = next(p for p in problems if p.id == first.group)
     for line in before_and_after(problem, first, last):
         console.say(line)
-    console.say("\n" + closing_table(before.metrics, after.metrics))
+    console.table("\n" + closing_table(before.metrics, after.metrics))
     if summary["eval_problems"] > summary["interim_eval_problems"]:
         low, high = summary["accuracy_interval"]
         console.say(accuracy_words(summary["accuracy"], low, high, summary["protocol"]))
     else:
-        console.say(f"{'protocol':22} {summary['protocol']['hash']:>41}")
+        console.table(f"{'protocol':22} {summary['protocol']['hash']:>37}")
     if summary["notices"]:
         seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
         console.say(f"notices    {seen}")
@@ -120,6 +142,7 @@ def closing(
         f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
         f"curves: {shown(folder / 'curves.png')}" + (f", model: {shown(folder / 'model')}" if run.save_model else "")
     )
+    tell_mirror(console, mirror)
     if isinstance(run.model, TinyModel) and JOB_OF_SWEEP not in os.environ:
         console.say(
             "\nTry next:\n"

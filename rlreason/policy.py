@@ -6,7 +6,6 @@ files: whoever calls it passes paths and plain words.
 
 import contextlib
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from rlreason.errors import ConfigError
 from rlreason.logprobs import chunked_log_probs
 from rlreason.memory import model_size, round_weights
 from rlreason.packing import PackedBatch, pack, within_budget
+from rlreason.writing import whole
 
 Pairs = Sequence[tuple[list[int], list[int]]]  # (prompt ids, response ids)
 
@@ -220,10 +220,9 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Write a model folder that `transformers` loads. Written beside its place and renamed when whole."""
-        partial = folder.with_name(folder.name + ".partial")
-        self.model.save_pretrained(partial, state_dict={name: w.cpu() for name, w in self.named_weights()})
-        self.tokenizer.save_pretrained(partial)
-        os.replace(partial, folder)
+        with whole(folder) as partial:
+            self.model.save_pretrained(partial, state_dict={name: w.cpu() for name, w in self.named_weights()})
+            self.tokenizer.save_pretrained(partial)
 
 
 def load_policy(path: str, dtype: str = "auto", weights: str = "float32") -> Policy:

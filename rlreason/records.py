@@ -1,6 +1,6 @@
 """The run folder: what was asked, with what, what was measured, what was said, and what came of it.
 
-    config.yaml provenance.json status.json objective.md metrics.jsonl curves.png summary.json
+    config.yaml provenance.json status.json objective.md metrics.jsonl curves.png summary.json log.txt
     rollouts/step_00001.jsonl evals/step_00000.jsonl model/
 
 Files that are written whole are written under another name and renamed, so that a file with its right name is
@@ -22,13 +22,14 @@ from typing import Any, Protocol
 
 from rlreason import __version__
 from rlreason.errors import ConfigError
+from rlreason.noise import keep_noise_in
 from rlreason.status import write_status
 from rlreason.types import Grade, Problem, Response, Sample
-from rlreason.writing import write_whole
+from rlreason.writing import append_line, write_whole
 
 CONTENTS = (
     "config.yaml", "status.json", "provenance.json", "objective.md", "metrics.jsonl", "curves.png",
-    "grading_incidents.jsonl", "rollouts", "evals", "model", "model.partial", "wandb", "vllm.log",
+    "grading_incidents.jsonl", "rollouts", "evals", "model", "model.partial", "wandb", "vllm.log", "log.txt",
     "responses.jsonl", "responses.unfinished.jsonl", "pass_rates.jsonl", "best_of_n.csv", "best_of_n.png", "inspect.md",
 )  # fmt: skip
 MIRRORED_ROWS = 32  # of a step's responses go to the mirror; the run folder has all of them
@@ -36,7 +37,9 @@ PACKAGES = ("torch", "transformers", "math-verify", "hydra-core", "vllm", "flash
 
 
 class Mirror(Protocol):
-    """A second sink for metrics, such as Weights & Biases."""
+    """A second sink for metrics, such as Weights & Biases; `place` says where a person finds them, empty if nowhere."""
+
+    place: str
 
     def log(self, row: dict[str, float]) -> None: ...
 
@@ -53,15 +56,15 @@ class Records:
         folder.mkdir(parents=True, exist_ok=True)
         self.set_aside = set_aside(folder)
         write_status(folder, "running")
+        keep_noise_in(folder)
         write_whole(folder / "config.yaml", config)
         write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
         self.metrics_path = folder / "metrics.jsonl"
-        self.metrics_path.write_text("")
+        write_whole(self.metrics_path, "")
 
     def metrics(self, row: dict[str, float]) -> None:
         """One flat row, every counter of `counters.py` in it."""
-        with self.metrics_path.open("a") as file:
-            file.write(json.dumps(finite(row), allow_nan=False) + "\n")
+        append_line(self.metrics_path, json.dumps(finite(row), allow_nan=False))
         if self.mirror:
             self.mirror.log(row)
 

@@ -76,7 +76,7 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, ConfigError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return 130
+        return getattr(error, "exit_code", 130)
     return RESOURCES if _is_shortage(error) else 1
 
 

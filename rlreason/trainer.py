@@ -23,6 +23,7 @@ from rlreason.grading.metrics import grading_metrics
 from rlreason.guards import Guards
 from rlreason.learner import Learner, averaged
 from rlreason.narration import closing, header, objective_of, short_objective, shown_generations
+from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.records import Records, refuse_occupied
 from rlreason.schedule import evaluation_due, learning_rate_at
 from rlreason.setup.algorithm import make_algorithm
@@ -49,7 +50,7 @@ def train(run: Run, folder: Path, config: str) -> float:
         console.n_steps = algorithm.n_steps
         records.mirror = house.mirror
         header(console, run, house, folder)
-        console.say("\n" + card.text)
+        console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         feed = Feed(algorithm, ahead=run.rollout.async_steps > 0)
         return loop(run, house, feed, learner, records, console, counters)
     finally:
@@ -83,7 +84,8 @@ def loop(
     for step in range(1, feed.n_steps + 1 if status == "finished" else 1):
         counters.resume()
         times = Stopwatch()
-        collected = feed.take(step)
+        with console.wait(f"step {step}", logged=True, more=house.drawn):
+            collected = feed.take(step)
         counters.sampled(collected.samples)
         held = house.engine.weight_version
         times.lap("rollout")
@@ -91,7 +93,8 @@ def loop(
         # The weights that sampled, at one temperature. A single update measures what it learns from on its way.
         alone = len(collected.batches) == 1 and same_temperature and not collected.restart
         if unseen := [s for s in collected.samples if s.entropy is None and not (alone and s.kept)]:
-            measure(unseen, house.measure)
+            with console.wait(f"step {step}: measuring log-probabilities", logged=True):
+                measure(unseen, house.measure)
         if collected.restart:
             learner.restart()
         updates, of_step = list[dict[str, float]](), collected.metrics
@@ -103,7 +106,8 @@ def loop(
             rate = learning_rate_at(done, 1 / count, total, run.learning_rate, run.lr_schedule, run.warmup_steps)
             holds = same_temperature and place == 0 and not collected.restart  # the weights that sampled
             gap_from = run.sampling.min_tokens if holds else None
-            update = learner.update(batch, rate, gap_from)
+            with console.wait(f"step {step}: update {place + 1}/{count}", logged=True):
+                update = learner.update(batch, rate, gap_from)
             updates.append(update)
             counters.learned(update)
             if place == 0:  # the row of the first update tells what was sampled for the step, the last one's its times
@@ -122,7 +126,8 @@ def loop(
         status, reason = verdict(step, updates, learner)
         feed.wait()  # what is sampled ahead keeps the weights it began with
         if updates and status != "diverged:weights":
-            house.engine.load_weights(house.policy)
+            with console.wait(f"step {step}: handing the weights to the engine", logged=True):
+                house.engine.load_weights(house.policy)
         times.lap("sync")
 
         if not updates:
@@ -160,16 +165,19 @@ def loop(
         cure = ": lower learning_rate or max_grad_norm" if status.startswith("diverged") else ""
         console.say(f"! {status}: {reason}{cure}")
     if run.save_model:
-        house.policy.save(records.folder / "model")
+        with console.wait("saving the model"):
+            house.policy.save(records.folder / "model")
     summary = summed_up(run, house, status, reason, before, after) | {
         "notices": dict(guards.counts),
         **{name: round(value, 1) for name, value in counters.row().items()},
         "seconds": round(counters.row()["time/total"], 1),
         "threads": torch.get_num_threads(),
     }
-    draw_curves(records.folder, title=f"{run.model.name}, {run.data.name}: {short_objective(run)}, seed {run.seed}")
-    records.summary(summary)
-    closing(console, run, records.folder, before, after, house.eval_problems, summary)
+    with console.wait("drawing the curves"):
+        draw_curves(records.folder, title=f"{run.model.name}, {run.data.name}: {short_objective(run)}, seed {run.seed}")
+    with console.wait("closing the records"):
+        records.summary(summary)
+    closing(console, run, records.folder, before, after, house.eval_problems, summary, house.mirror)
     return float(summary["accuracy"])
 
 

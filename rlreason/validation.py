@@ -45,7 +45,9 @@ class Validation:
         self.counters.pause()
         house, start = self.house, time.monotonic()
         asked = house.final_problems if last else house.eval_problems
-        everything, of_all = evaluate(house.rollouts, asked, house.sampling, house.measure)
+        name, again = ("last evaluation", False) if last else ("evaluation", bool(self.history))
+        with self.console.wait(name, logged=again, more=house.drawn):
+            everything, of_all = evaluate(house.rollouts, asked, house.sampling, house.measure)
         samples, metrics, final = everything, of_all, {}
         if last:
             by_id = {s.group: s for s in everything}

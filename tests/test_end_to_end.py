@@ -232,7 +232,10 @@ def test_a_diverging_run_ends_in_words_with_its_records(tmp_path):
 def test_weights_and_biases_mirrors_the_metrics(tmp_path):
     done = rlreason(*SMALL, "logger=wandb", "logger.mode=offline", "hydra.run.dir=x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "x/wandb").glob("offline-run-*/*.wandb"))
+    (folder,) = (tmp_path / "x/wandb").glob("offline-run-*")
+    assert list(folder.glob("*.wandb"))
+    assert f"W&B        {folder.relative_to(tmp_path)}; to upload it: wandb sync FOLDER\n" in done.stdout
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize(

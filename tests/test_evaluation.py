@@ -149,7 +149,6 @@ def test_finished_problems_survive_and_torn_lines_do_not(tmp_path):
     for number in (1, 0):
         store.add(number, sample("p1", ids=(7, number)))
     store.add(0, sample("p2"))  # its second response never ends
-    store.close()
     with log.open("a") as file:
         file.write('{"problem_id": "p0", "samp')
     again = Store(tmp_path, "one", problems, 2)
@@ -157,7 +156,6 @@ def test_finished_problems_survive_and_torn_lines_do_not(tmp_path):
     assert [s.response.token_ids for s in again.samples["p1"]] == [[7, 0], [7, 1]]
     assert again.samples["p1"][0] == sample("p1", ids=(7, 0))  # every field, log-probabilities in full
     again.add(0, sample("p0"))
-    again.close()
     assert all(json.loads(line) for line in log.read_text().splitlines())
     with pytest.raises(ConfigError, match="responses of another model or to other problems"):
         Store(tmp_path, "two", problems, 2)

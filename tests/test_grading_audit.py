@@ -160,7 +160,7 @@ def test_a_reward_that_cannot_be_imported_overwrites_no_grades(tmp_path, capsys)
     run = write_run(tmp_path / "run", "prompt: {reward: 'no.such:reward'}\n", rows)
     before = saved(run)
     assert audit.main([str(run), "--write"]) == 2
-    assert "audit: no.such:reward fails on every response" in capsys.readouterr().err
+    assert "rlreason: no.such:reward fails on every response" in capsys.readouterr().err
     assert saved(run) == before
 
 

@@ -56,6 +56,15 @@ def test_without_a_word_the_defaults_are_ours(mirror):
     assert list(Path("lr=1/wandb").glob("offline-run-*"))
 
 
+def test_nothing_is_printed_and_the_place_is_told(mirror, capfd):
+    made = mirror({"WANDB_SILENT": "false"}, mode="offline")
+    assert Path(made.place.partition(";")[0]).samefile(made.run.settings.sync_dir)
+    made.log({"train_step": 1, "train/loss": 0.5})
+    made.finish({"accuracy": 1.0})
+    assert capfd.readouterr() == ("", "")
+    assert mirror(mode="disabled").place == ""
+
+
 def test_variables_of_wandb_win_over_our_defaults(mirror):
     made = mirror({JOB_OF_SWEEP: "grid", "WANDB_MODE": "offline", **OTHERS})
     assert told(made) == ("theirs", "team", "course", "first", ("a", "b"), "a note")

@@ -30,6 +30,7 @@ class Rollouts:
     grader: Grades
     prompt_ids: Callable[[Problem], list[int]]
     seed: int
+    tell: Callable[[str], None] = lambda text: None  # how far sampling and grading have come, for a person
 
     def sample(
         self,
@@ -58,11 +59,13 @@ class Rollouts:
 
             def take(place: int, response: Response) -> None:
                 samples[place] = beside.submit(grade, place, response)
+                self.tell(f"{len(samples)}/{len(prompts) * n} responses")
                 waiting.append(samples[place])
                 while waiting[0].done() and len(waiting) > 1:
                     waiting.popleft().result()  # what failed there, such as a full disk, is said now and not at the end
 
             self.engine.generate(prompts, sampling, n, take)
+            self.tell("grading")
             return [samples[place].result() for place in range(len(prompts) * n)]
 
 

@@ -37,6 +37,7 @@ Finished = Callable[[int, Response], None]
 
 class Engine(Protocol):
     weight_version: int  # counts weight hand-overs; stamped on every response
+    drawn: int  # tokens since the newest `generate` began, for a person who waits; vLLM's are about so many
     sync_metrics: dict[str, float]  # of the newest hand-over: seconds, and how far engine and trainer were apart
 
     def generate(

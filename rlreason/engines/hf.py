@@ -25,7 +25,7 @@ class HFEngine:
     def __init__(self, policy: Policy, max_rows: int = 256) -> None:
         self.policy = policy
         self.max_rows = max_rows
-        self.weight_version = 0
+        self.weight_version = self.drawn = 0
         self.sync_metrics: dict[str, float] = {}  # there is nothing to hand over
         self._stops: dict[tuple[tuple[str, ...], int], Stops] = {}
 
@@ -41,6 +41,7 @@ class HFEngine:
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> list[Response]:
         responses: dict[int, Response] = {}
+        self.drawn = 0
         stops = self._stops_of(sampling)
 
         def collect(row: Row) -> None:
@@ -72,6 +73,7 @@ class HFEngine:
             if waiting and batch.worn(alive):
                 batch.renew([begin(i) for i in self._joining(waiting, n, alive)])
             ids, log_probs = batch.draw(sampling, banned)
+            self.drawn += sum(row.finish_reason is None for row in batch.rows)
             for row, token, log_prob in zip(batch.rows, ids.tolist(), log_probs.tolist(), strict=True):
                 if row.take(token, log_prob, ended):
                     collect(row)

@@ -61,7 +61,7 @@ class VLLMEngine:
         self.policy, self.max_len, self.max_rows = policy, min(max_len, policy.max_context), max_rows
         self.attest, self.timeout_s, self.log, self.say = attest, timeout_s, log, say
         self.sleeps, self.asleep = sleep and policy.device.type == "cuda", False
-        self.weight_version = 0
+        self.weight_version = self.drawn = 0
         self.sync_metrics: dict[str, float] = {}
         self._probe = probe_prompt(policy.head.shape[0], self.max_len)
         self._failure: str | None = None
@@ -136,8 +136,10 @@ class VLLMEngine:
                 ids = self._vllm.inputs.tokens_input(prompt.token_ids)
                 engine.add_request(str(place), ids, self._vllm.SamplingParams(**params))
                 under_way.add(str(place))
+            self.drawn += min(len(under_way), self.max_rows)
             return engine.step()
 
+        self.drawn = 0
         responses: dict[int, Response] = {}
         with generators_kept():  # vLLM draws from the global generators too, and throws that away
             try:

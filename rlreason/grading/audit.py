@@ -4,19 +4,20 @@ Compares the rewards that a run was trained on with this grader as it is now, wi
 any other function, and prints where they disagree. It knows rollout files; it must not know training.
 """
 
-import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlreason.console import Console
+from rlreason.entry import Parser, answered, complain
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading.grader import FORMATS, Grader
 from rlreason.grading.metrics import grading_warnings
 from rlreason.grading.saved import RunGrading, read_grading
 from rlreason.types import Grade
+from rlreason.writing import whole
 
 EXAMPLES = 5
 SHOWN_CHARS = 70
@@ -24,39 +25,38 @@ Row = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m rlreason.grading.audit", description=__doc__)
+    return answered(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> None:
+    parser = Parser(prog="python -m rlreason.grading.audit", description=__doc__)
     parser.add_argument("run", type=Path, help="folder of one run, with config.yaml and rollouts/")
     parser.add_argument("--other", metavar="MODULE:FUNCTION", help="another reward function to compare with")
     parser.add_argument("--write", action="store_true", help="save the new grades; the old ones move to previous_grade")
     chosen = parser.parse_args(arguments)
-    try:
-        audit(chosen.run, chosen.other, chosen.write)
-    except ConfigError as mistake:
-        print(f"audit: {mistake}", file=sys.stderr)
-        return mistake.exit_code
-    return 0
+    audit(chosen.run, chosen.other, chosen.write)
 
 
 def audit(run: Path, other: str | None, write: bool) -> None:
-    graded = read_grading(run)
+    console, graded = Console(), read_grading(run)
     files = read_rollouts(run)
     rows = [row for _, found in files for row in found]
     told = graded.settings or "default settings"
-    print(f"{len(rows)} responses in {len(files)} files of {run}; {graded.reward}, {told}")
+    console.say(f"{len(rows)} responses in {len(files)} files of {run}; {graded.reward}, {told}")
     fresh = grade_rows(rows, graded)
     if rows and all(grade.outcome == "error" for grade in fresh):
         raise ConfigError(f"{graded.reward} fails on every response of {run}: start this where it can be imported")
     marks = {"saved": [row["outcome"] == "correct" for row in rows], "now": right(fresh)}
     others = [("math-verify", f"rlreason.grading.peers:{graded.reward}_math_verify")]
     if graded.reward not in FORMATS:
-        print(f"math-verify is left out: it compares values, and {graded.reward} has rules of its own")
+        console.say(f"math-verify is left out: it compares values, and {graded.reward} has rules of its own")
         others = []
     for name, function in others + ([(other, other)] if other else []):
         marks[name] = right(grade_rows(rows, graded._replace(reward=function)))
-    print(report(marks, rows))
+    console.say(report(marks, rows))
     if write:
         save(files, fresh)
-        print(f"wrote {len(rows)} new grades into {run / 'rollouts'}; the old ones are in previous_grade")
+        console.say(f"wrote {len(rows)} new grades into {run / 'rollouts'}; the old ones are in previous_grade")
 
 
 def read_rollouts(run: Path) -> list[tuple[Path, list[Row]]]:
@@ -91,10 +91,10 @@ def grade_rows(rows: Sequence[Row], graded: RunGrading) -> list[Grade]:
         grader = Grader(reward=graded.reward, **graded.settings)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from None
-    with grader:
+    with grader, Console().wait(f"grading with {graded.reward}"):
         grades = grader.grade_batch([row["response"] for row in rows], [row["gold"] for row in rows])
         for warning in [*grading_warnings(grades), *([grader.broken] if grader.broken else [])]:
-            print(f"{graded.reward}: {warning}", file=sys.stderr)
+            complain(f"{graded.reward}: {warning}")
     return grades
 
 
@@ -124,11 +124,9 @@ def save(files: Sequence[tuple[Path, list[Row]]], grades: Sequence[Grade]) -> No
     """Each file is replaced as a whole, so an interruption leaves every file either old or new."""
     position = 0
     for path, rows in files:
-        temporary = path.with_suffix(".jsonl.new")
-        with temporary.open("w", encoding="utf-8") as lines:
+        with whole(path) as partial, partial.open("w", encoding="utf-8") as lines:
             for row, grade in zip(rows, grades[position : position + len(rows)], strict=True):
                 lines.write(json.dumps(regraded(row, grade), ensure_ascii=False) + "\n")
-        os.replace(temporary, path)
         position += len(rows)
 
 

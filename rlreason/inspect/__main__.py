@@ -4,11 +4,12 @@ Shows responses of an evaluation or of a training run's newest evaluation, with 
 and writes them as Markdown.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlreason.console import Console
+from rlreason.entry import Parser, answered
 from rlreason.errors import ConfigError
 from rlreason.grading.audit import grade_rows
 from rlreason.grading.grader import FORMATS
@@ -19,7 +20,11 @@ from rlreason.writing import write_whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m rlreason.inspect", description=__doc__)
+    return answered(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> None:
+    parser = Parser(prog="python -m rlreason.inspect", description=__doc__)
     parser.add_argument("run", type=Path, help="folder of an evaluation or of a training run")
     parser.add_argument("--category", choices=cases.CATEGORIES, help="only these; disagree: a second grader differs")
     parser.add_argument("-n", type=int, default=10, help="how many cases, in the order of the file")
@@ -27,43 +32,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rollouts", action="store_true", help="training responses instead of evaluations")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="where the text for a write-up goes")
     chosen = parser.parse_args(arguments)
-    try:
-        if chosen.n < 1:
-            raise ConfigError(f"-n {chosen.n} shows nothing: give a number above 0")
-        inspect(chosen.run, chosen.category, chosen.n, chosen.step, chosen.rollouts, chosen.markdown)
-    except ConfigError as mistake:
-        print(f"inspect: {mistake}", file=sys.stderr)
-        return mistake.exit_code
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        sys.stdout = None  # type: ignore[assignment]  # nothing is flushed into the closed pipe at exit
-        return 141
-    return 0
+    if chosen.n < 1:
+        raise ConfigError(f"-n {chosen.n} shows nothing: give a number above 0")
+    inspect(chosen.run, chosen.category, chosen.n, chosen.step, chosen.rollouts, chosen.markdown)
 
 
 def inspect(run: Path, category: str | None, n: int, step: int | None, rollouts: bool, file: Path | None) -> None:
-    path = cases.response_file(run, step, rollouts)
+    console, path = Console(), cases.response_file(run, step, rollouts)
     rows = cases.read_rows(path)
     graded = read_grading(run)
-    print(f"{path}\n{cases.counts_line(rows)}")
+    console.say(f"{path}\n{cases.counts_line(rows)}")
     if category == "disagree":
         chosen = disagreeing(rows, graded)
     else:
         chosen = [row for row in rows if cases.is_in(row, category)]
     if not chosen:
-        print(f"none of them is in category {category}: choose another, or leave it out")
+        console.say(f"none of them is in category {category}: choose another, or leave it out")
         return
     counted = dict(cases.tally(chosen, graded))
-    print(f"\nwhy (a guess), over all {len(chosen)} of {category or 'any category'}:")
+    console.say(f"\nwhy (a guess), over all {len(chosen)} of {category or 'any category'}:")
     for kind, count in counted.items():
-        print(f"{count:>7}  {kind}")
+        console.say(f"{count:>7}  {kind}")
     shown = chosen[:n]
     found = [cases.reasons(row, graded, second) for row, second in zip(shown, opinions(shown, graded), strict=True)]
     target = file or run / "inspect.md"
     heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {category or 'any category'}."
     write_whole(target, cases.markdown(run, heading, shown, found, counted))
     for number, (row, why) in enumerate(zip(shown, found, strict=True), 1):
-        print("\n" + cases.case_text(number, row, why))
-    print(f"\nwritten to {target}")
+        console.say("\n" + cases.case_text(number, row, why))
+    console.say(f"\nwritten to {target}")
 
 
 def opinions(rows: Sequence[Row], graded: RunGrading) -> list[bool | None]:

@@ -20,7 +20,7 @@ from rlreason.jobs.selection import best_at, is_exact, majority_at, pass_at, sub
 from rlreason.jobs.store import enter
 from rlreason.jobs.tables import curves_table
 from rlreason.jobs.votes import answer_classes, can_vote
-from rlreason.narration import shown
+from rlreason.narration import prompt_words, shown
 from rlreason.setup.house import build
 from rlreason.statistics import Floats, bootstrap_intervals, wilson_interval
 from rlreason.types import Sample
@@ -39,20 +39,20 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
     try:
         announce(console, run, house, folder, again)
         responses, store = respond(run, house, folder, console)
-        values = estimates(run, responses, house.grader.reward, scorer)
-        curves = with_intervals(values, run.seed)
+        with console.wait("choosing among the responses"):
+            values = estimates(run, responses, house.grader.reward, scorer)
+            curves = with_intervals(values, run.seed)
         write_whole(folder / "best_of_n.csv", as_csv(run.n_list, curves))
         title = f"{run.model.name}, {run.data.name}, {len(responses.problems)} problems x {run.responses} samples"
         t = run.sampling.temperature
-        subtitle = (
-            f"prompt={run.prompt.name}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
-        )
-        draw_best_of_n(folder / "best_of_n.png", {"": (run.n_list, curves)}, title, subtitle)
+        subtitle = f"{prompt_words(run)}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
+        with console.wait("drawing the curves"):
+            draw_best_of_n(folder / "best_of_n.png", {"": (run.n_list, curves)}, title, subtitle)
         first = first_alone(responses.samples, run.responses)
         found = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
         conclude(folder, house, responses, store, found)
         cases(console, run, house, responses)
-        console.say("\n" + curves_table(run.n_list, curves))
+        console.table("\n" + curves_table(run.n_list, curves, console.width))
         low, high = first["interval"]
         console.say(
             f"first samples alone: accuracy {first['accuracy']:.3f} ({low:.3f}-{high:.3f}); they are the ones that "
@@ -60,7 +60,7 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
         )
         for line in explanations(run, house.grader.reward):
             console.say(line)
-        closing(console, responses, folder)
+        closing(console, house, responses, folder)
         console.say(f"curves: {shown(folder / 'best_of_n.png')}, numbers: {shown(folder / 'best_of_n.csv')}")
     finally:
         house.close()

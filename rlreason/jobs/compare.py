@@ -3,13 +3,14 @@
 Runs that were measured differently are refused, unless told to; then the picture says so. It knows files only.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlreason.console import Console
+from rlreason.entry import Parser, answered
 from rlreason.errors import ConfigError
 from rlreason.jobs.plot import draw_best_of_n
 from rlreason.jobs.tables import curves_table
@@ -17,32 +18,34 @@ from rlreason.protocol import refuse_mixture
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m rlreason.jobs.compare", description=__doc__)
+    return answered(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> None:
+    parser = Parser(prog="python -m rlreason.jobs.compare", description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run of algorithm=best_of_n")
     parser.add_argument("-o", type=Path, metavar="FILE", default=Path("best_of_n.png"), help="the picture")
     parser.add_argument("--mix-protocols", action="store_true", help="draw runs that were measured differently")
     chosen = parser.parse_args(arguments)
-    try:
-        compare(chosen.runs, chosen.o, chosen.mix_protocols)
-    except (ConfigError, OSError) as mistake:  # a file that cannot be written is a mistake too
-        print(f"compare: {mistake}", file=sys.stderr)
-        return mistake.exit_code if isinstance(mistake, ConfigError) else 2
-    return 0
+    compare(chosen.runs, chosen.o, chosen.mix_protocols)
 
 
 def compare(folders: Sequence[Path], picture: Path, mix: bool) -> None:
+    console = Console()
     summaries = {folder.name or str(folder): read_summary(folder) for folder in folders}
     if len(summaries) < len(folders):
         raise ConfigError("two of the runs have folders of one name: rename one, so that they can be told apart")
     for line in refuse_mixture({name: s["protocol"] for name, s in summaries.items()}, allow=mix):
-        print(f"! {line}")
+        console.say(f"! {line}")
     for name, s in summaries.items():
-        print(f"\n{name}, protocol {s['protocol']['hash']}\n{curves_table(s['n_list'], s['best_of_n'])}")
+        console.say(f"\n{name}, protocol {s['protocol']['hash']}")
+        console.table(curves_table(s["n_list"], s["best_of_n"], console.width))
     hashes = dict.fromkeys(s["protocol"]["hash"] for s in summaries.values())
     subtitle = f"protocol {next(iter(hashes))}" if len(hashes) == 1 else f"MIXED protocols: {', '.join(hashes)}"
     drawn = {name: (s["n_list"], s["best_of_n"]) for name, s in summaries.items()}
-    draw_best_of_n(picture, drawn, "best of N", f"{subtitle}; bands: 95%, over problems")
-    print(f"\ncurves: {picture}")
+    with console.wait("drawing"):
+        draw_best_of_n(picture, drawn, "best of N", f"{subtitle}; bands: 95%, over problems")
+    console.say(f"\ncurves: {picture}")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

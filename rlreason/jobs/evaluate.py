@@ -9,7 +9,7 @@ from rlreason.inspect.cases import case_text, reasons
 from rlreason.jobs.respond import Responses, conclude, respond
 from rlreason.jobs.store import WHOLE, enter, row_of
 from rlreason.jobs.tables import categories, category_table, figure_lines, ungraded
-from rlreason.narration import shown
+from rlreason.narration import prompt_words, shown, tell_mirror
 from rlreason.protocol import accuracy_words
 from rlreason.setup.house import House, build, grading_settings
 
@@ -27,9 +27,9 @@ def evaluate_model(run: Evaluate, folder: Path, config: str) -> float:
         rows, failed = categories(responses.samples), ungraded(responses.samples)
         conclude(folder, house, responses, store, {"categories": rows, "ungraded": failed})
         cases(console, run, house, responses)
-        console.say("\n" + category_table(rows))
+        console.table("\n" + category_table(rows))
         console.say(figure_lines(responses.metrics, run.sampling.max_tokens, failed))
-        closing(console, responses, folder)
+        closing(console, house, responses, folder)
     finally:
         house.close()
     return responses.metrics["eval/accuracy"]
@@ -41,9 +41,7 @@ def announce(console: Console, run: Asking, house: House, folder: Path, again: b
     each = "one response each" if run.responses == 1 else f"{run.responses} responses each"
     sampling = f"T={run.sampling.temperature:g}, up to {run.sampling.max_tokens} tokens"
     console.say(f"model      {run.model.name}: {house.policy.describe()}; ready after {house.seconds_to_build:.0f} s")
-    console.say(
-        f"asks       {count} {run.split} problems of {run.data.name}, {each}; prompt={run.prompt.name}; {sampling}"
-    )
+    console.say(f"asks       {count} {run.split} problems of {run.data.name}, {each}; {prompt_words(run)}; {sampling}")
     cure = "" if again else "; interrupted? the same command with hydra.run.dir=THAT_FOLDER goes on"
     console.say(f"records    {shown(folder)}{cure}")
 
@@ -56,8 +54,9 @@ def cases(console: Console, run: Asking, house: House, responses: Responses) -> 
         console.say("\n" + case_text(number, row, reasons(row, graded), SHOWN_CHARS))
 
 
-def closing(console: Console, responses: Responses, folder: Path) -> None:
+def closing(console: Console, house: House, responses: Responses, folder: Path) -> None:
     m = responses.metrics
     quoted = accuracy_words(m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"], responses.protocol)
     console.say(f"{quoted}; {responses.tokens_per_second:.0f} tokens/s, {responses.seconds:.0f} s of sampling")
     console.say(f"\nall responses: {shown(folder / WHOLE)}; to read some: python -m rlreason.inspect {shown(folder)}")
+    tell_mirror(console, house.mirror)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlreason.writing import whole
+
 Points = Sequence[Sequence[float]]  # (value, low, high) for each N
 
 MARKERS = "osD^vP"
@@ -39,5 +41,6 @@ def draw_best_of_n(
     ax.legend(fontsize=8, frameon=False, loc="upper left")
     fig.suptitle(title, fontsize=11, x=0.01, ha="left")
     ax.set_title(subtitle, fontsize=8, loc="left", color="0.4")
-    fig.savefig(path, dpi=130)
+    with whole(path) as partial:
+        fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
     plt.close(fig)

@@ -34,6 +34,8 @@ from rlreason.status import write_status
 from rlreason.types import Problem, Sample
 from rlreason.writing import write_whole
 
+SAID_EVERY_S = 5.0  # in a log file at most
+
 
 @dataclass(frozen=True, slots=True)
 class Responses:
@@ -62,13 +64,12 @@ def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[
     if found:
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
     samples, tokens, seconds = ask(run, house, problems, store, console)
-    tell = console.say if seconds > 5 else console.progress
-    tell(f"measuring entropies and log-probabilities of {len(samples)} responses ...")
-    measure(samples, house.measure)
+    with console.wait(f"measuring entropies of {len(samples)} responses"):
+        measure(samples, house.measure)
     metrics = figures(samples, house.sampling)
     guards = Guards(1, console.say, run.guards.parity, run.guards.parity_bound)
-    guards.look(0, metrics | {"rollout/truncated": metrics["eval/truncated"]})
-    guards.look_at_grades(0, house.grader.warnings([s.grade for s in samples]))
+    guards.look(None, metrics | {"rollout/truncated": metrics["eval/truncated"]})
+    guards.look_at_grades(None, house.grader.warnings([s.grade for s in samples]))
     store.finish(rows_of(samples, problems, n, house))
     write_pass_rates(folder, problems, samples, n)
     speed, notices = tokens / max(seconds, 1e-9), dict(guards.counts)
@@ -89,10 +90,8 @@ def ask(
         progress.add(sample)
 
     began = time.monotonic()
-    try:
+    with console.wait("sampling", more=house.drawn):
         fresh = house.rollouts.sample(left, house.sampling, n, PURPOSE, finished) if left else []
-    finally:
-        store.close()
     seconds = time.monotonic() - began
     by_problem = store.samples | {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
     samples = [s for p in problems for s in by_problem[p.id]]
@@ -171,13 +170,13 @@ def conclude(folder: Path, house: House, responses: Responses, store: Store, mor
 
 
 class Progress:
-    """Done, accuracy so far, tokens per second and time left: in place on a terminal, ten lines in a log file."""
+    """Done, accuracy so far, tokens per second and time left: in place on a terminal, ten lines at most in a log."""
 
     def __init__(self, console: Console, total: int, before: Sequence[Sample], rows: int, max_tokens: int) -> None:
         self.console, self.total, self.rows, self.max_tokens = console, total, rows, max_tokens
         self.answered, self.correct = len(before), sum(map(is_correct, before))
         self.done = self.tokens = self.longest = 0
-        self.began = time.monotonic()
+        self.began, self.said = time.monotonic(), 0.0
 
     def add(self, sample: Sample) -> None:
         length = len(sample.response.token_ids)
@@ -189,15 +188,17 @@ class Progress:
         speed, left = outlook(
             self.done, self.total, self.rows, self.tokens, self.longest, self.max_tokens, max(spent, 1e-9)
         )
-        line = (
-            f"{self.done}/{self.total} responses, accuracy so far {self.correct / self.answered:.3f}, "
-            f"{speed:.0f} tokens/s, {clock(spent)}, about {clock(left)} left"
-        )
-        tenth = 10 * self.done // self.total > 10 * (self.done - 1) // self.total
+        accuracy = self.correct / self.answered
         if self.console.live:
-            self.console.progress(line)
-        elif tenth and spent > 5:
-            self.console.say(line)
+            done = f"{self.done}/{self.total}"
+            self.console.progress(f"{done}, accuracy {accuracy:.3f}, {speed:.0f} tokens/s, {clock(left)} left")
+        tenth = 10 * self.done // self.total > 10 * (self.done - 1) // self.total
+        if not self.console.live and tenth and spent > self.said + SAID_EVERY_S:
+            self.said = spent
+            self.console.say(
+                f"{self.done}/{self.total} responses, accuracy so far {accuracy:.3f}, {speed:.0f} tokens/s, "
+                f"{clock(spent)}, about {clock(left)} left"
+            )
 
 
 def outlook(

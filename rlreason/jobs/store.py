@@ -9,15 +9,16 @@ A torn last line is what a killed process leaves: it is dropped. It must not kno
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
 from rlreason.errors import ConfigError, DataError
+from rlreason.noise import keep_noise_in
 from rlreason.records import finite, provenance, refuse_occupied, response_row, sample_of, set_aside
 from rlreason.status import write_status
 from rlreason.types import Problem, Sample
-from rlreason.writing import write_whole
+from rlreason.writing import append_line, write_whole
 
 #: Settings that an interrupted job may go on without: they change its speed, its memory or what it shows.
 HARMLESS = ("threads", "log_generations", "micro_batch_tokens", "rollout.max_rows", "rollout.kv_cache_gb")
@@ -48,6 +49,7 @@ def enter(folder: Path, config: str, say: Callable[[str], None]) -> bool:
         if aside := set_aside(folder):
             say(f"a broken-off run was here: its records are now in {aside}")
     write_status(folder, "running")
+    keep_noise_in(folder)
     write_whole(folder / "provenance.json", json.dumps(record, indent=2) + "\n")
     write_whole(path, config)
     return again
@@ -102,20 +104,14 @@ class Store:
         self.samples = {id: [sample_of(row) for row in rows] for id, rows in kept.items()}
         again = [{"identity": identity}, *(row for rows in kept.values() for row in rows)]
         write_whole(self.path, "".join(json.dumps(row) + "\n" for row in again))
-        self._log: IO[str] = self.path.open("a", encoding="utf-8")
 
     def add(self, number: int, sample: Sample) -> None:
         """Write a response down at once; `number` is its place among the responses to its problem."""
         row = row_of(sample, self._problems[sample.group], number)
-        self._log.write(json.dumps(row | {"log_probs": sample.response.log_probs}) + "\n")
-        self._log.flush()
-
-    def close(self) -> None:
-        self._log.close()
+        append_line(self.path, json.dumps(row | {"log_probs": sample.response.log_probs}))
 
     def finish(self, rows: Sequence[dict[str, Any]]) -> None:
         """All responses in order, under their right name. The log stays until the job's summary is written."""
-        self.close()
         write_whole(self.path.with_name(WHOLE), "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
     def remove(self) -> None:

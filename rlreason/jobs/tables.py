@@ -66,8 +66,10 @@ def figure_lines(metrics: Mapping[str, float], max_tokens: int, failed: Mapping[
     return "\n".join(lines)
 
 
-def curves_table(n_list: Sequence[int], curves: Mapping[str, Sequence[Sequence[float]]]) -> str:
+def curves_table(n_list: Sequence[int], curves: Mapping[str, Sequence[Sequence[float]]], columns: int = 120) -> str:
     """One row per N, one column per way to choose; `curves[name]` holds (value, low, high) for each N.
+
+    Ways that do not fit into so many `columns` of text follow below.
 
     >>> print(curves_table([1, 4], {"pass@N": [(0.25, 0.1, 0.4), (0.5, 0.3, 0.7)]}))
       N               pass@N
@@ -75,8 +77,10 @@ def curves_table(n_list: Sequence[int], curves: Mapping[str, Sequence[Sequence[f
       4    0.500 (0.30-0.70)
     """
     width = max(20, *map(len, curves)) + 1
-    lines = [f"{'N':>3}" + "".join(f"{name:>{width}}" for name in curves)]
-    for place, n in enumerate(n_list):
-        cells = [f"{v:.3f} ({low:.2f}-{high:.2f})" for v, low, high in (rows[place] for rows in curves.values())]
-        lines.append(f"{n:>3}" + "".join(f"{cell:>{width}}" for cell in cells))
+    lines, at_once = list[str](), max(1, (columns - 3) // width)
+    for names in (list(curves)[i : i + at_once] for i in range(0, len(curves), at_once)):
+        lines.append(f"{'N':>3}" + "".join(f"{name:>{width}}" for name in names))
+        for place, n in enumerate(n_list):
+            cells = [f"{v:.3f} ({low:.2f}-{high:.2f})" for v, low, high in (curves[name][place] for name in names)]
+            lines.append(f"{n:>3}" + "".join(f"{cell:>{width}}" for cell in cells))
     return "\n".join(lines)

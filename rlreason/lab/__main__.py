@@ -28,14 +28,15 @@ def main(words: list[str]) -> None:
     register()
     run = read_run(asked.run)
     step, samples = read_step(asked.run, run, asked.step)
-    # What loads torch models and draws comes after what can be mistaken.
-    from rlreason.lab.measure import laboratory
-    from rlreason.lab.report import draw, table, write_numbers
-
     console = Console(run.n_steps)
-    result = laboratory(asked.run, run, step, samples, console)
-    console.say(table(result))
-    numbers, picture = write_numbers(asked.run, result), draw(asked.run, result)
+    with console.wait("loading torch and transformers"):  # after what can be mistaken
+        from rlreason.lab.measure import laboratory
+        from rlreason.lab.report import draw, table, write_numbers
+    with console.wait("comparing the objectives"):
+        result = laboratory(asked.run, run, step, samples, console)
+    console.table(table(result))
+    with console.wait("drawing"):
+        numbers, picture = write_numbers(asked.run, result), draw(asked.run, result)
     console.say(f"\npicture: {picture}, numbers: {numbers}")
 
 

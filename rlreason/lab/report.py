@@ -9,7 +9,7 @@ from typing import Any
 from rlreason.lab.measure import Laboratory, Measured
 from rlreason.lab.objectives import OWN
 from rlreason.records import finite
-from rlreason.writing import write_whole
+from rlreason.writing import whole, write_whole
 
 COLUMNS = (
     "objective",
@@ -90,7 +90,8 @@ def draw(folder: Path, result: Laboratory) -> Path:
         f"{folder.name}, step {result.step}; this run: {result.objectives[0].axes}", fontsize=11, x=0.01, ha="left"
     )
     path = lab_file(folder, result.step, "png")
-    fig.savefig(path, dpi=130)
+    with whole(path) as partial:
+        fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
     plt.close(fig)
     return path
 

@@ -11,13 +11,23 @@ from rlreason.objectives.formula import Row, aggregation_row, formula_rows
 from rlreason.objectives.rules import DEFAULTS, Settings, check_objective
 from rlreason.objectives.variants import differences, equal_variants
 
+TEXT_WIDTH = 110  # columns
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
     """One objective, described twice: `text` for a terminal, `markdown` with LaTeX for a file."""
 
-    text: str
+    entries: tuple[tuple[str, str], ...]  # (label, sentence)
     markdown: str
+
+    @property
+    def text(self) -> str:
+        return self.fitted(TEXT_WIDTH)
+
+    def fitted(self, width: int) -> str:
+        """The text in at most `width` columns."""
+        return "\n".join(["Objective", *(_entry(title, text, width) for title, text in self.entries)]) + "\n"
 
 
 def objective_card(settings: Settings) -> Card:
@@ -31,7 +41,7 @@ def objective_card(settings: Settings) -> Card:
         raise ValueError("no card for a contradictory objective:\n" + "\n".join(problems))
     rows = formula_rows(s)
     equal, differs = equal_variants(s), list(differences(s))
-    return Card(_as_text(rows, equal, differs), _as_markdown(rows, equal, differs))
+    return Card(_entries(rows, equal, differs), _as_markdown(rows, equal, differs))
 
 
 def imitation_card(length_norm: str, constant: float | None, sampled: bool) -> Card:
@@ -51,21 +61,21 @@ def imitation_card(length_norm: str, constant: float | None, sampled: bool) -> C
         aggregation_row({**DEFAULTS, "length_norm": length_norm, "constant": constant}),
     ]
     equal = ["expert iteration (RFT, STaR)"] if sampled else ["SFT, maximum likelihood"]
-    return Card(_as_text(rows, equal, []), _as_markdown(rows, equal, []))
+    return Card(_entries(rows, equal, []), _as_markdown(rows, equal, []))
 
 
-def _as_text(rows: list[Row], equal: list[str], differs: list[str]) -> str:
-    lines = ["Objective"]
+def _entries(rows: list[Row], equal: list[str], differs: list[str]) -> tuple[tuple[str, str], ...]:
+    entries = []
     for row in rows:
-        lines += [_entry(row.title, row.plain), *([_entry("", row.note)] if row.note else [])]
-    lines.append(_entry("Equals", "; ".join(equal) or "no named or published objective"))
-    return "\n".join([*lines, *(_entry("Note", sentence) for sentence in differs)]) + "\n"
+        entries += [(row.title, row.plain), *([("", row.note)] if row.note else [])]
+    entries.append(("Equals", "; ".join(equal) or "no named or published objective"))
+    return (*entries, *(("Note", sentence) for sentence in differs))
 
 
-def _entry(title: str, text: str) -> str:
+def _entry(title: str, text: str, width: int) -> str:
     """One labelled paragraph, wrapped and indented."""
     label = f"  {title:<14} "
-    return textwrap.fill(text, 110, initial_indent=label, subsequent_indent=" " * len(label))
+    return textwrap.fill(text, width, initial_indent=label, subsequent_indent=" " * len(label))
 
 
 def _as_markdown(rows: list[Row], equal: list[str], differs: list[str]) -> str:

@@ -60,6 +60,10 @@ class House:
     mirror: Mirror | None
     seconds_to_build: float
 
+    def drawn(self) -> str:
+        """What the engine has sampled so far, for a line of progress."""
+        return f", {self.engine.drawn} tokens"
+
     def close(self) -> None:
         self.engine.close()
         self.grader.close()
@@ -72,23 +76,28 @@ def build(run: Run, folder: Path, console: Console) -> House:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
     prompt = renderer(run)
-    mirror = make_mirror(run, folder)
+    with console.wait("starting the logger"):
+        mirror = make_mirror(run, folder)
     grader = make_grader(run, folder)  # its workers start before a GPU is touched
     try:
-        train, validation, sizes = load_data(run, grader=grader, say=console.say)
-        check_reward(run, grader, validation)
-        lessons = read_splits(run.data, console.say)[0] if isinstance(run.data, Stories) else train
-        policy = make_policy(run, lessons)
+        with console.wait("reading the data"):
+            train, validation, sizes = load_data(run, grader=grader, say=console.say)
+            check_reward(run, grader, validation)
+            lessons = read_splits(run.data, console.say)[0] if isinstance(run.data, Stories) else train
+        with console.wait("loading the model"):
+            policy = make_policy(run, lessons)
         choose_threads(run, policy)
         prompt_ids = encoder(policy, prompt)
-        train, validation = fitting(run, policy, prompt_ids, train, validation, console)
+        with console.wait("measuring the prompts"):
+            train, validation = fitting(run, policy, prompt_ids, train, validation, console)
         if isinstance(run.model, TinyModel):
             teach_habits(run, run.model, policy, lessons, console)
         if isinstance(run, Training):
             choose_trained(run.model, policy, run.seed)
         else:
             describe_weights(run.model, policy, learned=False)
-        engine = make_engine(run, policy, folder, console.say)
+        with console.wait("starting the engine", logged=True):
+            engine = make_engine(run, policy, folder, console.say)
     except BaseException:
         grader.close()
         raise
@@ -102,7 +111,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
         policy=policy,
         engine=engine,
         grader=grader,
-        rollouts=Rollouts(engine, grader, prompt_ids, run.seed),
+        rollouts=Rollouts(engine, grader, prompt_ids, run.seed, console.part),
         sampling=Sampling(**asdict(run.sampling), stop=tuple(run.prompt.stop)),
         measure=partial(policy.score_with_entropy, temperature=temperature, token_budget=run.micro_batch_tokens),
         train_problems=train,

@@ -55,7 +55,8 @@ def teach_habits(run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Prob
     shared = f", in the formats of {len(set(SHARED))} prompts" if len(formats) > 1 else ""
     console.say(f"teaching a new tiny model two habits: mostly hasty answers, sometimes step by step{shared} ...")
     settings = asdict(tiny.warm_start)
-    warm_up(policy, train, formats, **settings, micro_batch_tokens=tokens, seed=run.seed, progress=console.progress)
+    with console.wait("warm start", logged=True):  # it was just said
+        warm_up(policy, train, formats, **settings, micro_batch_tokens=tokens, seed=run.seed, progress=console.progress)
 
 
 def describe_weights(model: Model, policy: Policy, learned: bool) -> None:

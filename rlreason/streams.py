@@ -1,0 +1,114 @@
+"""Standard output and standard error as every command uses them: any text can be written, and a reader may leave.
+
+It knows streams and columns of text; it must not know runs.
+"""
+
+import errno
+import io
+import os
+import re
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TextIO
+
+from rlreason.errors import ReaderGone
+
+LEFT = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
+LOG_WIDTH = 120  # columns of what goes to a file or a pipe
+_LABEL = re.compile(r" *(?:! |\S+ {2,})?")  # what the lines below a wrapped one are indented by
+
+
+class Outlet(io.TextIOWrapper):
+    """A standard stream that replaces what its encoding lacks, and ends the command where nobody reads it any more.
+
+    `ReaderGone` is raised once and in the main thread; whatever is still written then goes nowhere, so that a command
+    can tidy up. Another error, such as a full disk behind `> FILE`, is given the stream's name.
+    """
+
+    def __init__(self, stream: io.TextIOWrapper, errors: str) -> None:
+        lines, through = stream.line_buffering, stream.write_through
+        super().__init__(stream.buffer, stream.encoding, errors, line_buffering=lines, write_through=through)
+        self._gone = self._told = False
+        self.title = {1: "standard output", 2: "standard error"}.get(stream.fileno(), "the terminal")
+
+    def write(self, text: str, /) -> int:
+        self._do(super().write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._do(super().flush)
+
+    def _do(self, action: Callable[..., Any], *arguments: str) -> None:
+        try:
+            action(*arguments)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            self._go_nowhere()  # or what waits in the buffer would fail again at the process's end
+            self._gone = error.errno in LEFT
+            if not self._gone:
+                error.filename = error.filename or self.title
+                raise
+        if self._gone and not self._told and threading.current_thread() is threading.main_thread():
+            self._told = True
+            raise ReaderGone("nobody read its output any more")
+
+    def _go_nowhere(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+
+
+def settle_streams() -> None:
+    """Make standard output and standard error of this process such streams; once is enough.
+
+    Streams that somebody else has put there, such as a notebook or a test, are left as they are.
+    """
+    if sys.stdout is None:  # closed by the shell, as by `>&-`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
+    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = Outlet(sys.stdout, "replace")
+    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = Outlet(sys.stderr, "backslashreplace")
+
+
+def width_of(stream: TextIO) -> int:
+    """Columns for text in a stream: the terminal's (COLUMNS, where it is set), and 120 elsewhere."""
+    if not stream.isatty():
+        return LOG_WIDTH
+    with suppress(ValueError):
+        if (columns := int(os.environ.get("COLUMNS", ""))) > 0:
+            return columns
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
+def folded(text: str, width: int, below: int | None = None) -> str:
+    """Every line of a text in at most `width` columns, broken at spaces.
+
+    The rest of a line stands under what it belongs to, or in the column `below`.
+
+    >>> print(folded("records    runs/grpo/one and others\\n! a notice", 34))
+    records    runs/grpo/one and
+               others
+    ! a notice
+    """
+    return "\n".join(_fold(line, width, below) for line in text.split("\n"))
+
+
+def _fold(line: str, width: int, below: int | None) -> str:
+    if len(line) <= width:
+        return line
+    label = _LABEL.match(line)
+    indent = below if below is not None else label.end() if label else 0
+    if indent > width // 3:
+        indent = min(len(line) - len(line.lstrip(" ")), width // 3)
+    rest = " " * indent
+    return textwrap.fill(
+        line, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False, expand_tabs=False
+    )
