@@ -58,6 +58,7 @@ class Policy:
         """Weights of lower precision than float32 also set the precision of products; the output head keeps float32."""
         self.device = device or pick_device()
         self.tokenizer = tokenizer
+        self.ends_of_turns: set[int] = set()  # end tokens beside the model's own: those of the chats it is asked in
         self.remarks: list[str] = []  # what was done to the model to save memory, for `describe`
         self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
         self.weights, self.compute_dtype = weights, compute_dtype
@@ -87,10 +88,10 @@ class Policy:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Every token that ends a response: the tokenizer's, and those the model's makers list."""
+        """Every token that ends a response: the tokenizer's, those the model's makers list, and a chat's."""
         listed = self.model.generation_config.eos_token_id if self.model.generation_config else None
         several = listed if isinstance(listed, list) else [listed]
-        return frozenset(i for i in (self.tokenizer.eos_token_id, *several) if i is not None)
+        return frozenset(i for i in (self.tokenizer.eos_token_id, *several, *self.ends_of_turns) if i is not None)
 
     @property
     def max_context(self) -> int:
@@ -205,10 +206,10 @@ class Policy:
             ids = ids[1:]  # the text brought its own
         return ids or [self.tokenizer.bos_token_id or self.tokenizer.eos_token_id]
 
-    def encode_response(self, text: str) -> list[int]:
-        """Token ids of a given response with its end token, which some data carries along."""
+    def encode_response(self, text: str, end: int | None = None) -> list[int]:
+        """Token ids of a given response with its end token, which some data carries along; `end`: a chat's."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        end = self.tokenizer.eos_token_id
+        end = self.tokenizer.eos_token_id if end is None else end
         return ids if ids[-1:] == [end] else [*ids, end]
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -226,18 +227,22 @@ class Policy:
         os.replace(partial, folder)
 
 
-def load_policy(path: str, dtype: str = "auto", weights: str = "float32") -> Policy:
-    """A policy from a model folder or a hub name."""
-    device = pick_device()
+@contextlib.contextmanager
+def _loading(path: str) -> Iterator[None]:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        yield
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"model.path={path} cannot be loaded ({reason}): give a folder with config.json, safetensors weights and "
             "a tokenizer, or a hub name that this machine can reach"
         ) from error
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or a hub name; refused where it is empty or names no end token."""
+    with _loading(path):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
     if not tokenizer.encode(
         "How many?", add_special_tokens=False
     ):  # for some models transformers makes up an empty one
@@ -247,4 +252,12 @@ def load_policy(path: str, dtype: str = "auto", weights: str = "float32") -> Pol
         )
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"model.path={path}: its tokenizer names no end-of-text token; set eos_token in its config")
+    return tokenizer
+
+
+def load_policy(path: str, dtype: str = "auto", weights: str = "float32") -> Policy:
+    """A policy from a model folder or a hub name."""
+    device, tokenizer = pick_device(), load_tokenizer(path)
+    with _loading(path):
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
     return Policy(model, tokenizer, pick_dtype(dtype, device), device, DTYPES[weights])

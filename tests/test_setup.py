@@ -9,8 +9,9 @@ from rlreason.config.store import resource_dir, typed
 from rlreason.console import Console
 from rlreason.errors import ConfigError
 from rlreason.setup.algorithm import check_schedule
-from rlreason.setup.house import encoder, fitting, reward_name
+from rlreason.setup.house import fitting, reward_name
 from rlreason.setup.learner import credit_rule, learning_temperature, token_objective
+from rlreason.setup.prompts import encoder
 from rlreason.setup.traces import make_traces
 from rlreason.types import Problem
 
@@ -22,7 +23,7 @@ def settings(*overrides: str):
 
 @pytest.fixture
 def prompt_ids(policy):
-    return encoder(policy, lambda question: f"User: {question}\nAssistant: <think>")
+    return encoder(policy, settings().prompt)  # r1_zero_short
 
 
 def test_a_trace_is_the_solution_in_the_prompts_form_with_its_end(policy, prompt_ids, problems):

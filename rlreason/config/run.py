@@ -77,6 +77,11 @@ class Run:
                 f"model=tiny with data={self.data.name}: the tiny model learns its habits from stories: "
                 "choose data=stories, or a pretrained model (model=local model.path=DIR)"
             )
+        if isinstance(self.model, TinyModel) and self.prompt.chat:
+            bad.append(
+                "prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
+                "instruct model (model=local model.path=DIR), or prompt=r1_zero_short"
+            )
         if "" in self.prompt.stop:
             bad.append("prompt.stop holds an empty text, which stands everywhere: give stop strings, or prompt.stop=[]")
         if self.prompt.reward not in ("r1_zero", "question_only") and ":" not in self.prompt.reward:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from rlreason.config.data import Stories
 from rlreason.config.imitation import SFT
 from rlreason.config.model import TinyModel
 from rlreason.config.run import Run, Training
-from rlreason.config.store import resource_dir
 from rlreason.console import Console
 from rlreason.data.files import fingerprint
 from rlreason.data.splits import subset
@@ -25,7 +24,6 @@ from rlreason.errors import ConfigError
 from rlreason.grading import Grader, verifiers
 from rlreason.mirror import WandbMirror
 from rlreason.policy import Policy
-from rlreason.prompts import load_template, render
 from rlreason.records import Mirror
 from rlreason.setup.data import load_data, read_splits
 from rlreason.setup.engine import check_engine, make_engine
@@ -36,10 +34,8 @@ from rlreason.setup.model import (
     make_policy,
     teach_habits,
 )
+from rlreason.setup.prompts import PromptIds, check_prompt, encoder, remarks
 from rlreason.types import Problem
-
-PromptIds = Callable[[Problem], list[int]]
-Render = Callable[[str], str]  # a question -> its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +67,18 @@ def build(run: Run, folder: Path, console: Console) -> House:
     check_engine(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
-    prompt = renderer(run)
+    check_prompt(run.prompt, run.model)
     mirror = make_mirror(run, folder)
     grader = make_grader(run, folder)  # its workers start before a GPU is touched
     try:
         train, validation, sizes = load_data(run, grader=grader, say=console.say)
         check_reward(run, grader, validation)
+        for remark in remarks(run.prompt, [*train, *validation]):
+            console.say(remark)
         lessons = read_splits(run.data, console.say)[0] if isinstance(run.data, Stories) else train
         policy = make_policy(run, lessons)
         choose_threads(run, policy)
-        prompt_ids = encoder(policy, prompt)
+        prompt_ids = encoder(policy, run.prompt)
         train, validation = fitting(run, policy, prompt_ids, train, validation, console)
         if isinstance(run.model, TinyModel):
             teach_habits(run, run.model, policy, lessons, console)
@@ -113,16 +111,6 @@ def build(run: Run, folder: Path, console: Console) -> House:
         mirror=mirror,
         seconds_to_build=time.monotonic() - began,
     )
-
-
-def encoder(policy: Policy, prompt: Render) -> PromptIds:
-    """A problem -> the token ids of its prompt: the one that came with it, or the run's template, filled."""
-    return lambda problem: policy.encode_prompt(prompt(problem.question) if problem.prompt is None else problem.prompt)
-
-
-def renderer(run: Run) -> Render:
-    """The run's template as a function from a question to its prompt."""
-    return partial(render, load_template(run.prompt.file, resource_dir("prompts")))
 
 
 def make_grader(run: Run, folder: Path) -> Grader:
