@@ -28,6 +28,7 @@ from rlreason.records import Mirror
 from rlreason.setup.data import load_data, read_splits
 from rlreason.setup.engine import check_engine, make_engine
 from rlreason.setup.model import (
+    check_attention,
     choose_threads,
     choose_trained,
     describe_weights,
@@ -65,6 +66,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
     """Everything that can be wrong in what was asked is found before a model is trained: cheapest checks first."""
     began = time.monotonic()
     check_engine(run)
+    check_attention(run.model)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
     check_prompt(run.prompt, run.model)

@@ -12,6 +12,7 @@ from rlreason.config.model import Model, PretrainedModel, TinyModel
 from rlreason.config.run import Run, Training
 from rlreason.console import Console
 from rlreason.data.stories import habit_trace
+from rlreason.kernels import pick
 from rlreason.memory import freeze, model_size, recompute_layers
 from rlreason.models.tiny import build_model, build_tokenizer
 from rlreason.models.warm_start import warm_up
@@ -32,12 +33,18 @@ def choose_threads(run: Run, policy: Policy) -> None:
         torch.set_num_threads(run.threads or 1)
 
 
+def check_attention(model: Model) -> None:
+    """`ConfigError`, before anything slow, where the kernel that is asked for cannot run here."""
+    device = pick_device()
+    pick(model.attention, device, pick_dtype(model.dtype if model.weights == "float32" else model.weights, device))
+
+
 def make_policy(run: Run, train: Sequence[Problem]) -> Policy:
     """The model as it is before any training: loaded, or made on the spot with random weights."""
     if isinstance(run, Training) and run.model.lora.rank:
         require_peft()
     if isinstance(run.model, PretrainedModel):
-        return load_policy(run.model.folder, run.model.dtype, run.model.weights)
+        return load_policy(run.model.folder, run.model.dtype, run.model.weights, run.model.attention)
     assert isinstance(run.model, TinyModel)
     tiny, device = run.model, pick_device()
     rng = random.Random("tokenizer")  # the same tokenizer for every seed
@@ -45,7 +52,7 @@ def make_policy(run: Run, train: Sequence[Problem]) -> Policy:
     texts = (form.prompt(p.question) + habit_trace(p, rng, 0.5, 0.0, form.trace) for p, form in turns)
     tokenizer = build_tokenizer(texts, VOCABULARY)
     model = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=run.seed)
-    return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device, DTYPES[tiny.weights])
+    return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device, DTYPES[tiny.weights], tiny.attention)
 
 
 def teach_habits(run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Problem], console: Console) -> None:
