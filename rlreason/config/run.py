@@ -23,7 +23,7 @@ class Run:
 
     algorithm: str = MISSING
     seed: int = 0
-    threads: int | None = None  # on the processor; None: one for the tiny model, every core otherwise
+    threads: int | None = None  # on the processor; None: one for the tiny model, otherwise what this process may use
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     prompt: Prompt = field(default_factory=Prompt)

@@ -67,6 +67,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
     began = time.monotonic()
     check_engine(run)
     check_attention(run.model)
+    choose_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
     check_prompt(run.prompt, run.model)

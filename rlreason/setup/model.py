@@ -17,6 +17,7 @@ from rlreason.memory import freeze, model_size, recompute_layers
 from rlreason.models.tiny import build_model, build_tokenizer
 from rlreason.models.warm_start import warm_up
 from rlreason.policy import DTYPES, Policy, load_policy, pick_device, pick_dtype
+from rlreason.processors import default_threads
 from rlreason.setup.formats import SHARED, formats_of
 from rlreason.types import Problem
 
@@ -24,13 +25,18 @@ TINY = 5_000_000  # parameters
 VOCABULARY = 2048  # tokens at most: enough to make every word of every shipped prompt one token
 
 
-def choose_threads(run: Run, policy: Policy) -> None:
-    """As asked; one for a tiny model, and torch's own choice otherwise.
+def choose_threads(run: Run, policy: Policy | None = None) -> None:
+    """As asked; otherwise one for a tiny model, and for others torch's own choice within what this process may use.
 
     Products this small gain a quarter from a second thread, and lose tenfold when another program wants its core.
+    To be called before a model is loaded, and again when its size is known.
     """
-    if run.threads or model_size(policy.model) < TINY:
-        torch.set_num_threads(run.threads or 1)
+    if run.threads:
+        torch.set_num_threads(run.threads)
+    elif policy is not None and model_size(policy.model) < TINY:
+        torch.set_num_threads(1)
+    else:
+        torch.set_num_threads(default_threads(torch.get_num_threads()))
 
 
 def check_attention(model: Model) -> None:
