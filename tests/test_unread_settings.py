@@ -30,7 +30,7 @@ from rlreason.jobs.start import start
 from rlreason.models.tiny import build_model
 from rlreason.policy import Policy
 from rlreason.setup.algorithm import make_algorithm
-from rlreason.setup.engine import vllm_settings
+from rlreason.setup.engine import Demand, vllm_settings
 from rlreason.setup.house import build
 from rlreason.setup.learner import make_learner, token_objective
 from rlreason.setup.protocol import protocol_of
@@ -188,7 +188,7 @@ def test_vllm_is_told_its_settings_and_no_others(placement):
     """Starting it takes too long here: what it would be started with is read all the same."""
     run = settings("rollout=vllm", f"rollout.placement={placement}")
     recording = Recording(run)
-    vllm_settings(run)
+    vllm_settings(run, Demand(longest=99, rows=9))
     compare(
         run, recording.read, {f"rollout.{key}" for key in ("max_rows", "sleep", "kv_cache_gb", "attest", "timeout_s")}
     )

@@ -26,7 +26,7 @@ from rlreason.mirror import WandbMirror
 from rlreason.policy import Policy
 from rlreason.records import Mirror
 from rlreason.setup.data import load_data, read_splits
-from rlreason.setup.engine import check_engine, make_engine
+from rlreason.setup.engine import check_engine, demand_of, make_engine
 from rlreason.setup.model import (
     check_attention,
     choose_threads,
@@ -89,7 +89,8 @@ def build(run: Run, folder: Path, console: Console) -> House:
             choose_trained(run.model, policy, run.seed)
         else:
             describe_weights(run.model, policy, learned=False)
-        engine = make_engine(run, policy, folder, console.say)
+        demand = partial(demand_of, run, prompt_ids, train, validation)
+        engine = make_engine(run, policy, folder, console.say, demand)
     except BaseException:
         grader.close()
         raise
