@@ -79,7 +79,7 @@ def look(asked: str, device: torch.device, dtype: torch.dtype) -> Here:
         try:
             from flash_attn import flash_attn_varlen_func  # noqa: F401
         except ImportError as error:  # not installed, or built for another torch
-            absent[asked] = f"{error}; pip install 'rlreason[flash-attn]' builds it for this torch"
+            absent[asked] = f"{error}; pip install --no-build-isolation 'rlreason[flash-attn]' builds it for this torch"
     return Here(device.type, dtype, torch.cuda.get_device_capability(device) if cuda else None, absent)
 
 
