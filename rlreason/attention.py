@@ -1,10 +1,12 @@
 """One attention function for training on packed sequences and for sampling with a cache.
 
 Packed sequences lie end to end in one row; each attends to itself only, so no token is padding and
-no sample can see another. On a GPU in half precision torch's own variable-length flash kernel does
-it; elsewhere one causal call per sequence gives the same numbers. It must not know what is trained.
+no sample can see another. On a GPU in half precision a variable-length flash kernel does it, torch's own
+or the flash-attn package's (kernels.py); elsewhere one causal call per sequence gives the same numbers.
+It must not know what is trained.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-NAME = "rlreason_packed"
+from rlreason.kernels import HALF, KERNELS, end_to_end
+
+#: Under which name transformers knows each kernel. It takes some words in a name, such as flash, for its own.
+NAMES = {"sdpa": "rlreason_packed", "varlen": "rlreason_packed_varlen", "flash_attention_2": "rlreason_packed_fa2"}
 
 
 def packed_attention(
@@ -27,9 +32,12 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,  # (sequences + 1,) where each packed sequence begins and ends
     max_length_q: int | None = None,
     sliding_window: int | None = None,
+    kernel: str = "sdpa",
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each packed sequence; without `cu_seq_lens_q`, ordinary attention."""
+    """Causal attention inside each packed sequence, by `kernel` where numbers are in half precision; without
+    `cu_seq_lens_q`, ordinary attention.
+    """
     if torch.is_autocast_enabled(query.device.type):  # rotary embeddings promote queries and keys to float32
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -43,30 +51,25 @@ def packed_attention(
             f"sequences of {longest} tokens exceed the model's sliding window of {sliding_window}, which packed "
             "training does not implement: lower sampling.max_tokens, or choose a model with full attention"
         )
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    if half and query.is_cuda and torch.cuda.get_device_capability(query.device) >= (8, 0):  # flash needs Ampere
-        return _varlen(query, key, value, cu_seq_lens_q, longest, scaling), None
-    # split, not slices: the gradient of a slice is as large as the whole row, once per sequence
-    sizes = cu_seq_lens_q.diff().tolist()
+    if kernel != "sdpa" and query.dtype in HALF:  # a check in float32 asks for the numbers, not for the kernel
+        return end_to_end(KERNELS[kernel], query, key, value, cu_seq_lens_q, longest, scaling), None
+    # torch's kernel for float32 on a GPU takes no grouped heads, and without it all scores would be kept for backward
+    repeat = query.is_cuda and query.dtype not in HALF
+    return one_by_one(query, key, value, cu_seq_lens_q.diff().tolist(), scaling, repeat), None
+
+
+def one_by_one(
+    query: Tensor, key: Tensor, value: Tensor, sizes: list[int], scale: float | None, repeat: bool = False
+) -> Tensor:
+    """(1, tokens, heads, head_dim): one causal call per sequence; `repeat` gives every query head its own keys."""
+    if repeat and (times := query.shape[1] // key.shape[1]) > 1:
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     gqa = query.shape[1] != key.shape[1]
-    parts = [
-        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
+    parts = [  # of splits, not slices: the gradient of a slice is as large as the whole row, once per sequence
+        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
         for q, k, v in zip(*(x.split(sizes, dim=2) for x in (query, key, value)), strict=True)
     ]
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
-
-
-def _varlen(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None) -> Tensor:
-    """torch's variable-length flash kernel; heads are repeated because torch 2.11 has no grouped form."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (q, k, v))  # (tokens, heads, head_dim)
-    repeats = q.shape[1] // k.shape[1]
-    if repeats > 1:
-        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0))
-    assert isinstance(out, Tensor)  # the log-sum-exp was not asked for
-    return out.unsqueeze(0)
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 
 
 def _single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
@@ -88,5 +91,6 @@ def _mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
     return None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **kwargs)
 
 
-AttentionInterface.register(NAME, packed_attention)
-AttentionMaskInterface.register(NAME, _mask)
+for _kernel, _name in NAMES.items():
+    AttentionInterface.register(_name, partial(packed_attention, kernel=_kernel))
+    AttentionMaskInterface.register(_name, _mask)

@@ -18,8 +18,9 @@ from transformers.cache_utils import Cache
 from transformers.utils import logging as hf_logging
 
 from rlreason.adapters import merged_weights
-from rlreason.attention import NAME as PACKED_ATTENTION
+from rlreason.attention import NAMES
 from rlreason.errors import ConfigError
+from rlreason.kernels import pick
 from rlreason.logprobs import chunked_log_probs
 from rlreason.memory import model_size, round_weights
 from rlreason.packing import PackedBatch, pack, within_budget
@@ -54,13 +55,20 @@ class Policy:
         compute_dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
         weights: torch.dtype = torch.float32,
+        attention: str = "auto",
     ) -> None:
-        """Weights of lower precision than float32 also set the precision of products; the output head keeps float32."""
+        """Weights of lower precision than float32 also set the precision of products; the output head keeps float32.
+
+        `attention`: the kernel for packed sequences, auto or one of `attention.NAMES`.
+        """
         self.device = device or pick_device()
         self.tokenizer = tokenizer
+        self.ends_of_turns: set[int] = set()  # end tokens beside the model's own: those of the chats it is asked in
         self.remarks: list[str] = []  # what was done to the model to save memory, for `describe`
         self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
         self.weights, self.compute_dtype = weights, compute_dtype
+        products = compute_dtype if weights == torch.float32 else weights
+        self.attention, self.why_attention = pick(attention, self.device, products)
         if weights == torch.float32:
             self._move()
             self.check_model()
@@ -69,6 +77,8 @@ class Policy:
             round_weights(self.model, weights)
             self.compute_dtype = weights
             self._move()
+        if self.attention != "sdpa":
+            self.check_kernel()
 
     def _move(self) -> None:
         self.model.to(device=self.device)  # type: ignore[arg-type, call-arg]  # the wrapper hides torch's signature
@@ -87,10 +97,10 @@ class Policy:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Every token that ends a response: the tokenizer's, and those the model's makers list."""
+        """Every token that ends a response: the tokenizer's, those the model's makers list, and a chat's."""
         listed = self.model.generation_config.eos_token_id if self.model.generation_config else None
         several = listed if isinstance(listed, list) else [listed]
-        return frozenset(i for i in (self.tokenizer.eos_token_id, *several) if i is not None)
+        return frozenset(i for i in (self.tokenizer.eos_token_id, *several, *self.ends_of_turns) if i is not None)
 
     @property
     def max_context(self) -> int:
@@ -166,13 +176,12 @@ class Policy:
         Compared with the model's own plain forward pass. What differs in a refused one: logits that are capped,
         scaled or shifted after the output head, attention with caps or sinks.
         """
-        size, here = self.head.shape[0], self.head.device
-        pairs = [([3 % size, 5 % size, 7 % size], [11 % size, 13 % size, 2 % size]), ([4 % size], [9 % size] * 3)]
+        here, pairs = self.head.device, self._short_pairs()
         self.model.set_attn_implementation("eager")
         plain = [torch.tensor([[*p, *r]], device=here) for p, r in pairs]
         logits = [self.model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1) for ids in plain]
         theirs = [lp[len(p) + t - 1, y] for lp, (p, r) in zip(logits, pairs, strict=True) for t, y in enumerate(r)]
-        self.model.set_attn_implementation(PACKED_ATTENTION)
+        self.model.set_attn_implementation(NAMES[self.attention])
         dtype, self.compute_dtype = self.compute_dtype, torch.float32
         ours, _ = self.log_probs(pack(pairs, here))
         self.compute_dtype = dtype
@@ -189,6 +198,26 @@ class Policy:
                 "them, such as Qwen2, Qwen3, Llama, OLMo 2 or SmolLM2"
             )
 
+    def _short_pairs(self) -> list[tuple[list[int], list[int]]]:
+        """Two short sequences that every model can read."""
+        size = self.head.shape[0]
+        return [([3 % size, 5 % size, 7 % size], [11 % size, 13 % size, 2 % size]), ([4 % size], [9 % size] * 3)]
+
+    @torch.no_grad()
+    def check_kernel(self) -> None:
+        """Refuse a kernel that gives other log-probabilities than one causal call per sequence, in the same dtype."""
+        pairs = self._short_pairs()
+        ours, _ = self.log_probs(pack(pairs, self.device))
+        self.model.set_attn_implementation(NAMES["sdpa"])
+        plain, _ = self.log_probs(pack(pairs, self.device))
+        self.model.set_attn_implementation(NAMES[self.attention])
+        worst = (ours - plain).abs().max().item()
+        if not worst < 0.5:  # what rounding in half precision may do to a token, as between engine and trainer
+            raise ConfigError(
+                f"model.attention={self.attention} gives other log-probabilities here than one call per sequence (by "
+                f"up to {worst:.3g} nats): choose model.attention=sdpa"
+            )
+
     def describe(self) -> str:
         """Size, precision, place and what was done to save memory, for a person."""
         where = (
@@ -196,7 +225,8 @@ class Policy:
         )
         size = f"{model_size(self.model) / 1e6:.3g} M parameters"
         products = f"{str(self.compute_dtype).removeprefix('torch.')} products"
-        return "; ".join([f"{size}, {products}, {where}", *self.remarks])
+        attention = f"attention by {self.attention} ({self.why_attention})"
+        return "; ".join([f"{size}, {products}, {where}", attention, *self.remarks])
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a prompt, with whatever the tokenizer puts in front (a beginning-of-text token)."""
@@ -205,10 +235,10 @@ class Policy:
             ids = ids[1:]  # the text brought its own
         return ids or [self.tokenizer.bos_token_id or self.tokenizer.eos_token_id]
 
-    def encode_response(self, text: str) -> list[int]:
-        """Token ids of a given response with its end token, which some data carries along."""
+    def encode_response(self, text: str, end: int | None = None) -> list[int]:
+        """Token ids of a given response with its end token, which some data carries along; `end`: a chat's."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        end = self.tokenizer.eos_token_id
+        end = self.tokenizer.eos_token_id if end is None else end
         return ids if ids[-1:] == [end] else [*ids, end]
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -225,18 +255,22 @@ class Policy:
             self.tokenizer.save_pretrained(partial)
 
 
-def load_policy(path: str, dtype: str = "auto", weights: str = "float32") -> Policy:
-    """A policy from a model folder or a hub name."""
-    device = pick_device()
+@contextlib.contextmanager
+def _loading(path: str) -> Iterator[None]:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        yield
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"model.path={path} cannot be loaded ({reason}): give a folder with config.json, safetensors weights and "
             "a tokenizer, or a hub name that this machine can reach"
         ) from error
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or a hub name; refused where it is empty or names no end token."""
+    with _loading(path):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
     if not tokenizer.encode(
         "How many?", add_special_tokens=False
     ):  # for some models transformers makes up an empty one
@@ -246,4 +280,12 @@ def load_policy(path: str, dtype: str = "auto", weights: str = "float32") -> Pol
         )
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"model.path={path}: its tokenizer names no end-of-text token; set eos_token in its config")
-    return Policy(model, tokenizer, pick_dtype(dtype, device), device, DTYPES[weights])
+    return tokenizer
+
+
+def load_policy(path: str, dtype: str = "auto", weights: str = "float32", attention: str = "auto") -> Policy:
+    """A policy from a model folder or a hub name."""
+    device, tokenizer = pick_device(), load_tokenizer(path)
+    with _loading(path):
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    return Policy(model, tokenizer, pick_dtype(dtype, device), device, DTYPES[weights], attention)

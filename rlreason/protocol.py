@@ -31,8 +31,10 @@ def make_protocol(
     data: str,
     problems: int,
     samples: int,
+    chat: Mapping[str, Any] | None = None,
 ) -> Protocol:
-    """The parts in reading order, and their hash. `data` is a hash of the problems that are asked.
+    """The parts in reading order, and their hash. `data` is a hash of the problems that are asked, `chat` what is to
+    be said of the chat template that the prompt is put into, where there is one.
 
     >>> parts = dict(prompt="{question}", reward="r1_zero", grading={"extract": "strict"}, stop=[], data="a1")
     >>> one = make_protocol(**parts, sampling={"temperature": 1.0}, problems=2, samples=1)
@@ -42,6 +44,7 @@ def make_protocol(
     """
     parts = {
         "prompt": prompt,
+        **{f"chat.{key}": value for key, value in (chat or {}).items()},
         "reward": reward,
         "grader": grader_version(),
         **{f"grading.{key}": value for key, value in grading.items()},

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from rlreason import __version__
 from rlreason.errors import ConfigError
 from rlreason.noise import keep_noise_in
+from rlreason.processors import usable_processors
 from rlreason.status import write_status
 from rlreason.types import Grade, Problem, Response, Sample
 from rlreason.writing import append_line, write_whole
@@ -189,7 +190,7 @@ def provenance() -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu_count": os.cpu_count(),
+        "cpu_count": usable_processors(),  # that this process may use
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
     }
 

@@ -215,6 +215,7 @@ def summed_up(
     whole = bool(after.final)
     final = after.final if whole else {k.replace("eval/", "final/"): v for k, v in after.metrics.items()}
     lost = status == "diverged:weights"  # what was measured before says nothing about such a model
+    tokenizer = house.policy.tokenizer
     return {
         "status": status,
         "reason": reason,
@@ -228,6 +229,6 @@ def summed_up(
         "eval_problems": int(final["final/problems"]),
         "data": house.data_hash,
         "data_sizes": house.sizes,
-        "protocol": protocol_of(run, house.final_problems if whole else house.eval_problems, 1),
-        "protocol_on_the_way": protocol_of(run, house.eval_problems, 1)["hash"],
+        "protocol": protocol_of(run, house.final_problems if whole else house.eval_problems, tokenizer),
+        "protocol_on_the_way": protocol_of(run, house.eval_problems, tokenizer)["hash"],
     }

@@ -3,13 +3,18 @@
 import pytest
 import torch
 from conftest import random_pairs
+from test_setup import settings
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
+from rlreason.attention import NAMES, one_by_one
 from rlreason.errors import ConfigError
+from rlreason.kernels import Here, choose, end_to_end
 from rlreason.logprobs import chunked_log_probs
+from rlreason.models.tiny import build_model
 from rlreason.packing import pack, within_budget
 from rlreason.policy import Policy, load_policy
+from rlreason.setup.model import check_attention
 
 
 def plain_log_probs(model, prompt, response, temperature=1.0):
@@ -85,6 +90,101 @@ def test_rows_and_flat_are_the_same_numbers():
     rows.sum().backward()
     assert flat.grad is not None
     assert flat.grad.eq(1).all()
+
+
+AMPERE = Here("cuda", torch.bfloat16, (8, 0))
+NO_PACKAGE = Here("cuda", torch.bfloat16, (9, 0), {"flash_attention_2": "No module named 'flash_attn'"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "kernel", "why"),
+    [
+        ("auto", AMPERE, "varlen", "a GPU, in half precision"),
+        ("auto", NO_PACKAGE, "varlen", "a GPU, in half precision"),
+        ("auto", Here("cpu", torch.bfloat16), "sdpa", "no GPU"),
+        ("auto", Here("cuda", torch.float32, (9, 0)), "sdpa", "products in float32"),
+        ("auto", Here("cuda", torch.float16, (7, 5)), "sdpa", "a GPU of compute capability 7.5, below 8.0"),
+        ("auto", Here("cuda", torch.bfloat16, (8, 0), {"varlen": "torch 2.9"}), "sdpa", "torch 2.9"),
+        ("sdpa", AMPERE, "sdpa", "as asked"),
+        ("varlen", AMPERE, "varlen", "as asked"),
+        ("flash_attention_2", AMPERE, "flash_attention_2", "as asked"),
+    ],
+)
+def test_which_kernel_is_taken_depends_on_the_hardware_and_what_is_installed(asked, here, kernel, why):
+    assert choose(asked, here) == (kernel, why)
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "says"),
+    [
+        ("flash_attention_2", Here("cpu", torch.float32), r"\(no GPU\): choose model\.attention=auto"),
+        ("flash_attention_2", NO_PACKAGE, r"\(No module named 'flash_attn'\): choose model\.attention=auto"),
+        ("varlen", Here("cuda", torch.float32, (9, 0)), r"\(products in float32\): set model\.dtype=bfloat16"),
+        ("varlen", Here("cuda", torch.bfloat16, (7, 0)), r"capability 7\.0, below 8\.0"),
+    ],
+)
+def test_a_kernel_that_cannot_run_is_one_line(asked, here, says):
+    with pytest.raises(ConfigError, match=rf"^model\.attention={asked} cannot run here .*{says}") as caught:
+        choose(asked, here)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it can run")
+def test_the_kernel_is_checked_before_anything_slow_and_named_in_the_header(policy):
+    with pytest.raises(ConfigError, match=r"model\.attention=varlen cannot run here \(no GPU\)"):
+        check_attention(settings("model.attention=varlen").model)
+    with pytest.raises(ConfigError, match=r"model\.attention=flash is none of auto, sdpa, varlen, flash_attention_2"):
+        settings("model.attention=flash")
+    assert "attention by sdpa (no GPU)" in policy.describe()
+
+
+def plain_kernel(q, k, v, bounds, longest, scale):
+    """What a variable-length kernel computes, written out: (tokens, heads, head_dim) of sequences end to end."""
+    assert bounds.dtype == torch.int32
+    assert longest == int(bounds.diff().max())
+    times, out = q.shape[1] // k.shape[1], torch.empty_like(q)
+    for start, end in bounds.unfold(0, 2, 1).tolist():
+        for head in range(q.shape[1]):
+            scores = q[start:end, head] @ k[start:end, head // times].t() * (scale or q.shape[-1] ** -0.5)
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), float("-inf"))
+            out[start:end, head] = scores.softmax(-1) @ v[start:end, head // times]
+    return out
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_a_kernel_over_sequences_end_to_end_is_one_causal_call_for_each(kv_heads, scale):
+    torch.manual_seed(0)
+    sizes = [5, 1, 9]
+    bounds = torch.tensor([0, 5, 6, 15], dtype=torch.int32)
+    q, k, v = (torch.randn(1, heads, 15, 8) for heads in (4, kv_heads, kv_heads))
+    expected = one_by_one(q, k, v, sizes, scale)
+    assert expected.shape == (1, 15, 4, 8)
+    torch.testing.assert_close(end_to_end(plain_kernel, q, k, v, bounds, 9, scale), expected)
+    torch.testing.assert_close(one_by_one(q, k, v, sizes, scale, repeat=True), expected)
+
+
+def test_under_every_kernels_name_float32_numbers_are_the_same(policy):
+    """The check of a model is in float32, which the flash kernels do not take."""
+    pairs = random_pairs(len(policy.tokenizer), 4)
+    expected = policy.log_probs(pack(pairs))[0]
+    for name in NAMES.values():
+        policy.model.set_attn_implementation(name)
+        assert torch.equal(policy.log_probs(pack(pairs))[0], expected)
+    policy.check_kernel()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's kernels")
+@pytest.mark.parametrize("kernel", ["varlen", "flash_attention_2"])
+def test_a_gpus_kernel_gives_the_numbers_of_one_call_per_sequence(kernel, tokenizer):
+    if kernel == "flash_attention_2":
+        pytest.importorskip("flash_attn")
+    pairs, scored = random_pairs(len(tokenizer), 9), {}
+    for name in (kernel, "sdpa"):
+        model = build_model(len(tokenizer), width=64, init_scale=0.3, seed=1)
+        made = Policy(model, tokenizer, torch.bfloat16, torch.device("cuda"), attention=name)
+        scored[name] = made.log_probs(pack(pairs, made.device))[0]
+    torch.testing.assert_close(scored[kernel], scored["sdpa"], atol=0.1, rtol=0)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64])

@@ -7,10 +7,14 @@ from hydra import compose, initialize_config_dir
 
 from rlreason.config.store import resource_dir, typed
 from rlreason.console import Console
+from rlreason.data.stories import make_stories
+from rlreason.engines.attest import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.errors import ConfigError
 from rlreason.setup.algorithm import check_schedule
-from rlreason.setup.house import encoder, fitting, reward_name
+from rlreason.setup.engine import demand_of, vllm_settings
+from rlreason.setup.house import fitting, reward_name
 from rlreason.setup.learner import credit_rule, learning_temperature, token_objective
+from rlreason.setup.prompts import encoder
 from rlreason.setup.traces import make_traces
 from rlreason.types import Problem
 
@@ -22,7 +26,7 @@ def settings(*overrides: str):
 
 @pytest.fixture
 def prompt_ids(policy):
-    return encoder(policy, lambda question: f"User: {question}\nAssistant: <think>")
+    return encoder(policy, settings().prompt)  # r1_zero_short
 
 
 def test_a_trace_is_the_solution_in_the_prompts_form_with_its_end(policy, prompt_ids, problems):
@@ -69,6 +73,32 @@ def test_a_prompt_too_long_is_refused_or_counted(policy, prompt_ids, problems):
     assert fitting(sft, policy, prompt_ids, [long], problems[2:4], Console(out=out))[0] == [long]  # nothing is sampled
     with pytest.raises(ConfigError, match="2 of 2 validation prompts"):
         fitting(settings("sampling.max_tokens=510"), policy, prompt_ids, [], problems[2:4], Console(out=out))
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        (["rollout_batch_size=32", "train_batch_size=32", "group_size=4", "eval_problems=2"], 32),
+        (["rollout_batch_size=32", "train_batch_size=32", "group_size=4", "eval_problems=null"], 40),
+        (["algorithm=ei", "question_batch_size=3", "group_size=2", "eval_problems=2"], 6),
+        (["algorithm=sft", "eval_problems=7"], 7),
+        (["algorithm=evaluate", "samples=3", "eval_problems=2"], 6),
+        (["algorithm=best_of_n", "n_list=[1,4]", "eval_problems=2", "split=train"], 8),
+        (["algorithm=evaluate", "split=train", "eval_problems=null"], 3),
+    ],
+)
+def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_ids, words, rows):
+    """Every prompt that can be drawn with a full response, in as many rows as are ever asked for at once."""
+    run = settings("rollout=vllm", "sampling.max_tokens=50", *words)
+    train, validation = make_stories(3, seed=0), make_stories(40, seed=1)
+    train[1] = Problem("long", "word " * 90, "1")
+    demand = demand_of(run, prompt_ids, train, validation)
+    sampled_from = [] if run.algorithm == "sft" else train
+    assert demand.longest == 50 + max(len(prompt_ids(p)) for p in [*sampled_from, *validation])
+    assert demand.rows == rows
+    told = vllm_settings(run, demand)
+    assert told["max_len"] == max(demand.longest, PROBE_PROMPT + PROBE_TOKENS)  # the probe fits, too
+    assert told["max_rows"] == min(rows, run.rollout.max_rows)
 
 
 def test_data_with_a_verifier_brings_its_reward_unless_the_user_has_one():

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from recording import Recording
+from test_chat import QWEN3, with_template
 from test_end_to_end import rlreason
 
 from rlreason.config.conditions import CONDITIONS
@@ -29,7 +30,7 @@ from rlreason.jobs.start import start
 from rlreason.models.tiny import build_model
 from rlreason.policy import Policy
 from rlreason.setup.algorithm import make_algorithm
-from rlreason.setup.engine import vllm_settings
+from rlreason.setup.engine import Demand, vllm_settings
 from rlreason.setup.house import build
 from rlreason.setup.learner import make_learner, token_objective
 from rlreason.setup.protocol import protocol_of
@@ -59,6 +60,7 @@ def compare(run: Any, read: set[str], only: set[str] | None = None) -> None:
 def places(tokenizer, tmp_path_factory) -> dict[str, Path]:
     """A small model's folder, and data in files."""
     folder = tmp_path_factory.mktemp("places")
+    tokenizer = with_template(tokenizer, QWEN3)
     Policy(build_model(len(tokenizer), width=16, layers=1, init_scale=0.3, seed=1), tokenizer).save(folder / "model")
     rows = [{"question": f"Mia has {i} apples. How many?", "answer": f"#### {i}", "solution": f"{i}+0={i}"}
             for i in range(24)]  # fmt: skip
@@ -103,6 +105,8 @@ PARTS = {
         "mismatch_cap=2", "epochs_per_rollout=2", "refill_rounds=1", "gradient_accumulation_steps=2",
     ]),
     "gspo": ("grpo", "files", ["objective=gspo"]),
+    "a chat": ("grpo", "files", ["prompt.chat=true", "prompt.system=Be brief.", "prompt.enable_thinking=false"]),
+    "traces of a chat": ("sft", "files", ["prompt.chat=true"]),
     "cispo": ("grpo", "files", ["objective=cispo"]),
     "without a warm start": ("grpo", "stories", ["model.warm_start.steps=0"]),
     "adapters": ("sft", "files", ["model.lora.rank=2", "length_norm=constant"]),
@@ -123,7 +127,7 @@ def prepare(run: Any, folder: Path) -> None:
     console = Console(out=io.StringIO())
     house = build(run, folder, console)
     house.close()
-    protocol_of(run, house.eval_problems)
+    protocol_of(run, house.eval_problems, house.policy.tokenizer)
     if isinstance(run, Training):
         make_algorithm(run, house, console)
         make_learner(run, house.policy)
@@ -184,7 +188,7 @@ def test_vllm_is_told_its_settings_and_no_others(placement):
     """Starting it takes too long here: what it would be started with is read all the same."""
     run = settings("rollout=vllm", f"rollout.placement={placement}")
     recording = Recording(run)
-    vllm_settings(run)
+    vllm_settings(run, Demand(longest=99, rows=9))
     compare(
         run, recording.read, {f"rollout.{key}" for key in ("max_rows", "sleep", "kv_cache_gb", "attest", "timeout_s")}
     )
@@ -251,6 +255,8 @@ ASYNC = ["rollout=vllm", "rollout.async_steps=1", "rollout.sleep=false"]
         (["logger.project=x"], "logger.project=x", "logger=wandb"),
         (["logger.mode=offline"], "logger.mode=offline", "logger=wandb"),
         (["algorithm=sft", "save_rollouts_every=5"], "save_rollouts_every=5", "leave it out"),
+        (["prompt.system=Hi"], "prompt.system=Hi", "prompt=chat"),
+        ([CLOUD, "prompt.enable_thinking=false"], "prompt.enable_thinking=false", "prompt=chat"),
         (["length_norm.constant=50"], "length_norm.constant=50.0", "length_norm=constant"),
         (["overlong_cache=10"], "overlong_cache=10", "overlong=penalty"),
     ],

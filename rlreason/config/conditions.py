@@ -104,6 +104,12 @@ CONDITIONS = (
         "the one that several prompts share, only",
     ),
     Condition(
+        ("prompt.system", "prompt.enable_thinking"),
+        lambda run: run.prompt.chat,
+        "with a chat template only",
+        "choose prompt=chat, or leave it out",
+    ),
+    Condition(
         ("data.split_seed",),
         lambda run: run.data.n_validation is not None,
         "with data.n_validation only, which holds that many problems out",

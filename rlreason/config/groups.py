@@ -94,6 +94,9 @@ class Prompt:
     reward: str = MISSING  # r1_zero | question_only | module:function, your own (response, gold) -> score
     stop: list[str] = field(default_factory=list)
     trace: str = "{solution}"  # a response to imitate, written from {solution} and {answer}
+    chat: bool = False  # the filled file is the user's turn in the model's own chat template
+    system: str | None = None  # of a chat: the system message; null: none, or the template's own
+    enable_thinking: bool | None = None  # of a chat whose template has this switch; null: the template's default
 
 
 @dataclass

@@ -44,6 +44,7 @@ class Model:
     name: str = MISSING
     dtype: str = "auto"  # of matrix products: auto | float32 | bfloat16
     weights: str = "float32"  # float32 | bfloat16: half the memory, but small updates are rounded away
+    attention: str = "auto"  # kernel for packed sequences: auto | sdpa | varlen | flash_attention_2
     gradient_checkpointing: bool = False  # less memory, a third more work: activations are computed again
     freeze: list[str] = field(default_factory=list)  # patterns on names of parameters that are not trained
     lora: LoRA = field(default_factory=LoRA)
@@ -53,6 +54,11 @@ class Model:
         if self.dtype not in ("auto", "float32", "bfloat16"):
             bad.append(
                 f"model.dtype={self.dtype} is none of auto, float32, bfloat16: use auto to let the hardware choose"
+            )
+        if self.attention not in ("auto", "sdpa", "varlen", "flash_attention_2"):
+            bad.append(
+                f"model.attention={self.attention} is none of auto, sdpa, varlen, flash_attention_2: use auto to let "
+                "the hardware choose"
             )
         if self.weights not in ("float32", "bfloat16"):
             bad.append(f"model.weights={self.weights} is neither float32 nor bfloat16: choose one")

@@ -23,7 +23,7 @@ class Run:
 
     algorithm: str = MISSING
     seed: int = 0
-    threads: int | None = None  # on the processor; None: one for the tiny model, every core otherwise
+    threads: int | None = None  # on the processor; None: one for the tiny model, otherwise what this process may use
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     prompt: Prompt = field(default_factory=Prompt)
@@ -76,6 +76,11 @@ class Run:
             bad.append(
                 f"model=tiny with data={self.data.name}: the tiny model learns its habits from stories: "
                 "choose data=stories, or a pretrained model (model=local model.path=DIR)"
+            )
+        if isinstance(self.model, TinyModel) and self.prompt.chat:
+            bad.append(
+                "prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
+                "instruct model (model=local model.path=DIR), or prompt=r1_zero_short"
             )
         if "" in self.prompt.stop:
             bad.append("prompt.stop holds an empty text, which stands everywhere: give stop strings, or prompt.stop=[]")

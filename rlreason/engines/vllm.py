@@ -109,8 +109,8 @@ class VLLMEngine:
             if len(prompt.token_ids) + sampling.max_tokens > self.max_len:
                 raise ConfigError(
                     f"sampling.max_tokens={sampling.max_tokens} and the prompt of {prompt.problem_id} "
-                    f"({len(prompt.token_ids)} tokens) do not fit into the engine's {self.max_len}: lower "
-                    "sampling.max_tokens, or raise micro_batch_tokens"
+                    f"({len(prompt.token_ids)} tokens) do not fit into the {self.max_len} tokens that the engine was "
+                    "started for: lower sampling.max_tokens"
                 )
         if self.asleep:
             self._push()

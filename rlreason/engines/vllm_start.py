@@ -132,8 +132,8 @@ def plan_memory(
         )
     if weights + cache > free:
         raise ConfigError(
-            f"rollout=vllm needs {plan}: lower rollout.max_rows, rollout.kv_cache_gb or micro_batch_tokens (longest "
-            "sequence), or choose a smaller model"
+            f"rollout=vllm needs {plan}: lower rollout.max_rows, rollout.kv_cache_gb or sampling.max_tokens, or choose "
+            "a smaller model"
         )
     return plan
 

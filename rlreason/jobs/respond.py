@@ -58,7 +58,8 @@ def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[
     n = run.responses
     problems = house.train_problems[: run.eval_problems] if run.split == "train" else house.final_problems
     check_askable(problems, f"split={run.split} of data={run.data.name}")
-    protocol, weights = protocol_of(run, problems, n), weights_hash(house.policy.named_weights())
+    protocol = protocol_of(run, problems, house.policy.tokenizer, n)
+    weights = weights_hash(house.policy.named_weights())
     store = Store(folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
     found = len(store.samples)
     if found:

@@ -81,7 +81,7 @@ def make_reference(run: GRPO, policy: Policy) -> Measure | None:
     if run.kl_placement == "none":
         return None
     model = copy.deepcopy(policy.model).requires_grad_(False)
-    frozen = Policy(model, policy.tokenizer, policy.compute_dtype, policy.device, policy.weights)
+    frozen = Policy(model, policy.tokenizer, policy.compute_dtype, policy.device, policy.weights, policy.attention)
     score = partial(frozen.score, temperature=run.sampling.temperature, token_budget=run.micro_batch_tokens)
     return lambda pairs: [(log_probs, []) for log_probs in score(pairs)]
 

@@ -1,12 +1,17 @@
 """The rollout engine of a run, from its `rollout` settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rlreason.config.grpo import GRPO
+from rlreason.config.imitation import EI, SFT
+from rlreason.config.jobs import Asking
 from rlreason.config.run import Run
+from rlreason.engines.attest import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.engines.base import Engine
 from rlreason.engines.hf import HFEngine
 from rlreason.engines.vllm import VLLMEngine
@@ -14,6 +19,16 @@ from rlreason.engines.vllm_process import VLLMProcess
 from rlreason.engines.vllm_start import require_vllm
 from rlreason.errors import ConfigError
 from rlreason.policy import Policy
+from rlreason.setup.prompts import PromptIds
+from rlreason.types import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The most that a run asks of its engine: what a copy of the model needs to have room for."""
+
+    longest: int  # tokens of the longest prompt with a full response
+    rows: int  # responses that are asked for at once
 
 
 def check_engine(run: Run) -> None:
@@ -28,25 +43,42 @@ def check_engine(run: Run) -> None:
             )
 
 
-def make_engine(run: Run, policy: Policy, folder: Path, say: Callable[[str], None]) -> Engine:
+def demand_of(run: Run, prompt_ids: PromptIds, train: Sequence[Problem], validation: Sequence[Problem]) -> Demand:
+    """What training on `train` and evaluating on `validation` can ask for, whichever problems are drawn."""
+    asked = train if isinstance(run, Asking) and run.split == "train" else validation
+    each = run.responses if isinstance(run, Asking) else 1
+    in_a_step = run.questions * run.group_size if isinstance(run, GRPO | EI) else 0
+    sampled_from = [*([] if isinstance(run, SFT) else train), *validation]
+    longest = max((len(prompt_ids(p)) for p in sampled_from), default=0)
+    return Demand(longest + run.sampling.max_tokens, max(in_a_step, each * len(asked[: run.eval_problems]), 1))
+
+
+def make_engine(
+    run: Run, policy: Policy, folder: Path, say: Callable[[str], None], demand: Callable[[], Demand]
+) -> Engine:
+    """The engine, ready to sample. `demand` is asked only where room has to be planned: it reads every prompt."""
     if run.rollout.engine == "hf":
         return HFEngine(policy, run.rollout.max_rows)
     placement, place = run.rollout.placement, policy.device.type
     say(placed(placement, place))
     make = VLLMProcess if placement == "second_gpu" else VLLMEngine
-    settings = vllm_settings(run)
+    settings = vllm_settings(run, demand())
     if placement == "auto" and place == "cpu" and not settings["sleep"] and not run.rollout.async_steps:
         say("! rollout.sleep=false has no effect: it is about a GPU's memory, and vLLM runs on the processor here")
     return make(policy, log=folder / "vllm.log", say=say, **settings)
 
 
-def vllm_settings(run: Run) -> dict[str, Any]:
-    """What vLLM is told, wherever it runs; nothing of it is read by the embedded engine but `max_rows`."""
+def vllm_settings(run: Run, demand: Demand) -> dict[str, Any]:
+    """What vLLM is told, wherever it runs; nothing of it is read by the embedded engine but `max_rows`.
+
+    Its length is that of what is asked for and of the probe that looks at its weights, its rows those that are ever
+    asked for at once: it sets memory aside for all of them.
+    """
     rollout = run.rollout
     shares = rollout.placement in ("auto", "shared")  # a GPU of its own need not be given back
     return {
-        "max_len": run.micro_batch_tokens,  # nothing longer could be learned from
-        "max_rows": rollout.max_rows,
+        "max_len": max(demand.longest, PROBE_PROMPT + PROBE_TOKENS),
+        "max_rows": min(rollout.max_rows, demand.rows),
         "sleep": shares and rollout.sleep,
         "kv_cache_gb": rollout.kv_cache_gb,
         "attest": rollout.attest,

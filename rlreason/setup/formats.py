@@ -17,7 +17,8 @@ from rlreason.data.stories import R1_ZERO_TRACE
 from rlreason.errors import ConfigError
 from rlreason.grading.grader import FORMATS
 from rlreason.models.warm_start import Format
-from rlreason.prompts import load_template, render
+from rlreason.prompts import render
+from rlreason.setup.prompts import template_of
 
 #: Prompt options that share a warm start, one for each turn. A prompt with three worked examples is many times as long
 #: as a bare question and ends like r1_zero's: one turn in sixteen suffices to learn it, and keeps the warm start short.
@@ -45,10 +46,6 @@ def shipped(name: str) -> Prompt:
 
 def format_of(prompt: Prompt) -> Format:
     return Format(partial(render, template_of(prompt)), trace_of(prompt))
-
-
-def template_of(prompt: Prompt) -> str:
-    return load_template(prompt.file, resource_dir("prompts"))
 
 
 def trace_of(prompt: Prompt) -> str:

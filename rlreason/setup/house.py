@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from rlreason.config.data import Stories
 from rlreason.config.imitation import SFT
 from rlreason.config.model import TinyModel
 from rlreason.config.run import Run, Training
-from rlreason.config.store import resource_dir
 from rlreason.console import Console
 from rlreason.data.files import fingerprint
 from rlreason.data.splits import subset
@@ -25,21 +24,19 @@ from rlreason.errors import ConfigError
 from rlreason.grading import Grader, verifiers
 from rlreason.mirror import WandbMirror
 from rlreason.policy import Policy
-from rlreason.prompts import load_template, render
 from rlreason.records import Mirror
 from rlreason.setup.data import load_data, read_splits
-from rlreason.setup.engine import check_engine, make_engine
+from rlreason.setup.engine import check_engine, demand_of, make_engine
 from rlreason.setup.model import (
+    check_attention,
     choose_threads,
     choose_trained,
     describe_weights,
     make_policy,
     teach_habits,
 )
+from rlreason.setup.prompts import PromptIds, check_prompt, encoder, remarks
 from rlreason.types import Problem
-
-PromptIds = Callable[[Problem], list[int]]
-Render = Callable[[str], str]  # a question -> its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +70,11 @@ def build(run: Run, folder: Path, console: Console) -> House:
     """Everything that can be wrong in what was asked is found before a model is trained: cheapest checks first."""
     began = time.monotonic()
     check_engine(run)
+    check_attention(run.model)
+    choose_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
-    prompt = renderer(run)
+    check_prompt(run.prompt, run.model)
     with console.wait("starting the logger"):
         mirror = make_mirror(run, folder)
     grader = make_grader(run, folder)  # its workers start before a GPU is touched
@@ -83,11 +82,13 @@ def build(run: Run, folder: Path, console: Console) -> House:
         with console.wait("reading the data"):
             train, validation, sizes = load_data(run, grader=grader, say=console.say)
             check_reward(run, grader, validation)
+            for remark in remarks(run.prompt, [*train, *validation]):
+                console.say(remark)
             lessons = read_splits(run.data, console.say)[0] if isinstance(run.data, Stories) else train
         with console.wait("loading the model"):
             policy = make_policy(run, lessons)
         choose_threads(run, policy)
-        prompt_ids = encoder(policy, prompt)
+        prompt_ids = encoder(policy, run.prompt)
         with console.wait("measuring the prompts"):
             train, validation = fitting(run, policy, prompt_ids, train, validation, console)
         if isinstance(run.model, TinyModel):
@@ -96,8 +97,9 @@ def build(run: Run, folder: Path, console: Console) -> House:
             choose_trained(run.model, policy, run.seed)
         else:
             describe_weights(run.model, policy, learned=False)
+        demand = partial(demand_of, run, prompt_ids, train, validation)
         with console.wait("starting the engine", logged=True):
-            engine = make_engine(run, policy, folder, console.say)
+            engine = make_engine(run, policy, folder, console.say, demand)
     except BaseException:
         grader.close()
         raise
@@ -122,16 +124,6 @@ def build(run: Run, folder: Path, console: Console) -> House:
         mirror=mirror,
         seconds_to_build=time.monotonic() - began,
     )
-
-
-def encoder(policy: Policy, prompt: Render) -> PromptIds:
-    """A problem -> the token ids of its prompt: the one that came with it, or the run's template, filled."""
-    return lambda problem: policy.encode_prompt(prompt(problem.question) if problem.prompt is None else problem.prompt)
-
-
-def renderer(run: Run) -> Render:
-    """The run's template as a function from a question to its prompt."""
-    return partial(render, load_template(run.prompt.file, resource_dir("prompts")))
 
 
 def make_grader(run: Run, folder: Path) -> Grader:

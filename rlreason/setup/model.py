@@ -12,10 +12,12 @@ from rlreason.config.model import Model, PretrainedModel, TinyModel
 from rlreason.config.run import Run, Training
 from rlreason.console import Console
 from rlreason.data.stories import habit_trace
+from rlreason.kernels import pick
 from rlreason.memory import freeze, model_size, recompute_layers
 from rlreason.models.tiny import build_model, build_tokenizer
 from rlreason.models.warm_start import warm_up
 from rlreason.policy import DTYPES, Policy, load_policy, pick_device, pick_dtype
+from rlreason.processors import default_threads
 from rlreason.setup.formats import SHARED, formats_of
 from rlreason.types import Problem
 
@@ -23,13 +25,24 @@ TINY = 5_000_000  # parameters
 VOCABULARY = 2048  # tokens at most: enough to make every word of every shipped prompt one token
 
 
-def choose_threads(run: Run, policy: Policy) -> None:
-    """As asked; one for a tiny model, and torch's own choice otherwise.
+def choose_threads(run: Run, policy: Policy | None = None) -> None:
+    """As asked; otherwise one for a tiny model, and for others torch's own choice within what this process may use.
 
     Products this small gain a quarter from a second thread, and lose tenfold when another program wants its core.
+    To be called before a model is loaded, and again when its size is known.
     """
-    if run.threads or model_size(policy.model) < TINY:
-        torch.set_num_threads(run.threads or 1)
+    if run.threads:
+        torch.set_num_threads(run.threads)
+    elif policy is not None and model_size(policy.model) < TINY:
+        torch.set_num_threads(1)
+    else:
+        torch.set_num_threads(default_threads(torch.get_num_threads()))
+
+
+def check_attention(model: Model) -> None:
+    """`ConfigError`, before anything slow, where the kernel that is asked for cannot run here."""
+    device = pick_device()
+    pick(model.attention, device, pick_dtype(model.dtype if model.weights == "float32" else model.weights, device))
 
 
 def make_policy(run: Run, train: Sequence[Problem]) -> Policy:
@@ -37,7 +50,7 @@ def make_policy(run: Run, train: Sequence[Problem]) -> Policy:
     if isinstance(run, Training) and run.model.lora.rank:
         require_peft()
     if isinstance(run.model, PretrainedModel):
-        return load_policy(run.model.folder, run.model.dtype, run.model.weights)
+        return load_policy(run.model.folder, run.model.dtype, run.model.weights, run.model.attention)
     assert isinstance(run.model, TinyModel)
     tiny, device = run.model, pick_device()
     rng = random.Random("tokenizer")  # the same tokenizer for every seed
@@ -45,7 +58,7 @@ def make_policy(run: Run, train: Sequence[Problem]) -> Policy:
     texts = (form.prompt(p.question) + habit_trace(p, rng, 0.5, 0.0, form.trace) for p, form in turns)
     tokenizer = build_tokenizer(texts, VOCABULARY)
     model = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=run.seed)
-    return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device, DTYPES[tiny.weights])
+    return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device, DTYPES[tiny.weights], tiny.attention)
 
 
 def teach_habits(run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Problem], console: Console) -> None:

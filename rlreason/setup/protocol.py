@@ -2,24 +2,27 @@
 
 from collections.abc import Sequence
 
+from transformers import PreTrainedTokenizerBase
+
 from rlreason.config.run import Run
-from rlreason.config.store import resource_dir
 from rlreason.data.files import fingerprint
-from rlreason.prompts import load_template
 from rlreason.protocol import Protocol, make_protocol
 from rlreason.setup.house import grading_settings, reward_name
+from rlreason.setup.prompts import asked_how
 from rlreason.types import Problem
 
 
-def protocol_of(run: Run, problems: Sequence[Problem], samples: int = 1) -> Protocol:
-    """How `samples` responses to each of these problems are asked for and judged.
+def protocol_of(
+    run: Run, problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, samples: int = 1
+) -> Protocol:
+    """How `samples` responses to each of these problems are asked for and judged; `tokenizer` has the chat template.
 
     Prompts that come with the data are part of its hash. Workers and memory of the grader stay out: they change its
     speed. So does the engine: it may only round otherwise.
     """
     templated = any(p.prompt is None for p in problems)
     return make_protocol(
-        prompt=load_template(run.prompt.file, resource_dir("prompts")) if templated else "(given with the data)",
+        **(asked_how(run.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}),
         reward=reward_name(run),
         grading={
             key: 1.0 if key == "correct_at" and value is None else value

@@ -7,6 +7,7 @@ from rlreason.config.run import Run
 from rlreason.data.traces import trace_text
 from rlreason.errors import ConfigError
 from rlreason.policy import Policy
+from rlreason.setup.prompts import trace_end
 from rlreason.types import Problem, Sample
 
 
@@ -16,10 +17,10 @@ def make_traces(
     """(samples with credit 1, notices). What does not fit is refused, or left out and counted (data.bad_rows)."""
     room = min(run.micro_batch_tokens, policy.max_context)
     key = "micro_batch_tokens" if room == run.micro_batch_tokens else "the model's context"
-    traces, too_long = [], []
+    end, traces, too_long = trace_end(run.prompt, policy.tokenizer), [], []
     for problem in problems:
         text = trace_text(problem, run.prompt.trace)
-        ids = policy.encode_response(text)
+        ids = policy.encode_response(text, end)
         sample = imitation_sample(prompt_ids(problem), ids, text, problem.id)
         if len(sample.response.prompt_ids) + len(ids) > room:
             too_long.append((problem.id, len(sample.response.prompt_ids) + len(ids)))

@@ -1,0 +1,103 @@
+"""A model's own chat template: a user's turn -> the whole prompt, up to where the assistant's turn begins.
+
+It knows tokenizers and text; it must not know settings, problems or models.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rlreason.errors import ConfigError
+
+MARK = "How many are 19 and 23?"  # stands for what somebody says; without whitespace at its ends, which is trimmed
+
+#: Some templates tell the model today's date. One day for all, or the same run would ask something else tomorrow.
+TODAY = datetime(2024, 7, 26)  # the day that Llama 3's template falls back to
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """The chat template of a tokenizer and the choices made for it. Call `check` once before the first prompt."""
+
+    tokenizer: PreTrainedTokenizerBase
+    system: str | None = None  # the system message; None: none, or the one that the template puts there by itself
+    enable_thinking: bool | None = None  # None: the template's own default
+
+    @property
+    def template(self) -> str:
+        """The template's text; where a model has several, the one without tools."""
+        try:
+            return self.tokenizer.get_chat_template()
+        except ValueError as error:
+            raise ConfigError(
+                "prompt.chat=true: this model has no chat template, as base models do not: choose an instruct model, "
+                "or a prompt without one (prompt=r1_zero)"
+            ) from error
+
+    def prompt(self, user: str) -> str:
+        """The prompt for one user's turn, special tokens spelled out: to be encoded without adding any."""
+        return self._text([{"role": "user", "content": user}], add_generation_prompt=True)
+
+    def end_of_turn(self) -> int | None:
+        """The special token that the template puts behind an assistant's turn; None where it puts none."""
+        talk = [{"role": "user", "content": MARK}, {"role": "assistant", "content": f"{MARK} 42."}]
+        behind = self._text(talk).rpartition("42.")[2].lstrip()
+        first = self.tokenizer.encode(behind, add_special_tokens=False)[:1]
+        special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
+        return first[0] if first and first[0] in special else None
+
+    def describe(self) -> dict[str, Any]:
+        """What makes two prompts of the same user's turn differ: for a protocol."""
+        return {
+            "prompt": self.prompt("{user}"),
+            "template": hashlib.sha256(self.template.encode()).hexdigest()[:16],
+            "system": self.system,
+            "enable_thinking": self.enable_thinking,
+        }
+
+    def check(self) -> None:
+        """`ConfigError` in one line where the template is missing or cannot do what was chosen."""
+        if self.enable_thinking is not None and "enable_thinking" not in self.template:
+            raise ConfigError(
+                f"prompt.enable_thinking={str(self.enable_thinking).lower()}: this model's chat template has no such "
+                "switch: leave it out (prompt.enable_thinking=null), or choose a model that has it, such as Qwen3"
+            )
+        prompt = self.prompt(MARK)
+        if MARK not in prompt:
+            raise ConfigError(
+                "prompt.chat=true: this model's chat template leaves the user's turn out: choose another model, or a "
+                "prompt without a chat template"
+            )
+        if self.system is not None and self.system.strip() not in prompt:
+            raise ConfigError(
+                f"prompt.system={self.system!r}: this model's chat template leaves it out: set prompt.system=null, "
+                "and say it in the user's turn (prompt.file=FILE)"
+            )
+
+    def _text(self, turns: list[dict[str, str]], add_generation_prompt: bool = False) -> str:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        choices: dict[str, Any] = {"strftime_now": TODAY.strftime}  # in place of the function that knows the real date
+        if self.enable_thinking is not None:
+            choices["enable_thinking"] = self.enable_thinking
+        template = self.template
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [*system, *turns],
+                chat_template=template,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **choices,
+            )
+        except Exception as error:  # whatever a template of somebody else's raises
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            cure = "choose another model, or a prompt without a chat template"
+            if self.system is not None:
+                cure = "set prompt.system=null, and say it in the user's turn (prompt.file=FILE)"
+            raise ConfigError(
+                f"prompt.chat=true, prompt.system={self.system!r}: this model's chat template refuses that ({reason}): "
+                f"{cure}"
+            ) from error
+        return str(text)

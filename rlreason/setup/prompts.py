@@ -1,0 +1,78 @@
+"""From the `prompt` settings to the prompts of problems: text for people and protocols, token ids for engines."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rlreason.chat import Chat
+from rlreason.config.groups import Prompt
+from rlreason.config.model import Model, PretrainedModel
+from rlreason.config.store import resource_dir
+from rlreason.policy import Policy, load_tokenizer
+from rlreason.prompts import load_template, render
+from rlreason.types import Problem
+
+PromptIds = Callable[[Problem], list[int]]
+Render = Callable[[str], str]  # a question -> text
+
+
+def template_of(prompt: Prompt) -> str:
+    """The text that a question is filled into: a whole prompt, or the user's turn of a chat."""
+    return load_template(prompt.file, resource_dir("prompts"))
+
+
+def check_prompt(prompt: Prompt, model: Model) -> None:
+    """`ConfigError` where the prompts cannot be made; before the weights are loaded, of a chat with the tokenizer."""
+    template_of(prompt)
+    if prompt.chat:
+        assert isinstance(model, PretrainedModel), "a model made on the spot has no chat template"
+        chat_of(prompt, load_tokenizer(model.folder)).check()
+
+
+def chat_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Chat:
+    return Chat(tokenizer, prompt.system, prompt.enable_thinking)
+
+
+def encoder(policy: Policy, prompt: Prompt) -> PromptIds:
+    """A problem -> the token ids of its prompt: the one that came with it word for word, or these settings', filled.
+
+    Of a chat, the end of a turn becomes one of the tokens that end the policy's responses: a model's folder need not
+    name it, as that of a base model with a chat template does not.
+    """
+    fill: Render = partial(render, template_of(prompt))
+    if not prompt.chat:
+        return lambda p: policy.encode_prompt(fill(p.question) if p.prompt is None else p.prompt)
+    chat = chat_of(prompt, policy.tokenizer)
+    if (end := chat.end_of_turn()) is not None:
+        policy.ends_of_turns.add(end)
+
+    def of_chat(problem: Problem) -> list[int]:
+        if problem.prompt is not None:
+            return policy.encode_prompt(problem.prompt)
+        ids: list[int] = policy.tokenizer.encode(chat.prompt(fill(problem.question)), add_special_tokens=False)
+        return ids
+
+    return of_chat
+
+
+def trace_end(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that ends a response to imitate, where that is not the tokenizer's own end of text."""
+    return chat_of(prompt, tokenizer).end_of_turn() if prompt.chat else None
+
+
+def asked_how(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What a protocol says of the prompt: the file's text, and the chat template that it went through, if any."""
+    return {"prompt": template_of(prompt), "chat": chat_of(prompt, tokenizer).describe() if prompt.chat else {}}
+
+
+def remarks(prompt: Prompt, problems: Sequence[Problem]) -> list[str]:
+    """What should be said before the run about problems that bring their whole prompt."""
+    count = sum(p.prompt is not None for p in problems)
+    if not prompt.chat or not count:
+        return []
+    return [
+        f"! {count} of {len(problems)} problems bring their whole prompt, which is taken word for word and not through "
+        "the chat template: if it is a question, say so with data.fields.question=prompt"
+    ]

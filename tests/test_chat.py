@@ -1,0 +1,212 @@
+"""Chat templates: the prompt is the tokenizer's own, to the token, and what a template cannot do is one line."""
+
+import copy
+import json
+
+import pytest
+from test_end_to_end import rlreason
+from test_setup import settings
+from tokenizers.processors import TemplateProcessing
+
+from rlreason.chat import Chat
+from rlreason.errors import ConfigError
+from rlreason.models.tiny import build_model
+from rlreason.policy import Policy
+from rlreason.protocol import differences
+from rlreason.setup.formats import shipped
+from rlreason.setup.prompts import check_prompt, encoder, remarks, trace_end
+from rlreason.setup.protocol import protocol_of
+from rlreason.setup.traces import make_traces
+from rlreason.types import Problem
+
+CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
+You are a helpful AI assistant<|im_end|>
+' }}{% endif %}{{'<|im_start|>' + message['role'] + '
+' + message['content'] + '<|im_end|>' + '
+'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
+' }}{% endif %}"""  # SmolLM2's
+
+QWEN3 = """{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '<|im_start|>user\n' + message.content + '<|im_end|>\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\n<think>\n\n</think>\n\n' + message.content.lstrip('\n') + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
+{%- endif %}"""  # its parts that a single turn meets
+
+LLAMA3 = """{{- bos_token }}
+{%- if strftime_now is defined %}{%- set date_string = strftime_now("%d %b %Y") %}{%- endif %}
+{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content'] %}{%- set messages = messages[1:] %}
+{%- else %}{%- set system = '' %}{%- endif %}{{- 'Today Date: ' + date_string + '\n' + system }}
+{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\n' + message['content'] | trim + '<|im_end|>' }}
+{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+
+GEMMA = """{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- for message in messages %}{{ message['content'] }}<|im_end|>{% endfor %}"""
+
+ONE = Problem("one", "What is 1 + 1?", "2", solution="1+1=2")
+
+
+def with_template(tokenizer, template, bos=False):
+    """A copy of the tokenizer with a chat template and its special tokens; `bos`: it puts one before every text."""
+    own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<bos>"]})
+    own.chat_template = template
+    if bos:
+        own.bos_token = "<bos>"
+        own.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", own.bos_token_id)]
+        )
+    return own
+
+
+def asking(tokenizer):
+    return Policy(build_model(len(tokenizer), width=16, layers=1, init_scale=0.3, seed=1), tokenizer)
+
+
+def prompt(**chosen):
+    made = shipped("chat")
+    for key, value in chosen.items():
+        setattr(made, key, value)
+    return made
+
+
+USER = "What is 1 + 1?\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN3, LLAMA3], ids=["chatml", "qwen3", "llama3"])
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_a_prompt_is_what_the_tokenizer_makes_of_the_conversation(tokenizer, template, system):
+    policy = asking(with_template(tokenizer, template, bos=template == LLAMA3))
+    ids = encoder(policy, prompt(system=system))(ONE)
+    conversation = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": USER}]
+    text = policy.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+    expected = policy.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
+    if template == LLAMA3:
+        assert policy.tokenizer.decode(ids).startswith("<bos>Today Date: 26 Jul 2024")  # on every day
+        assert ids.count(policy.tokenizer.bos_token_id) == 1
+    else:
+        assert ids == expected
+        assert policy.tokenizer.decode(ids) == text
+    assert policy.tokenizer.decode(ids).endswith("<|im_end|>" + "\n" * (template != LLAMA3) + "<|im_start|>assistant\n")
+
+
+def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
+    qwen = with_template(tokenizer, QWEN3)
+    policy = asking(qwen)
+    texts = {
+        choice: policy.tokenizer.decode(encoder(policy, prompt(enable_thinking=choice))(ONE))
+        for choice in (None, True, False)
+    }
+    assert texts[None] == texts[True]
+    assert texts[False] == texts[True] + "<think>\n\n</think>\n\n"
+    with pytest.raises(ConfigError, match=r"^prompt\.enable_thinking=false: .* no such switch: leave it out"):
+        Chat(with_template(tokenizer, CHATML), enable_thinking=False).check()
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "says"),
+    [
+        (None, None, r"has no chat template, as base models do not: choose an instruct model"),
+        ({"tool_use": CHATML}, None, r"has no chat template"),
+        (GEMMA, "Be brief.", r"prompt\.system='Be brief\.': .*\(System role not supported\): set prompt\.system=null"),
+        (GEMMA + "{{ 1 + nothing }}", None, r"refuses that \(.*\): choose another model"),
+        ("{{ messages[-1]['content'] }}", "Be brief.", r"leaves it out: set prompt\.system=null"),
+        ("Hello", None, r"leaves the user's turn out"),
+    ],
+)
+def test_what_a_template_cannot_do_is_one_line_before_the_weights_are_loaded(
+    tokenizer, template, system, says, tmp_path
+):
+    own = with_template(tokenizer, template)
+    own.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")  # and no weights at all
+    run = settings("model=local", f"model.path={tmp_path}", "data=stories", "prompt=chat")
+    run.prompt.system = system
+    with pytest.raises(ConfigError, match=says) as caught:
+        check_prompt(run.prompt, run.model)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(tokenizer):
+    """ChatML's end of turn is not this tokenizer's end of text, as with a base model that has a chat template."""
+    policy = asking(with_template(tokenizer, CHATML))
+    end = policy.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert end != policy.tokenizer.eos_token_id
+    run = settings("algorithm=sft", "model=smollm2_135m", "prompt=chat")
+    ids = encoder(policy, run.prompt)
+    ((trace, given), _) = make_traces(
+        run, policy, [ONE, Problem("two", "2+2?", "4", response="It is 4.<|im_end|>")], ids
+    )
+    assert trace.response.prompt_ids == ids(ONE)
+    *body, last = trace.response.token_ids
+    assert (policy.tokenizer.decode(body), last) == ("1+1=2\n\\boxed{2}", end)
+    assert given.response.token_ids[-1] == end
+    assert given.response.token_ids.count(end) == 1
+    assert policy.end_ids == {policy.tokenizer.eos_token_id, end}  # and a sampled response ends there
+    assert trace_end(settings().prompt, policy.tokenizer) is None  # elsewhere the tokenizer's own
+
+
+def test_a_template_that_ends_no_turn_leaves_it_to_the_end_of_text(tokenizer):
+    policy = asking(with_template(tokenizer, "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"))
+    encoder(policy, prompt())
+    assert policy.end_ids == {policy.tokenizer.eos_token_id}
+
+
+def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_alone(tokenizer):
+    policy = asking(with_template(tokenizer, QWEN3))
+    bare = encoder(policy, prompt(file="question_only.prompt"))
+    assert (
+        policy.tokenizer.decode(bare(ONE))
+        == "<|im_start|>user\n" + ONE.question + "<|im_end|>\n<|im_start|>assistant\n"
+    )
+    own = Problem("own", "1+1?", "2", prompt="Say: ")
+    assert policy.tokenizer.decode(bare(own)) == "Say: "
+    (said,) = remarks(prompt(), [ONE, own])
+    assert said.startswith("! 1 of 2 problems bring their whole prompt")
+    assert not remarks(prompt(), [ONE])
+    assert not remarks(settings().prompt, [own])
+
+
+def test_a_protocol_knows_the_chat_template_and_what_was_chosen(tokenizer):
+    run = settings("model=smollm2_135m", "prompt=chat")
+    qwen, chatml = with_template(tokenizer, QWEN3), with_template(tokenizer, CHATML)
+    first = protocol_of(run, [ONE], qwen)
+    assert protocol_of(run, [ONE], copy.deepcopy(qwen)) == first
+    assert first["chat.prompt"] == "<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
+    other = protocol_of(run, [ONE], chatml)
+    assert other["hash"] != first["hash"]
+    assert [line.split(":")[0] for line in differences(first, other)] == ["chat.prompt", "chat.template"]
+    run.prompt.enable_thinking = False
+    thinks_not = protocol_of(run, [ONE], qwen)
+    run.prompt.system = "Be brief."
+    assert len({p["hash"] for p in (first, other, thinks_not, protocol_of(run, [ONE], qwen))}) == 4
+    plain = settings("model=smollm2_135m", "prompt=question_boxed")
+    assert not any(key.startswith("chat") for key in protocol_of(plain, [ONE], qwen))
+
+
+def test_a_model_made_on_the_spot_has_no_chat_template():
+    with pytest.raises(ConfigError, match=r"^prompt\.chat=true with model=tiny: .*model=local model\.path=DIR"):
+        settings("prompt=chat")
+
+
+@pytest.mark.slow
+def test_an_instruct_model_is_asked_in_its_chat_template(tokenizer, tmp_path):
+    asking(with_template(tokenizer, QWEN3)).save(tmp_path / "model")
+    rows = [{"question": f"{i}+1?", "answer": f"#### {i + 1}"} for i in range(4)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "train.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    words = ["algorithm=evaluate", "model=local", "model.path=model", "data=jsonl", "data.path=.", "prompt=chat",
+             "prompt.enable_thinking=false", "sampling.max_tokens=8", "hydra.run.dir=out", "threads=1"]  # fmt: skip
+    done = rlreason(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    row = json.loads((tmp_path / "out/responses.jsonl").read_text().splitlines()[0])
+    assert row["prompt"].startswith("<|im_start|>user\n")
+    assert row["prompt"].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert json.loads((tmp_path / "out/summary.json").read_text())["protocol"]["chat.enable_thinking"] is False
