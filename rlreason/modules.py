@@ -61,6 +61,17 @@ def instead(name: str) -> str:
     return f"{name} is no command: " + (f"type {meant}, or one of {others}" if meant else f"type one of {others}")
 
 
+def find_modules_here() -> None:
+    """Look for modules in the current folder too, as `python -m` does: for a `module:function` of one's own.
+
+    A script that pip installed looks beside itself instead. Python's own rule against it (`-P`, `-I`, PYTHONSAFEPATH)
+    is kept. Processes that grade are told the whole path; those of a sweep are started by `python -m`.
+    """
+    here = str(Path.cwd())
+    if not sys.flags.safe_path and "" not in sys.path and here not in sys.path:
+        sys.path.insert(0, here)
+
+
 def refuse_idle() -> None:
     """Called while `python -m` looks for its module: end with exit code 2 where that one would do nothing."""
     name = named_by_m(sys.argv, sys.orig_argv)
