@@ -99,12 +99,12 @@ def arm(cfg: DictConfig) -> float:
 
 def cli() -> None:
     """Entry of `python -m rlreason` and of the `rlreason` script. A user's mistake: one line, exit code 2."""
-    find_modules_here()
     sys.exit(answered(command))
 
 
 def command() -> int:
     """Check the words, then answer them or start what they ask for; returns the exit code."""
+    find_modules_here()
     words = sys.argv[1:]
     with mistakes_in(words):
         register()

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
+from rlreason.errors import ConfigError
+
 PACKAGE = Path(__file__).resolve().parent
 #: Where the name of a module suggests a command: what to type for it. Algorithms need no line here.
 MEANT = {
@@ -67,7 +69,10 @@ def find_modules_here() -> None:
     A script that pip installed looks beside itself instead. Python's own rule against it (`-P`, `-I`, PYTHONSAFEPATH)
     is kept. Processes that grade are told the whole path; those of a sweep are started by `python -m`.
     """
-    here = str(Path.cwd())
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:
+        raise ConfigError("the current folder is gone: go to another, or make it again and enter it anew") from None
     if not sys.flags.safe_path and "" not in sys.path and here not in sys.path:
         sys.path.insert(0, here)
 

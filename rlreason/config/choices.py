@@ -43,6 +43,9 @@ def refuse_wrong_choices(overrides: Sequence[str]) -> None:
             )
         elif isinstance(override.value(), list) and _is_ours(group) and group != "experiment":
             raise ConfigError(f"{word}: a run has one option of {group}: choose one of {', '.join(groups[group])}")
+        elif group.replace(".", "/") in PLUGINS and "." in group and not isinstance(override.value(), dict):
+            name = group.replace(".", "/")
+            raise ConfigError(f"{word}: {name} is chosen with a slash: choose {name}={_of_hydra(name)[0]}")
         elif group == "hydra.searchpath":
             _refuse_lost_places(override)
         elif (offered := groups.get(group) or _of_hydra(group)) and not isinstance(override.value(), dict):

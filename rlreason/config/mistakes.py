@@ -192,7 +192,7 @@ def _unknown_to_hydra(key: str, cfg: DictConfig) -> str:
     if part in ("hydra/launcher", "hydra/sweeper"):
         return f"{key} is no setting of the chosen {part}: choose another {part}=..., or leave this out"
     meant = near(
-        key, cutoff=0.8, known=(known for known in keys_below(cfg.hydra, "hydra.") if known != "hydra.help.template")
+        key, cutoff=0.82, known=(known for known in keys_below(cfg.hydra, "hydra.") if known != "hydra.help.template")
     )
     return f"{key} is no setting of Hydra: {did_you_mean(meant) or 'python -m rlreason --cfg hydra lists them'}"
 
