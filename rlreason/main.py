@@ -110,11 +110,15 @@ def command() -> int:
         register()
         question = not read(words).starts
         asked = check_words(words, note=partial(print, file=sys.stderr if question else sys.stdout))
-        with composing(asked) as hydra, stoppable(), in_one_line(asked.overrides):
-            try:
+        try:
+            with (
+                stoppable(),
+                composing(asked) as hydra,
+                in_one_line(asked.overrides, asked.config_name, composing=not asked.starts),
+            ):
                 return begin(hydra, asked) if asked.starts else tell(asked)
-            except Ended as ended:
-                raise ended.args[0] from None
+        except Ended as ended:
+            raise ended.args[0] from None
 
 
 def begin(hydra: Hydra, asked: Asked) -> int:

@@ -112,6 +112,10 @@ LINES = [
     (["seed=${nope}"], "seed=${nope} cannot be resolved (Interpolation key 'nope' not found): give a value"),
     (["hydra.searchpath=[file:///nope]"], "hydra.searchpath=file:///nope is no folder"),
     (["hydra.mode=NOPE"], "hydra.mode=NOPE does not fit there"),
+    (["-m", "hydra.sweeper=1"], "hydra/sweeper is chosen with a slash: choose hydra/sweeper=basic"),
+    (["-m", "hydra.sweeper.params.seed=0,1"], "Hydra's own settings have one value in all runs"),
+    (["-m", "hydra.sweeper.max_batch_size=0", "seed=0,1"], "hydra.sweeper.max_batch_size=0 must be above 0"),
+    (["seed =3"], "write seed=3, without the space"),
     (["~loss"], "~loss takes away what a run needs: choose an option instead"),
     (["~std_norm"], "as in std_norm=none"),
     (["~seed"], "~seed: no setting of a run can be taken away"),
@@ -146,7 +150,7 @@ def ask(words: list[str]) -> None:
     with mistakes_in(words):
         asked = check_words(words, note=lambda text: None)
         assert not asked.starts, "these words would start a run"
-        with composing(asked), in_one_line(asked.overrides):
+        with composing(asked), in_one_line(asked.overrides, composing=True):
             tell(asked)
 
 
@@ -185,17 +189,15 @@ def test_what_another_algorithm_calls_a_setting_is_said():
 def test_every_habit_and_every_equivalent_names_settings_that_there_are():
     from rlreason.config.aliases import EQUIVALENTS, HABITS
 
+    known = set(nearest.keys_of_options())
     for algorithm, table in EQUIVALENTS.items():
         with composing(read([])):
             keys = nearest.keys_below(nearest.chosen([f"algorithm={algorithm}"], "config"))
+        known |= set(keys)
         for theirs, ours in table.items():
             assert ours.partition(",")[0] in keys, (algorithm, ours)
             assert theirs not in keys
             assert nearest.algorithms_with(theirs)
-    known = {*nearest.keys_of_options(), "hydra.run.dir"}
-    for algorithm in EQUIVALENTS:
-        with composing(read([])):
-            known |= set(nearest.keys_below(nearest.chosen([f"algorithm={algorithm}"], "config")))
     assert {key for keys in HABITS.values() for key in keys} <= known
 
 
@@ -223,6 +225,32 @@ def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
     file.write_text("# @package _global_\nn_grpo_steps: 3\n")
     text = answered_by(["-cd", str(tmp_path), "-m", "sweep=mine"])
     assert text == "sweep/mine.yaml: n_grpo_steps is no setting of this run: did you mean n_steps?"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words", "says"),
+    [
+        ("loss/mine.yaml", "a: [b\n", ["loss=mine"], "loss/mine.yaml, line 2: expected ',' or ']'"),
+        ("loss/mine.yaml", "a: [b\n", ["loss=gspo", "loss.dual_clip=3"], "is no YAML"),  # looked at, and not chosen
+        ("loss/mine.yaml", "- a\n", ["loss=mine"], "loss/mine.yaml does not compose ("),
+        ("loss/mine.yaml", "cliprang: 1\n", ["loss=mine"], "loss/mine.yaml: cliprang is no setting of this run: did"),
+        ("loss/mine.yaml", "defaults: [/nowhere]\n", ["loss=mine"], "does not compose (Could not load 'nowhere')"),
+        ("sweep/mine.yaml", "n_steps: 3\n", ["-m", "sweep=mine"], "begin it with the line # @package _global_"),
+    ],
+)
+def test_a_broken_file_of_ones_own_options_is_named(file, text, words, says, tmp_path):
+    path = tmp_path / file
+    path.parent.mkdir()
+    path.write_text(text)
+    said = answered_by(["-cd", str(tmp_path), *words])
+    assert says in said
+    assert said.isprintable()
+
+
+def test_a_broken_config_is_named_whether_it_is_run_or_shown(tmp_path):
+    (tmp_path / "config.yaml").write_text("a: [b\n")
+    for words in (["seed=1"], [], ["--cfg", "job"], ["--help"]):
+        assert "config.yaml, line 2: expected" in answered_by([f"--config-path={tmp_path}", *words])
 
 
 def test_a_path_with_letters_beyond_ascii_needs_no_quotes(tmp_path, monkeypatch):
@@ -258,7 +286,6 @@ def process(*words: str, cwd: Path, **env: str) -> tuple[subprocess.CompletedPro
     [
         (["--help"], 0, "loss: cispo, grpo_clip, "),
         (["algorithm=sft", "--help", "lr_schedule=cosine"], 0, "\nlr_schedule: cosine\n"),
-        (["--version"], 0, "rlreason "),
         (["--cfg", "job", "std_norm=null"], 0, "std_norm:\n  kind: none\n"),
         (["std_norm=true"], 2, ""),
         (["-m", "sampling.max_token=3"], 2, ""),

@@ -34,6 +34,8 @@ def refuse_wrong_choices(overrides: Sequence[str]) -> None:
         group = override.key_or_group
         if not group:
             raise ConfigError(f"{word} names no setting in front of the equals sign: write key=value")
+        if override.is_hydra_override() and override.is_sweep_override():
+            raise ConfigError(f"{word}: Hydra's own settings have one value in all runs: give one, or quote a text")
         if override.is_delete():
             _refuse_taking_away(override, groups)
         elif group == "sweep" and (override.is_sweep_override() or isinstance(override.value(), list)):

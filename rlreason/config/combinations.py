@@ -38,6 +38,9 @@ def runs_of(overrides: list[str], multirun: bool, name: str = "config") -> Itera
     parsed = _parsed(parser, overrides)
     hydra = _composed_hydra(fixed(overrides), name)
     params = hydra.sweeper.get("params") or {}
+    batch = hydra.sweeper.get("max_batch_size")
+    if isinstance(batch, int) and batch < 1 and batch != -1:
+        raise ConfigError(f"hydra.sweeper.max_batch_size={batch} must be above 0: leave it out for all runs at once")
     named = {o.key_or_group for o in parsed}
     of_sweep = _parsed(parser, [f"{key}={value}" for key, value in params.items() if key not in named])
     basic = hydra.runtime.choices["hydra/sweeper"] == "basic"

@@ -11,6 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from rlreason.config.nearest import (
     algorithms_with,
@@ -25,6 +26,7 @@ from rlreason.config.nearest import (
     settings_like,
 )
 from rlreason.errors import ConfigError
+from rlreason.status import RESOURCES, exit_code
 
 LONGEST_SHOWN = 100  # characters of one word in a message
 TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
@@ -81,13 +83,23 @@ def in_one_line(overrides: Sequence[str], name: str = "config", composing: bool 
         yield
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_line(error, overrides, name)) from error
-    except ConfigError:
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"a file of options is no YAML ({_reason(error)}): mend it, or choose another") from error
+    except (ConfigError, BrokenPipeError):
         raise
     except Exception as error:
-        if not composing:
+        if not composing or exit_code(error) == RESOURCES:
             raise
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise ConfigError(f"{' '.join(overrides)} cannot be composed ({reason}): mend or leave out a word") from error
+        raise ConfigError(
+            f"{' '.join(overrides)} cannot be composed ({_reason(error)}): mend or leave out a word"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in a line; where in a file, if it knows."""
+    if mark := getattr(error, "problem_mark", None):
+        return f"{mark.name}, line {mark.line + 1}: {getattr(error, 'problem', '')}"
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def one_line(error: Exception, overrides: Sequence[str] = (), name: str = "config") -> str:
@@ -98,7 +110,9 @@ def one_line(error: Exception, overrides: Sequence[str] = (), name: str = "confi
     text = f"{error}\n{cause}"
     full_key = getattr(cause, "full_key", None)
     if unknown := re.search(r"Key '([^']+)' (?:is )?not in '?\w+'?", text):
-        file = re.search(r"In '([^']+)': \w+ raised", text)
+        file = re.search(r"In '((\w+)/[^']+)': \w+ raised", text)
+        if file and unknown[1] == file[2]:
+            return f"{file[1]}.yaml sets {file[2]}, which is no setting: begin it with the line # @package _global_"
         said = _unknown_key(full_key or unknown[1], choices_among(overrides), name)
         return f"{file[1]}.yaml: {said}" if file else said
     if absent := re.search(r"Could not override '([^']*)'\.\s+(?:No match|Did you mean)", text):
@@ -133,6 +147,8 @@ def _plain(error: Exception, full_key: str | None, overrides: Sequence[str]) -> 
     lines = [line.strip() for line in str(error).splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(NOISE)).rstrip(".")
     text = re.sub(r"^\w+ raised while resolving interpolation: ", "", text)
+    if file := re.match(r"In '([^']+)': (?:\w+ raised while composing config: )?(.*)", text):
+        return f"{file[1]}.yaml does not compose ({file[2]}): mend the file"
     about = [word for word in overrides if full_key and word.lstrip("+~").startswith(f"{full_key}=")]
     about = about or [word for word in overrides if "${" in word]
     return f"{about[-1]} cannot be resolved ({text}): give a value" if about else text
@@ -232,6 +248,8 @@ def _unreadable(word: str) -> str:
         return f"{word} names no setting in front of the equals sign: write key=value"
     if not equals and (meant := re.fullmatch(r"([A-Za-z_][\w.]*)\s*[:\s]\s*(\S+)", word)):
         return f"{word} cannot be read: write {meant[1]}={meant[2]}"
+    if equals and key != key.strip() and value.strip():
+        return f"{word} cannot be read: write {key.strip()}={value.strip()}, without the space"
     if not re.fullmatch(r"[~+]*[\w./@:-]+", key, re.ASCII):
         return f"{word} cannot be read: no setting is called {key.strip()} (python -m rlreason --cfg job lists them)"
     if not equals:

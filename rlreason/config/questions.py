@@ -27,7 +27,8 @@ def answer(asked: Asked) -> None:
     if flags.get("help"):
         hydra.app_help(name, get_args_parser(), Namespace(overrides=overrides, resolve=resolve))
     elif flags.get("hydra_help"):
-        hydra.hydra_help(name, get_args_parser(), Namespace(overrides=overrides))
+        own = [word for word in overrides if word.lstrip("+~").startswith("hydra")]  # a run's settings are not shown
+        hydra.hydra_help(name, get_args_parser(), Namespace(overrides=own))
     elif kind := flags.get("cfg"):
         hydra.show_cfg(name, overrides, cfg_type=kind, package=flags.get("package"), resolve=resolve)
     elif topic := flags.get("info"):
