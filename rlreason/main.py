@@ -118,7 +118,8 @@ def command() -> int:
             ):
                 return begin(hydra, asked) if asked.starts else tell(asked)
         except Ended as ended:
-            raise ended.args[0] from None
+            error: Exception = ended.args[0]
+        raise error  # with its own cause and traceback
 
 
 def begin(hydra: Hydra, asked: Asked) -> int:

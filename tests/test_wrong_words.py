@@ -187,7 +187,7 @@ def test_what_another_algorithm_calls_a_setting_is_said():
 
 
 def test_every_habit_and_every_equivalent_names_settings_that_there_are():
-    from rlreason.config.aliases import EQUIVALENTS, HABITS
+    from rlreason.config.habits import EQUIVALENTS, HABITS
 
     known = set(nearest.keys_of_options())
     for algorithm, table in EQUIVALENTS.items():

@@ -35,6 +35,18 @@ REASONS = {
     "Invalid type assigned": "it is a group of settings, each with a name of its own",
     "is not a ListConfig": "it is a list, as in [1,2]",
 }
+#: Texts of Hydra's about one word, and ours.
+SIMPLE = {
+    r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'": (
+        "WORD names several values: add -m to run each of them, or use [a,b] for a list"
+    ),
+    r"Could not delete from config. '([^']+)' does not exist": "~WORD takes away what is not there: leave it out",
+    r"Could not append to config. An item is already at '([^']+)'": (
+        "+WORD adds what is there already: take the + away"
+    ),
+    r"Multiple values for ([^.\s]+)\.": "WORD is chosen already: write WORD=OPTION, without a +",
+    r"not supported: '\++([^'=]+)": "WORD is chosen already: write WORD=OPTION, without a +",
+}
 #: Lines of Hydra's messages that help nobody here.
 NOISE = (
     "full_key:",
@@ -125,20 +137,15 @@ def one_line(error: Exception, overrides: Sequence[str] = (), name: str = "confi
         return _no_override(word[1])
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override))
-    if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'", text):
-        return f"{several[1]} names several values: add -m to run each of them, or use [a,b] for a list"
     if override := re.search(r"Error merging override (.+)", text):
         reason = str(cause).splitlines()[0].rstrip(".")
         reason = next((ours for theirs, ours in REASONS.items() if theirs in reason), reason)
         return (
             f"{override[1]} does not fit there ({reason}): python -m rlreason --cfg job shows the form of every setting"
         )
-    if lost := re.search(r"Could not delete from config. '([^']+)' does not exist", text):
-        return f"~{lost[1]} takes away what is not there: leave it out"
-    if twice := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
-        return f"+{twice[1]} adds what is there already: take the + away"
-    if twice := re.search(r"Multiple values for ([^.\s]+)\.", text) or re.search(r"not supported: '\++([^'=]+)", text):
-        return f"{twice[1]} is chosen already: write {twice[1]}=OPTION, without a +"
+    for pattern, said in SIMPLE.items():
+        if found := re.search(pattern, text):
+            return said.replace("WORD", found[1])
     return _plain(error, full_key, overrides)
 
 

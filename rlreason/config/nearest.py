@@ -14,7 +14,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.config.aliases import EQUIVALENTS, HABITS, NAMES
+from rlreason.config.aliases import NAMES
+from rlreason.config.habits import EQUIVALENTS, HABITS
 from rlreason.config.store import SCHEMAS
 
 MOST = 3  # suggestions at once
