@@ -1,6 +1,6 @@
 """The command line: compose the config, check it, run one run per process, end with the run's own exit code.
 
-The only room that knows Hydra's runner. Heavy libraries are imported when a checked run starts, so that
+The only room that starts jobs by Hydra. Heavy libraries are imported when a checked run starts, so that
 `--help` and a typo are answered at once.
 """
 
@@ -11,27 +11,33 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import hydra
+from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.arms import Sweep, stoppable
-from rlreason.config.flags import Asked, read
+from rlreason.config.flags import Asked, composing, read
 from rlreason.config.leaves import refuse_own_input
+from rlreason.config.mistakes import in_one_line, mistakes_in
+from rlreason.config.questions import answer, rerun_config
 from rlreason.config.run import Training
-from rlreason.config.store import register, resource_dir, typed
+from rlreason.config.store import register, typed
 from rlreason.config.words import check_rules, check_words
 from rlreason.console import Console
-from rlreason.entry import answered, say
+from rlreason.entry import answered
 from rlreason.errors import ConfigError
+from rlreason.modules import find_modules_here
 from rlreason.noise import noise_kept
 from rlreason.records import CONTENTS
-from rlreason.status import ending, exit_code, read_status, status_of, sweep_code, write_status
+from rlreason.status import ending, read_status, status_of, sweep_code, write_status
 from rlreason.sweeps import JOB_OF_SWEEP, arms_table
 
 
-@hydra.main(version_base="1.3", config_path=str(resource_dir("conf")), config_name="config")
+class Ended(BaseException):
+    """Carries what ended a job past Hydra's runner, which would print it in its own way, to `answered`."""
+
+
 def main(cfg: DictConfig) -> float:
     """One job: a whole run, or, inside a sweep, the start of a process of its own."""
     try:
@@ -40,9 +46,7 @@ def main(cfg: DictConfig) -> float:
         with noise_kept():
             return job(cfg)
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
-        if not say(error):
-            raise  # Hydra prints the traceback and ends with 1
-        sys.exit(exit_code(error))
+        raise Ended(error) from error
 
 
 def job(cfg: DictConfig) -> float:
@@ -98,32 +102,55 @@ def arm(cfg: DictConfig) -> float:
 
 def cli() -> None:
     """Entry of `python -m rlreason` and of the `rlreason` script. A user's mistake: one line, exit code 2."""
-    register()
     sys.exit(answered(command))
 
 
 def command() -> int:
-    """Check the words, then let Hydra answer them or start what they ask for; returns the exit code."""
+    """Check the words, then answer them or start what they ask for; returns the exit code."""
+    find_modules_here()
     words = sys.argv[1:]
-    question = not read(words).starts
-    asked = check_words(words, note=partial(print, file=sys.stderr if question else sys.stdout))
-    sys.argv[1:] = asked.words()
-    with stoppable():
-        if asked.multirun and asked.starts:
-            return sweep(asked)
-        main()
+    with mistakes_in(words):
+        register()
+        question = not read(words).starts
+        asked = check_words(words, note=partial(print, file=sys.stderr if question else sys.stdout))
+        try:
+            with (
+                stoppable(),
+                composing(asked) as hydra,
+                in_one_line(asked.overrides, asked.config_name, composing=not asked.starts),
+            ):
+                return begin(hydra, asked) if asked.starts else tell(asked)
+        except Ended as ended:
+            error: Exception = ended.args[0]
+        raise error  # with its own cause and traceback
+
+
+def begin(hydra: Hydra, asked: Asked) -> int:
+    """Start the run or the sweep."""
+    if asked.multirun:
+        return sweep(hydra, asked)
+    hydra.run(asked.config_name, main, [*asked.overrides, "hydra.mode=RUN"])
+    return 0
+
+
+def tell(asked: Asked) -> int:
+    """Answer a question."""
+    if file := asked.flags.get("experimental_rerun"):
+        main(rerun_config(file))
+        return 0
+    answer(asked)
     if asked.flags.keys() & {"cfg", "info"}:
         check_rules(asked)  # the config was shown; what is wrong with it is said too
     return 0
 
 
-def sweep(asked: Asked) -> int:
+def sweep(hydra: Hydra, asked: Asked) -> int:
     """Every run of a sweep, then the table of what they came to, of those so far where it was stopped."""
     with TemporaryDirectory(prefix="rlreason-sweep-") as place:
         runs = Sweep(asked.sources(), str(Path(place) / "arms.jsonl"))
         runs.announce()
         try:
-            main()
+            hydra.multirun(asked.config_name, main, [*asked.overrides, "hydra.mode=MULTIRUN"])
         finally:
             arms = runs.arms()
             if arms:

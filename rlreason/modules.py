@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
+from rlreason.errors import ConfigError
+
 PACKAGE = Path(__file__).resolve().parent
 #: Where the name of a module suggests a command: what to type for it. Algorithms need no line here.
 MEANT = {
@@ -59,6 +61,20 @@ def instead(name: str) -> str:
     meant = MEANT.get(last) or (f"python -m rlreason algorithm={last}" if last in trained else "")
     others = ", ".join(f"python -m {command}" for command in commands())
     return f"{name} is no command: " + (f"type {meant}, or one of {others}" if meant else f"type one of {others}")
+
+
+def find_modules_here() -> None:
+    """Look for modules in the current folder too, as `python -m` does: for a `module:function` of one's own.
+
+    A script that pip installed looks beside itself instead. Python's own rule against it (`-P`, `-I`, PYTHONSAFEPATH)
+    is kept. Processes that grade are told the whole path; those of a sweep are started by `python -m`.
+    """
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:
+        raise ConfigError("the current folder is gone: go to another, or make it again and enter it anew") from None
+    if not sys.flags.safe_path and "" not in sys.path and here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def refuse_idle() -> None:

@@ -11,10 +11,11 @@ from hydra import compose, initialize_config_dir
 
 from rlreason import __version__, curves, modules
 from rlreason.config.aliases import NAMES, translated
+from rlreason.config.combinations import runs_of
 from rlreason.config.flags import composing, read
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.store import resource_dir, typed
-from rlreason.config.words import _runs, check_words
+from rlreason.config.words import check_words
 from rlreason.errors import ConfigError
 from rlreason.records import CONTENTS
 
@@ -71,7 +72,11 @@ def python_m(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ("prompt.name=GRPO-Clip", "prompt.name=GRPO-Clip"),  # free text keeps its case
         ("data.path=/Data/GSM8K", "data.path=/Data/GSM8K"),
         ("loss=typo", "loss=typo"),
-        ("experiment=null", "experiment=null"),
+        ("std_norm=false", "std_norm=none"),
+        ("std_norm=Off,group_std", "std_norm=none,group_std"),
+        ("logger=null", "logger=none"),
+        ("baseline=choice(no,mean)", "baseline=choice(none,mean)"),
+        ("loss=false", "loss=false"),  # it has no option none
         ("seed", "seed"),
     ],
 )
@@ -107,7 +112,7 @@ def test_every_name_of_the_table_is_a_setting(name):
 def test_a_sweep_over_a_handouts_switch_runs_both_arms():
     asked = check_words(["-m", "use_std_normalization=True,False"], note=lambda text: None)
     with composing(asked):
-        assert list(_runs(asked.overrides, multirun=True)) == [["std_norm=group_std"], ["std_norm=none"]]
+        assert list(runs_of(asked.overrides, multirun=True)) == [["std_norm=group_std"], ["std_norm=none"]]
 
 
 @pytest.mark.parametrize(

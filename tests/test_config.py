@@ -9,10 +9,11 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from rlreason.config.combinations import runs_of
 from rlreason.config.leaves import leaves
 from rlreason.config.rules import broken_rules
 from rlreason.config.store import SCHEMAS, resource_dir, run_name, typed
-from rlreason.config.words import _runs, check_words
+from rlreason.config.words import check_words
 from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
@@ -112,7 +113,7 @@ def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
         (model / "config.json").write_text("{}")
     check_words(["-m", f"sweep={name}"])
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        runs = list(_runs([f"sweep={name}", "seed=0,1"], multirun=True))
+        runs = list(runs_of([f"sweep={name}", "seed=0,1"], multirun=True))
     assert len(runs) >= (2 if name.startswith("stage") else 10)
     names = [run_name(run) for run in runs]
     assert len(set(names)) == len(names)

@@ -12,11 +12,13 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString, Transformer, ValueType
-from hydra.errors import HydraException
 
 from rlreason.errors import ConfigError
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+NONE = ("false", "no", "off", "null", "none", "~")  # YAML's words for nothing: the option `none`, where a group has it
+
+MAY_BE_ABSENT = ("experiment", "sweep")  # groups without which a run is whole
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,14 @@ def translated(words: Sequence[str], note: Callable[[str], object] = print) -> l
     for word in words:
         try:
             override = parser.parse_override(word)
-        except HydraException:
+        except Exception:  # of Hydra, or of what it stumbles over in an odd word
             out.append(word)
             continue
         if override.key_or_group == GPU_SHARE:
             said[GPU_SHARE] = _gpu_share(override)
             continue
+        if override.key_or_group in MAY_BE_ABSENT and _text(override.value()).lower() in NONE:
+            continue  # as without it: Hydra has no word for that
         name = NAMES.get(override.key_or_group)
         ours = _option_names(_renamed(override, name) if name else override)
         if name:
@@ -127,14 +131,20 @@ def _option_names(override: Override) -> Override:
     def option(given: Any) -> Any:
         if isinstance(given, list):
             return [option(one) for one in given]
-        known = given is None or _text(given) in options
-        return given if known else folded.get(_folded(_text(given)), given)
+        if _text(given) in options:
+            return _text(given)
+        if given is None or given is False or _text(given).lower() in NONE:
+            return "none" if "none" in options else given
+        return folded.get(_folded(_text(given)), given)
 
     return _with(override, values=option)
 
 
 def _is_group(key: str) -> bool:
-    return bool(GlobalHydra.instance().config_loader().get_group_options(key))
+    try:
+        return bool(GlobalHydra.instance().config_loader().get_group_options(key))
+    except OSError:  # longer than a file's name can be
+        return False
 
 
 def _folded(option: str) -> str:

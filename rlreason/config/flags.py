@@ -5,17 +5,20 @@ argument parser and search path; it must not know settings.
 """
 
 import argparse
-import sys
+import difflib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.initialize import initialize_config_dir
 
 from rlreason import __version__
@@ -23,7 +26,8 @@ from rlreason.config.store import resource_dir
 from rlreason.errors import ConfigError
 
 SOURCES = ("config_dir", "config_path", "config_name")  # flags that say where options come from
-COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")  # of which Hydra does one at a time
+COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")  # of which one is done at a time
+HELP = ("help", "hydra_help")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,18 @@ class _Parser(argparse.ArgumentParser):
     """Mistakes as everywhere in this program: one line, exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}: python -m rlreason --hydra-help lists the flags")
+        cure = "python -m rlreason --hydra-help lists the flags"
+        if unknown := re.fullmatch(r"unrecognized arguments: (\S+).*", message, re.DOTALL):
+            cure = self._instead_of(unknown[1])
+        raise ConfigError(f"{message}: {cure}")
+
+    def _instead_of(self, word: str) -> str:
+        name, equals, value = word.partition("=")
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        if nearest := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
+            return f"did you mean {nearest[0]}{equals}{value}?"
+        setting = f"{name.lstrip('-')}={value or 'VALUE'}"
+        return f"a setting has no dashes ({setting}), and python -m rlreason --hydra-help lists the flags"
 
 
 def read(words: Sequence[str]) -> Asked:
@@ -91,32 +106,64 @@ def read(words: Sequence[str]) -> Asked:
     found = vars(parser.parse_intermixed_args(list(words)))
     overrides = found.pop("overrides") or []
     flags = {name: value for name, value in found.items() if value not in (None, False)}
-    several = [name for name in COMMANDS if name in flags]
+    several = [name for name in (*COMMANDS, *HELP) if name in flags]
+    if set(several) <= {"multirun", "help"}:  # help on a sweep
+        several = []
     if len(several) > 1:
         raise ConfigError(f"{' and '.join(_spelt(dict.fromkeys(several, True)))} exclude each other: give one")
+    if "package" in flags and "cfg" not in flags:
+        raise ConfigError(f"--package={flags['package']} belongs to --cfg: write --cfg job -p {flags['package']}")
     if "resolve" in flags and not flags.keys() & {"cfg", "help"}:
         raise ConfigError("--resolve belongs to --cfg: write --cfg job --resolve")
-    if folder := flags.get("config_dir"):
-        if not Path(folder).is_dir():
+    if (folder := flags.get("config_dir")) is not None:
+        if not folder or not Path(folder).is_dir():
             raise ConfigError(f"--config-dir={folder} is no folder: give one that holds options, as DIR/loss/mine.yaml")
         flags["config_dir"] = str(Path(folder).absolute())  # a run may be told to work in a folder of its own
     path = flags.get("config_path")
-    if path and not (Path(path).is_absolute() and Path(path).is_dir()) and not path.startswith("pkg://"):
+    if path is not None and not (Path(path).is_absolute() and Path(path).is_dir()) and not path.startswith("pkg://"):
         raise ConfigError(
             f"--config-path={path} is no absolute path of a folder: give one, or add options by --config-dir DIR"
         )
     return Asked(flags, overrides)
 
 
+class Loader(ConfigLoaderImpl):
+    """Lists options from the sources as they stand: Hydra's own copies every stored config for each question."""
+
+    def get_group_options(
+        self,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> list[str]:
+        if overrides:  # they may bring in a place to search
+            return super().get_group_options(group_name, results_filter, config_name, overrides)
+        return self.repository.get_group_options(group_name, results_filter)
+
+
 @contextmanager
-def composing(asked: Asked) -> Iterator[None]:
-    """Hydra ready to compose what was asked, with the same options in reach as its own command line has."""
+def composing(asked: Asked) -> Iterator[Hydra]:
+    """Hydra ready to compose, answer and run what was asked, with the options that the flags bring in."""
     conf = asked.flags.get("config_path") or str(resource_dir("conf"))
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):  # and restored afterwards
         search_path = create_config_search_path(conf)
         if folder := asked.flags.get("config_dir"):
             place = SearchPathQuery(provider="schema")
             search_path.prepend("command-line", f"file://{folder}", anchor=place)
+        loader = Loader(search_path)
+        if not loader.repository.config_exists(asked.config_name):
+            raise ConfigError(_no_config(asked, loader))
+        hydra = Hydra(task_name="rlreason", config_loader=loader)
         GlobalHydra.instance().clear()
-        Hydra.create_main_hydra2(task_name=Path(sys.argv[0]).stem, config_search_path=search_path)
-        yield
+        GlobalHydra.instance().initialize(hydra)
+        yield hydra
+
+
+def _no_config(asked: Asked, loader: Loader) -> str:
+    """What is said where there is no file to compose."""
+    name, path = asked.config_name, asked.flags.get("config_path")
+    if path:
+        return f"--config-path={path} holds no {name}.yaml: give a folder that does, or add options by --config-dir DIR"
+    there = [found for found in loader.get_group_options("") if not found.startswith("_")]
+    return f"--config-name={name} is no config (there is {', '.join(there)}): leave it out, or put it into --config-dir"
