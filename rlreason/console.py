@@ -93,7 +93,8 @@ class Console:
 
 def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Start and end side by side; accuracy with its 95% interval over the validation problems."""
-    asked = f"{before['eval/problems']:.0f} problems, sampled"
+    each = f" x {n}" if (n := round(before["eval/samples"] / before["eval/problems"])) > 1 else ", sampled"
+    asked = f"{before['eval/problems']:.0f} problems{each}"
     rows = [f"{asked:22} {'start':>20} {'end':>20}"]
 
     def interval(m: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from rlreason.config.imitation import EI
 from rlreason.config.model import TinyModel
 from rlreason.config.run import Training
 from rlreason.console import Console, closing_table
+from rlreason.evaluation import in_words
 from rlreason.objectives.card import Card, imitation_card, objective_card
 from rlreason.protocol import accuracy_words
 from rlreason.setup.house import House
@@ -27,8 +28,24 @@ def header(console: Console, run: Training, house: House, folder: Path) -> None:
     if len(house.final_problems) > len(house.eval_problems):
         sizes += f" on the way, {len(house.final_problems)} at the end"
     console.say(f"data       {run.data.name}: {sizes}; prompt={run.prompt.name}")
+    for line in evaluated_otherwise(run, house):
+        console.say(line)
     console.say(f"batch      {batch_words(run, console.n_steps)}, learning rate {run.learning_rate:g}")
     console.say(f"records    {shown(folder)}")
+
+
+def evaluated_otherwise(run: Training, house: House) -> list[str]:
+    """What evaluations do otherwise than training, if anything."""
+    asks, beside = house.examiner.settings, house.examiner.beside
+    told = [f"data={asks.data.name}"] if asks.data is not run.data else []
+    told += [f"prompt={asks.prompt.name}"] if asks.prompt is not run.prompt else []
+    if asks.sampling != run.sampling:
+        told.append(f"T={asks.sampling.temperature:g}, up to {asks.sampling.max_tokens} tokens")
+    told += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []
+    lines = [f"evaluates  with {'; '.join(told)}"] if told else []
+    if beside is not None:
+        lines.append(f"counts     by {house.examiner.grader.reward}, and beside it by {beside.reward}")
+    return lines
 
 
 def batch_words(run: Training, n_steps: int) -> str:
@@ -113,6 +130,8 @@ def closing(
         console.say(accuracy_words(summary["accuracy"], low, high, summary["protocol"]))
     else:
         console.say(f"{'protocol':22} {summary['protocol']['hash']:>41}")
+    for line in in_words(summary["accuracy"], summary):
+        console.say(line)
     if summary["notices"]:
         seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
         console.say(f"notices    {seen}")

@@ -19,6 +19,7 @@ from rlreason.config.run import Run, Training
 from rlreason.console import Console, Stopwatch
 from rlreason.counters import Counters
 from rlreason.curves import draw_curves
+from rlreason.evaluation import more_accuracies
 from rlreason.grading.metrics import grading_metrics
 from rlreason.guards import Guards
 from rlreason.learner import Learner, averaged
@@ -220,6 +221,7 @@ def summed_up(
         "eval_problems": int(final["final/problems"]),
         "data": house.data_hash,
         "data_sizes": house.sizes,
-        "protocol": protocol_of(run, house.final_problems if whole else house.eval_problems, 1),
-        "protocol_on_the_way": protocol_of(run, house.eval_problems, 1)["hash"],
+        **more_accuracies({k.replace("final/", "eval/"): v for k, v in final.items()}, *house.examiner.rewards),
+        "protocol": protocol_of(house.examiner.settings, house.final_problems if whole else house.eval_problems),
+        "protocol_on_the_way": protocol_of(house.examiner.settings, house.eval_problems)["hash"],
     }

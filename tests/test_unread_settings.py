@@ -123,7 +123,7 @@ def prepare(run: Any, folder: Path) -> None:
     console = Console(out=io.StringIO())
     house = build(run, folder, console)
     house.close()
-    protocol_of(run, house.eval_problems)
+    protocol_of(house.examiner.settings, house.eval_problems)
     if isinstance(run, Training):
         make_algorithm(run, house, console)
         make_learner(run, house.policy)

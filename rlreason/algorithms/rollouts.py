@@ -30,6 +30,7 @@ class Rollouts:
     grader: Grades
     prompt_ids: Callable[[Problem], list[int]]
     seed: int
+    beside: Grades | None = None  # a second grader, whose verdicts are kept and count for nothing
 
     def sample(
         self,
@@ -52,6 +53,8 @@ class Rollouts:
             def grade(place: int, response: Response) -> Sample:
                 gold = problems[place // n].answer
                 sample = Sample(response, self.grader.grade_batch([response.text], [gold])[0])
+                if self.beside is not None:
+                    sample.prompt_grade = self.beside.grade_batch([response.text], [gold])[0]
                 if finished is not None:
                     finished(place % n, sample)
                 return sample

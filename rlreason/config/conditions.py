@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from rlreason.config.evaluation import evaluation_of
 from rlreason.config.groups import Logger
 from rlreason.config.imitation import SFT
-from rlreason.config.jobs import Asking
+from rlreason.config.jobs import Asking, BestOfN
 from rlreason.config.model import SHARED_WARM_START, TinyModel
 from rlreason.config.run import Run, Training
 from rlreason.config.tasks import Countdown
@@ -32,9 +33,29 @@ def uses_training_data(run: Run) -> bool:
     return not isinstance(run, Asking) or run.split == "train"
 
 
-def has_own_reward(run: Run) -> bool:
-    """A function `module:function` of the user's or of the data judges responses."""
-    return ":" in run.prompt.reward or run.data.verifier is not None
+def judges_to_learn(run: Run) -> bool:
+    """The prompt's reward decides what is learned from, beside what evaluations do with it."""
+    learns = isinstance(run, Training) and not isinstance(run, SFT)
+    return learns or (uses_training_data(run) and run.data.filter == "correct")
+
+
+def judges(run: Run) -> list[bool]:
+    """Of each reward that grades in this run, whether it is a function `module:function`: the user's, or the data's."""
+    evaluation = evaluation_of(run)
+    named = [(evaluation.reward, evaluation.data)]
+    named += [(evaluation.prompt_reward, evaluation.data)] if evaluation.prompt_reward else []
+    named += [(run.prompt.reward, run.data)] if judges_to_learn(run) else []
+    return [":" in reward or data.verifier is not None for reward, data in named]
+
+
+def uses_data(run: Run) -> bool:
+    """Problems of `data` are learned from, asked, or teach the tiny model."""
+    return uses_training_data(run) or run.eval.data is None or isinstance(run.model, TinyModel)
+
+
+def uses_prompt(run: Run) -> bool:
+    """The training's own prompt is asked, or its reward judges."""
+    return run.eval.prompt is None or isinstance(run, Training) or isinstance(run.model, TinyModel)
 
 
 def handles_traces(run: Run) -> bool:
@@ -126,25 +147,58 @@ CONDITIONS = (
     ),
     Condition(
         ("data.verifier",),
-        lambda run: ":" not in run.prompt.reward,
+        lambda run: ":" not in run.prompt.reward or (run.eval.data is None and run.eval.prompt is not None),
         "without a prompt.reward=module:function only",
     ),
     Condition(
         ("data.bad_gold", "grading.extract", "grading.percent", "grading.rel_tol"),
-        lambda run: not has_own_reward(run),
+        lambda run: not all(judges(run)),
         "by the built-in comparison only, and here prompt.reward or data.verifier names a function that judges",
     ),
     Condition(
         ("grading.correct_at",),
-        has_own_reward,
+        lambda run: any(judges(run)),
         "by a reward of one's own only, which may give partial credit",
         "leave it out, or set prompt.reward=module:function",
     ),
     Condition(
         ("interim_eval_problems",),
-        lambda run: run.eval_problems is None,
+        lambda run: run.asked_at_most is None,
         "where eval_problems is null only, which otherwise bounds every evaluation",
         "set eval_problems=null, or leave it out",
+    ),
+    Condition(
+        ("eval_problems",),
+        lambda run: run.eval.problems is None,
+        "without eval.problems only, whose short name it is",
+        "set one of them",
+    ),
+    Condition(
+        ("eval.final_problems",),
+        lambda run: isinstance(run, Training),
+        "by algorithms that train only, whose last evaluation may ask more",
+        "set eval.problems",
+    ),
+    Condition(
+        ("eval.samples",),
+        lambda run: not isinstance(run, BestOfN),
+        "by every algorithm but best_of_n only, which samples as many as n_list asks for",
+        "set samples, or leave it out",
+    ),
+    Condition(
+        ("eval.samples",),
+        lambda run: getattr(run, "samples", None) is None,
+        "without samples only, which is its short name",
+        "set one of them",
+    ),
+    Condition(
+        tuple(
+            f"eval.data.{key}"
+            for key in ("limit", "filter", "pass_rates", "min_pass_rate", "max_pass_rate", "overlap", "response_as")
+        ),
+        lambda run: False,
+        "for training data only, and what an evaluation's own data holds is asked",
+        "set it under data, or leave it out",
     ),
     Condition(
         ("rollout.placement", "rollout.sleep", "rollout.kv_cache_gb", "rollout.attest", "rollout.timeout_s"),

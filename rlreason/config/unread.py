@@ -52,9 +52,14 @@ def _of_options(run: Run, key: str, conf: Path) -> list[Any]:
     """What the chosen option of the key's group, known by its name, gives it; and the options that it builds on."""
     group, _, rest = key.partition(".")
     if not rest:
-        return [_option(file).get(key) for file in sorted((conf / "scale" / run.algorithm).glob("*.yaml"))]
-    naming = next(word for word in NAMING if hasattr(getattr(run, group), word))
-    name = getattr(getattr(run, group), naming)
+        folders = (conf / "scale" / run.algorithm, conf / "eval")
+        return [_option(file).get(key) for folder in folders for file in sorted(folder.glob("*.yaml"))]
+    settings = getattr(run, group)
+    if group == "eval" and "." in rest and rest.partition(".")[0] in ("prompt", "data"):  # options of those groups
+        group, _, rest = rest.partition(".")
+        settings = getattr(settings, group)
+    naming = next(word for word in NAMING if hasattr(settings, word))
+    name = getattr(settings, naming)
     files = [file for folder in (conf, *_own_option_folders()) for file in sorted((folder / group).glob("*.yaml"))]
     options = {file.stem: _option(file) for file in files}
     chosen, values = [stem for stem, option in options.items() if option.get(naming) == name], []

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlreason.config.aliases import translated
+from rlreason.config.aliases import PLACED, translated
 from rlreason.config.flags import Asked, composing, read
 from rlreason.config.mistakes import one_line
 from rlreason.config.run import Run
@@ -128,12 +128,19 @@ def _runs(overrides: list[str], multirun: bool, name: str = "config") -> Iterabl
     plain = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
     hydra = _composed(plain, name).hydra
     params = hydra.sweeper.get("params") or {}
-    named = {o.key_or_group for o in parsed}
-    of_sweep = _parsed(parser, [f"{key}={value}" for key, value in params.items() if key not in named])
+    named = {o.get_key_element().lstrip("+~") for o in parsed}
+    of_sweep = _parsed(parser, [f"{_of_file(key)}={value}" for key, value in params.items() if key not in named])
     basic = hydra.runtime.choices["hydra/sweeper"] == "basic"
     axes = [_values(o, basic) for o in (*parsed, *of_sweep) if o.is_sweep_override()]
     fixed = [str(o.input_line) for o in of_sweep if not o.is_sweep_override()]
     return ([*plain, *fixed, *combination] for combination in _spread(axes))
+
+
+def _of_file(key: str) -> str:
+    """A key of a sweep's file, which Hydra takes word for word."""
+    if key in PLACED:
+        raise ConfigError(f"{key} in the file of a sweep holds an option: write {PLACED[key]}@{key} there")
+    return key
 
 
 def _parsed(parser: OverridesParser, overrides: list[str]) -> list[Override]:
@@ -188,3 +195,10 @@ def _one_line_errors() -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_line(error)) from error
+    except AssertionError as error:  # OmegaConf's, of a setting below a null
+        if "Unexpected type for root: NoneType" not in str(error):
+            raise
+        raise ConfigError(
+            "a setting of eval.prompt or eval.data needs an option to change: choose one beside it, as in "
+            "eval.prompt=r1_zero eval.prompt.stop=[]"
+        ) from error

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def inspect(run: Path, category: str | None, n: int, step: int | None, rollouts: bool, file: Path | None) -> None:
     path = cases.response_file(run, step, rollouts)
     rows = cases.read_rows(path)
-    graded = read_grading(run)
+    graded = read_grading(run, evaluates=path.parent.name != "rollouts")
     print(f"{path}\n{cases.counts_line(rows)}")
     if category == "disagree":
         chosen = disagreeing(rows, graded)
