@@ -8,15 +8,22 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.evaluation import evaluation_of
-from rlreason.config.groups import Logger
+from rlreason.config.data import Data, FileData, Stories
+from rlreason.config.evaluation import asked_of, evaluation_of
+from rlreason.config.groups import Logger, Prompt
 from rlreason.config.imitation import SFT
 from rlreason.config.jobs import Asking, BestOfN
+from rlreason.config.leaves import leaves
 from rlreason.config.model import SHARED_WARM_START, TinyModel
 from rlreason.config.run import Run, Training
-from rlreason.config.tasks import Countdown
+from rlreason.config.tasks import Countdown, Gym
 from rlreason.data.files import locate
 from rlreason.objectives.rules import READERS
+
+DATA_KEYS = tuple(
+    f"data.{leaf.key}"
+    for leaf in dict.fromkeys(leaf for kind in (Data, Stories, FileData, Countdown, Gym) for leaf in leaves(kind()))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +46,43 @@ def judges_to_learn(run: Run) -> bool:
     return learns or (uses_training_data(run) and run.data.filter == "correct")
 
 
-def judges(run: Run) -> list[bool]:
-    """Of each reward that grades in this run, whether it is a function `module:function`: the user's, or the data's."""
+def judges(run: Run) -> list[tuple[str, Data]]:
+    """Every reward that grades in this run, with the data it grades: first the one that an evaluation counts by."""
     evaluation = evaluation_of(run)
     named = [(evaluation.reward, evaluation.data)]
     named += [(evaluation.prompt_reward, evaluation.data)] if evaluation.prompt_reward else []
-    named += [(run.prompt.reward, run.data)] if judges_to_learn(run) else []
-    return [":" in reward or data.verifier is not None for reward, data in named]
+    return named + ([(run.prompt.reward, run.data)] if judges_to_learn(run) else [])
 
 
-def uses_data(run: Run) -> bool:
+def is_own(reward: str, data: Data) -> bool:
+    """A function `module:function` of the user's or of the data judges responses."""
+    return ":" in reward or data.verifier is not None
+
+
+def _checks_golds(run: Run) -> bool:
+    """Gold answers of `data` are graded by the built-in comparison, before they are asked or learned from."""
+    named = judges(run)
+    asked = not is_own(*named[0])
+    if run.eval.data is None and asked:
+        return True
+    if isinstance(run, SFT) or not uses_training_data(run):
+        return False
+    return asked if isinstance(run, Asking) else not is_own(*named[-1])
+
+
+def _uses_data(run: Run) -> bool:
     """Problems of `data` are learned from, asked, or teach the tiny model."""
     return uses_training_data(run) or run.eval.data is None or isinstance(run.model, TinyModel)
 
 
-def uses_prompt(run: Run) -> bool:
-    """The training's own prompt is asked, or its reward judges."""
-    return run.eval.prompt is None or isinstance(run, Training) or isinstance(run.model, TinyModel)
+def _learns_or_asks(key: str) -> Callable[[Any], bool]:
+    """Whether training, or a job that an option or a number of `eval` leaves it to, has a use for it."""
+
+    def read(run: Run) -> bool:
+        own = run.eval.prompt if key == "prompt" else getattr(run.eval.sampling, key)
+        return own is None or isinstance(run, Training)
+
+    return read
 
 
 def handles_traces(run: Run) -> bool:
@@ -63,9 +90,9 @@ def handles_traces(run: Run) -> bool:
     return isinstance(run, SFT) or (uses_training_data(run) and run.data.filter == "correct")
 
 
-def _warms_up_alone(run: Run) -> bool:
-    """A model made on the spot learns the format of this prompt, and of no other."""
-    return isinstance(run.model, TinyModel) and Path(run.prompt.file).stem not in SHARED_WARM_START
+def _warms_up_alone(run: Run, prompt: Prompt | None = None) -> bool:
+    """A model made on the spot learns the format of this prompt as the run has it."""
+    return isinstance(run.model, TinyModel) and Path((prompt or run.prompt).file).stem not in SHARED_WARM_START
 
 
 def _asks_hub(run: Any) -> bool:
@@ -147,17 +174,32 @@ CONDITIONS = (
     ),
     Condition(
         ("data.verifier",),
-        lambda run: ":" not in run.prompt.reward or (run.eval.data is None and run.eval.prompt is not None),
+        lambda run: any(data is run.data and ":" not in reward for reward, data in judges(run)),
         "without a prompt.reward=module:function only",
     ),
     Condition(
-        ("data.bad_gold", "grading.extract", "grading.percent", "grading.rel_tol"),
-        lambda run: not all(judges(run)),
+        ("eval.data.verifier",),
+        lambda run: any(data is not run.data and ":" not in reward for reward, data in judges(run)),
+        "without a reward=module:function only",
+    ),
+    Condition(
+        ("data.bad_gold",),
+        _checks_golds,
+        "by the built-in comparison of what is asked or learned from here only",
+    ),
+    Condition(
+        ("eval.data.bad_gold",),
+        lambda run: not is_own(*judges(run)[0]),
+        "by the built-in comparison only, and here eval.reward or a prompt's names a function that judges",
+    ),
+    Condition(
+        ("grading.extract", "grading.percent", "grading.rel_tol"),
+        lambda run: not all(is_own(*named) for named in judges(run)),
         "by the built-in comparison only, and here prompt.reward or data.verifier names a function that judges",
     ),
     Condition(
         ("grading.correct_at",),
-        lambda run: any(judges(run)),
+        lambda run: any(is_own(*named) for named in judges(run)),
         "by a reward of one's own only, which may give partial credit",
         "leave it out, or set prompt.reward=module:function",
     ),
@@ -190,6 +232,59 @@ CONDITIONS = (
         lambda run: getattr(run, "samples", None) is None,
         "without samples only, which is its short name",
         "set one of them",
+    ),
+    Condition(
+        ("eval.data.train",),
+        lambda run: run.eval.data.n_validation is not None or asked_of(run.eval.data) is run.eval.data,
+        "with eval.data.n_validation only, and here its validation problems are a file of their own",
+    ),
+    Condition(
+        ("eval.prompt.trace",),
+        lambda run: run.eval.prompt.file != run.prompt.file and _warms_up_alone(run, run.eval.prompt),
+        "by the tiny model's warm start, unless that is the one that several prompts share, only",
+    ),
+    Condition(
+        ("prompt.stop", "prompt.name"),
+        _learns_or_asks("prompt"),
+        "by algorithms that train, and where eval.prompt is null, only",
+        "set it under eval.prompt",
+    ),
+    Condition(
+        ("prompt.file",),
+        lambda run: _learns_or_asks("prompt")(run) or isinstance(run.model, TinyModel),
+        "by algorithms that train, and where eval.prompt is null, only",
+        "set it under eval.prompt",
+    ),
+    Condition(
+        ("prompt.reward",),
+        lambda run: run.eval.prompt is None or judges_to_learn(run) or isinstance(run.model, TinyModel),
+        "where responses are sampled to learn from, and where eval.prompt is null, only",
+        "set it under eval.prompt",
+    ),
+    *(
+        Condition(
+            (f"sampling.{key}",),
+            _learns_or_asks(key),
+            f"by algorithms that train, and where eval.sampling.{key} is null, only",
+            "set one of them",
+        )
+        for key in ("temperature", "min_tokens", "max_tokens")
+    ),
+    Condition(
+        ("data.name",),
+        lambda run: isinstance(run, Training) or run.eval.data is None,
+        "by algorithms that train, and where eval.data is null, only",
+    ),
+    Condition(
+        DATA_KEYS,
+        _uses_data,
+        "by algorithms that train, and where eval.data is null, only",
+        "set it under eval.data",
+    ),
+    Condition(
+        ("eval.data.split_seed",),
+        lambda run: run.eval.data.n_validation is not None,
+        "with eval.data.n_validation only, which holds that many problems out",
     ),
     Condition(
         tuple(

@@ -7,7 +7,8 @@ and no torch.
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from copy import copy
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rlreason.config.data import Data, FileData, Stories
@@ -110,7 +111,10 @@ def asked_of(data: Data) -> Data:
     if not isinstance(data, FileData) or data.n_validation is not None:
         return data
     split = data.validation or next((name for name in ("validation", "test") if locate(data.path, name)), None)
-    return replace(data, train=split) if split else data
+    if split:
+        data = copy(data)
+        data.train = split
+    return data
 
 
 def complaints(run: Any) -> Iterator[str]:

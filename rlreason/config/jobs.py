@@ -11,6 +11,10 @@ class Asking(Run):
 
     split: str = "validation"  # validation | train: whose first problems are asked
 
+    @property
+    def problems_at_the_end(self) -> int | None:
+        return self.asked_at_most
+
     def problems(self) -> list[str]:
         bad = super().problems()
         if self.split not in ("validation", "train"):

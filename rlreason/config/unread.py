@@ -51,9 +51,10 @@ def complaints(run: Run, conf: Path) -> dict[str, str]:
 def _of_options(run: Run, key: str, conf: Path) -> list[Any]:
     """What the chosen option of the key's group, known by its name, gives it; and the options that it builds on."""
     group, _, rest = key.partition(".")
+    folders = (conf / "scale", conf / "scale" / run.algorithm, conf / "eval", conf / "experiment")
+    values = [OmegaConf.select(_option(file), key) for folder in folders for file in sorted(folder.glob("*.yaml"))]
     if not rest:
-        folders = (conf / "scale" / run.algorithm, conf / "eval")
-        return [_option(file).get(key) for folder in folders for file in sorted(folder.glob("*.yaml"))]
+        return values
     settings = getattr(run, group)
     if group == "eval" and "." in rest and rest.partition(".")[0] in ("prompt", "data"):  # options of those groups
         group, _, rest = rest.partition(".")
@@ -62,7 +63,7 @@ def _of_options(run: Run, key: str, conf: Path) -> list[Any]:
     name = getattr(settings, naming)
     files = [file for folder in (conf, *_own_option_folders()) for file in sorted((folder / group).glob("*.yaml"))]
     options = {file.stem: _option(file) for file in files}
-    chosen, values = [stem for stem, option in options.items() if option.get(naming) == name], []
+    chosen = [stem for stem, option in options.items() if option.get(naming) == name]
     for stem in chosen:  # grows while it is walked
         values.append(OmegaConf.select(options[stem], rest))
         chosen += [base for base in options[stem].get("defaults") or [] if base in options and base not in chosen]

@@ -12,7 +12,7 @@ from rlreason.config.data import Data, Fields, FileData, Stories
 from rlreason.config.evaluation import evaluation_of
 from rlreason.config.imitation import SFT
 from rlreason.config.jobs import Asking
-from rlreason.config.run import Run
+from rlreason.config.run import Run, Training
 from rlreason.config.store import resource_dir
 from rlreason.config.tasks import Countdown, Gym
 from rlreason.data.countdown import load_countdown, make_countdown
@@ -66,7 +66,8 @@ def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = 
 
     if not uses_training_data(run):
         train = []  # nothing is learned: training data must not stop a measurement
-    fill = partial(render, load_template(run.prompt.file, resource_dir("prompts")))
+    own = run if isinstance(run, Training) else evaluation
+    fill = partial(render, load_template(own.prompt.file, resource_dir("prompts")))
     if isinstance(data, FileData):
         train, validation = answered(data, train, validation, fill, say)
     if asked is not data:

@@ -107,7 +107,9 @@ def build(run: Run, folder: Path, console: Console) -> House:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
     evaluation = evaluation_of(run)
-    prompt, asked_by = renderer(run.prompt), renderer(evaluation.prompt)
+    learns = not isinstance(run, Asking)
+    asked_by = renderer(evaluation.prompt)
+    prompt = renderer(run.prompt) if learns else asked_by
     mirror = make_mirror(run, folder)
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
     try:
@@ -118,10 +120,9 @@ def build(run: Run, folder: Path, console: Console) -> House:
         policy = make_policy(run, lessons)
         choose_threads(run, policy)
         prompt_ids, asked_ids = encoder(policy, prompt), encoder(policy, asked_by)
-        if isinstance(run, Asking):
-            train = fitting(run, policy, asked_ids, "train", train, evaluation.sampling.max_tokens, console)
-        elif not isinstance(run, SFT):  # which samples no answers to them; its traces are measured when they are made
-            train = fitting(run, policy, prompt_ids, "train", train, run.sampling.max_tokens, console)
+        if not isinstance(run, SFT):  # which samples no answers to them; its traces are measured when they are made
+            most = (run if learns else evaluation).sampling.max_tokens
+            train = fitting(run, policy, prompt_ids, "train", train, most, console)
         validation = fitting(run, policy, asked_ids, "validation", validation, evaluation.sampling.max_tokens, console)
         if isinstance(run.model, TinyModel):
             teach_habits(run, run.model, policy, lessons, console)
@@ -145,7 +146,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
     examiner = Examiner(
         settings=evaluation,
         rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, graders.beside),
-        sampling=Sampling(**asdict(evaluation.sampling), stop=tuple(evaluation.prompt.stop)),
+        sampling=sampled(evaluation),
         measure=measured(evaluation.sampling.temperature),
         grader=graders.evaluation,
         beside=graders.beside,
@@ -155,8 +156,8 @@ def build(run: Run, folder: Path, console: Console) -> House:
         engine=engine,
         grader=graders.training,
         rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed),
-        sampling=Sampling(**asdict(run.sampling), stop=tuple(run.prompt.stop)),
-        measure=measured(run.sampling.temperature),
+        sampling=sampled(run) if learns else examiner.sampling,
+        measure=measured(run.sampling.temperature) if learns else examiner.measure,
         examiner=examiner,
         train_problems=train,
         eval_problems=asked(evaluation.problems),
@@ -166,6 +167,11 @@ def build(run: Run, folder: Path, console: Console) -> House:
         mirror=mirror,
         seconds_to_build=time.monotonic() - began,
     )
+
+
+def sampled(settings: Run | Evaluation) -> Sampling:
+    """How an engine samples, in training or in evaluations: a prompt ends where its own stop strings stand."""
+    return Sampling(**asdict(settings.sampling), stop=tuple(settings.prompt.stop))
 
 
 def encoder(policy: Policy, prompt: Render) -> PromptIds:
