@@ -51,8 +51,9 @@ def complaints(run: Run, conf: Path) -> dict[str, str]:
 def _of_options(run: Run, key: str, conf: Path) -> list[Any]:
     """What the chosen option of the key's group, known by its name, gives it; and the options that it builds on."""
     group, _, rest = key.partition(".")
-    folders = (conf / "scale", conf / "scale" / run.algorithm, conf / "eval", conf / "experiment")
-    values = [OmegaConf.select(_option(file), key) for folder in folders for file in sorted(folder.glob("*.yaml"))]
+    homes, kinds = (conf, *_own_option_folders()), ("scale", f"scale/{run.algorithm}", "eval", "experiment")
+    whole = [_option(file) for home in homes for kind in kinds for file in sorted((home / kind).glob("*.yaml"))]
+    values = [OmegaConf.select(option, name) for option in whole for name in (key, key.removeprefix("eval."))]
     if not rest:
         return values
     settings = getattr(run, group)
@@ -61,7 +62,7 @@ def _of_options(run: Run, key: str, conf: Path) -> list[Any]:
         settings = getattr(settings, group)
     naming = next(word for word in NAMING if hasattr(settings, word))
     name = getattr(settings, naming)
-    files = [file for folder in (conf, *_own_option_folders()) for file in sorted((folder / group).glob("*.yaml"))]
+    files = [file for home in homes for file in sorted((home / group).glob("*.yaml"))]
     options = {file.stem: _option(file) for file in files}
     chosen = [stem for stem, option in options.items() if option.get(naming) == name]
     for stem in chosen:  # grows while it is walked

@@ -114,8 +114,9 @@ def build(run: Run, folder: Path, console: Console) -> House:
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
     try:
         train, validation, sizes = load_data(run, grader=graders.training, judge=graders.evaluation, say=console.say)
-        for grader in graders.all():
-            check_reward(run, grader, validation)
+        for grader in graders.all():  # each on an answer of the kind that it is to judge
+            learned = grader is graders.training and grader is not graders.evaluation
+            check_reward(run, grader, train if learned and train else validation)
         lessons = read_splits(run.data, console.say)[0] if isinstance(run.data, Stories) else train
         policy = make_policy(run, lessons)
         choose_threads(run, policy)
