@@ -4,95 +4,26 @@ A test runs everything with a config that records who reads what, and holds the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.data import Data, FileData, Stories
-from rlreason.config.evaluation import asked_of, evaluation_of
-from rlreason.config.groups import Logger, Prompt
+from rlreason.config.eval_conditions import EVAL_CONDITIONS
+from rlreason.config.groups import Logger
 from rlreason.config.imitation import SFT
-from rlreason.config.jobs import Asking, BestOfN
-from rlreason.config.leaves import leaves
-from rlreason.config.model import SHARED_WARM_START, TinyModel
 from rlreason.config.run import Run, Training
-from rlreason.config.tasks import Countdown, Gym
+from rlreason.config.tasks import Countdown
+from rlreason.config.uses import (
+    Condition,
+    checks_golds,
+    handles_traces,
+    is_own,
+    judges,
+    uses_training_data,
+    warms_up_alone,
+)
 from rlreason.data.files import locate
 from rlreason.objectives.rules import READERS
-
-DATA_KEYS = tuple(
-    f"data.{leaf.key}"
-    for leaf in dict.fromkeys(leaf for kind in (Data, Stories, FileData, Countdown, Gym) for leaf in leaves(kind()))
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """Where settings are read. `where` and `cure` complete "KEY=VALUE has no effect: it is read WHERE: CURE"."""
-
-    keys: tuple[str, ...]
-    read: Callable[[Any], bool]  # of a run that has one of the keys
-    where: str
-    cure: str = "leave it out"
-
-
-def uses_training_data(run: Run) -> bool:
-    return not isinstance(run, Asking) or run.split == "train"
-
-
-def judges_to_learn(run: Run) -> bool:
-    """The prompt's reward decides what is learned from, beside what evaluations do with it."""
-    learns = isinstance(run, Training) and not isinstance(run, SFT)
-    return learns or (uses_training_data(run) and run.data.filter == "correct")
-
-
-def judges(run: Run) -> list[tuple[str, Data]]:
-    """Every reward that grades in this run, with the data it grades: first the one that an evaluation counts by."""
-    evaluation = evaluation_of(run)
-    named = [(evaluation.reward, evaluation.data)]
-    named += [(evaluation.prompt_reward, evaluation.data)] if evaluation.prompt_reward else []
-    return named + ([(run.prompt.reward, run.data)] if judges_to_learn(run) else [])
-
-
-def is_own(reward: str, data: Data) -> bool:
-    """A function `module:function` of the user's or of the data judges responses."""
-    return ":" in reward or data.verifier is not None
-
-
-def _checks_golds(run: Run) -> bool:
-    """Gold answers of `data` are graded by the built-in comparison, before they are asked or learned from."""
-    named = judges(run)
-    asked = not is_own(*named[0])
-    if run.eval.data is None and asked:
-        return True
-    if isinstance(run, SFT) or not uses_training_data(run):
-        return False
-    return asked if isinstance(run, Asking) else not is_own(*named[-1])
-
-
-def _uses_data(run: Run) -> bool:
-    """Problems of `data` are learned from, asked, or teach the tiny model."""
-    return uses_training_data(run) or run.eval.data is None or isinstance(run.model, TinyModel)
-
-
-def _learns_or_asks(key: str) -> Callable[[Any], bool]:
-    """Whether training, or a job that an option or a number of `eval` leaves it to, has a use for it."""
-
-    def read(run: Run) -> bool:
-        own = run.eval.prompt if key == "prompt" else getattr(run.eval.sampling, key)
-        return own is None or isinstance(run, Training)
-
-    return read
-
-
-def handles_traces(run: Run) -> bool:
-    """Responses that came with the data are imitated, or judged."""
-    return isinstance(run, SFT) or (uses_training_data(run) and run.data.filter == "correct")
-
-
-def _warms_up_alone(run: Run, prompt: Prompt | None = None) -> bool:
-    """A model made on the spot learns the format of this prompt as the run has it."""
-    return isinstance(run.model, TinyModel) and Path((prompt or run.prompt).file).stem not in SHARED_WARM_START
 
 
 def _asks_hub(run: Any) -> bool:
@@ -147,7 +78,7 @@ CONDITIONS = (
     ),
     Condition(
         ("prompt.trace",),
-        lambda run: handles_traces(run) or _warms_up_alone(run),
+        lambda run: handles_traces(run) or warms_up_alone(run),
         "by algorithm=sft, by data.filter=correct on training data and by the tiny model's warm start, unless that is "
         "the one that several prompts share, only",
     ),
@@ -178,19 +109,9 @@ CONDITIONS = (
         "without a prompt.reward=module:function only",
     ),
     Condition(
-        ("eval.data.verifier",),
-        lambda run: any(data is not run.data and ":" not in reward for reward, data in judges(run)),
-        "without a reward=module:function only",
-    ),
-    Condition(
         ("data.bad_gold",),
-        _checks_golds,
+        checks_golds,
         "by the built-in comparison of what is asked or learned from here only",
-    ),
-    Condition(
-        ("eval.data.bad_gold",),
-        lambda run: not is_own(*judges(run)[0]),
-        "by the built-in comparison only, and here eval.reward or a prompt's names a function that judges",
     ),
     Condition(
         ("grading.extract", "grading.percent", "grading.rel_tol"),
@@ -208,92 +129,6 @@ CONDITIONS = (
         lambda run: run.asked_at_most is None,
         "where eval_problems is null only, which otherwise bounds every evaluation",
         "set eval_problems=null, or leave it out",
-    ),
-    Condition(
-        ("eval_problems",),
-        lambda run: run.eval.problems is None,
-        "without eval.problems only, whose short name it is",
-        "set one of them",
-    ),
-    Condition(
-        ("eval.final_problems",),
-        lambda run: isinstance(run, Training),
-        "by algorithms that train only, whose last evaluation may ask more",
-        "set eval.problems",
-    ),
-    Condition(
-        ("eval.samples",),
-        lambda run: not isinstance(run, BestOfN),
-        "by every algorithm but best_of_n only, which samples as many as n_list asks for",
-        "set samples, or leave it out",
-    ),
-    Condition(
-        ("eval.samples",),
-        lambda run: getattr(run, "samples", None) is None,
-        "without samples only, which is its short name",
-        "set one of them",
-    ),
-    Condition(
-        ("eval.data.train",),
-        lambda run: run.eval.data.n_validation is not None or asked_of(run.eval.data) is run.eval.data,
-        "with eval.data.n_validation only, and here its validation problems are a file of their own",
-    ),
-    Condition(
-        ("eval.prompt.trace",),
-        lambda run: run.eval.prompt.file != run.prompt.file and _warms_up_alone(run, run.eval.prompt),
-        "by the tiny model's warm start, unless that is the one that several prompts share, only",
-    ),
-    Condition(
-        ("prompt.stop", "prompt.name"),
-        _learns_or_asks("prompt"),
-        "by algorithms that train, and where eval.prompt is null, only",
-        "set it under eval.prompt",
-    ),
-    Condition(
-        ("prompt.file",),
-        lambda run: _learns_or_asks("prompt")(run) or isinstance(run.model, TinyModel),
-        "by algorithms that train, and where eval.prompt is null, only",
-        "set it under eval.prompt",
-    ),
-    Condition(
-        ("prompt.reward",),
-        lambda run: run.eval.prompt is None or judges_to_learn(run) or isinstance(run.model, TinyModel),
-        "where responses are sampled to learn from, and where eval.prompt is null, only",
-        "set it under eval.prompt",
-    ),
-    *(
-        Condition(
-            (f"sampling.{key}",),
-            _learns_or_asks(key),
-            f"by algorithms that train, and where eval.sampling.{key} is null, only",
-            "set one of them",
-        )
-        for key in ("temperature", "min_tokens", "max_tokens")
-    ),
-    Condition(
-        ("data.name",),
-        lambda run: isinstance(run, Training) or run.eval.data is None,
-        "by algorithms that train, and where eval.data is null, only",
-    ),
-    Condition(
-        DATA_KEYS,
-        _uses_data,
-        "by algorithms that train, and where eval.data is null, only",
-        "set it under eval.data",
-    ),
-    Condition(
-        ("eval.data.split_seed",),
-        lambda run: run.eval.data.n_validation is not None,
-        "with eval.data.n_validation only, which holds that many problems out",
-    ),
-    Condition(
-        tuple(
-            f"eval.data.{key}"
-            for key in ("limit", "filter", "pass_rates", "min_pass_rate", "max_pass_rate", "overlap", "response_as")
-        ),
-        lambda run: False,
-        "for training data only, and what an evaluation's own data holds is asked",
-        "set it under data, or leave it out",
     ),
     Condition(
         ("rollout.placement", "rollout.sleep", "rollout.kv_cache_gb", "rollout.attest", "rollout.timeout_s"),
@@ -370,4 +205,5 @@ CONDITIONS = (
         }.items()
         if (losses := " and ".join(f"loss={name}" for name in READERS[key]))
     ),
+    *EVAL_CONDITIONS,
 )

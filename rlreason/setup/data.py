@@ -7,7 +7,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlreason.config.conditions import handles_traces, uses_training_data
 from rlreason.config.data import Data, Fields, FileData, Stories
 from rlreason.config.evaluation import evaluation_of
 from rlreason.config.imitation import SFT
@@ -15,6 +14,7 @@ from rlreason.config.jobs import Asking
 from rlreason.config.run import Run, Training
 from rlreason.config.store import resource_dir
 from rlreason.config.tasks import Countdown, Gym
+from rlreason.config.uses import handles_traces, uses_training_data
 from rlreason.data.countdown import load_countdown, make_countdown
 from rlreason.data.files import Row, Table, file_rows, hub_splits, locate, may_be_hub_name, read_table
 from rlreason.data.golds import check_answers

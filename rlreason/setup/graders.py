@@ -4,11 +4,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.conditions import judges_to_learn
 from rlreason.config.data import Data
 from rlreason.config.evaluation import evaluation_of
 from rlreason.config.groups import Grading
 from rlreason.config.run import Run
+from rlreason.config.uses import judges_to_learn
 from rlreason.grading import Grader, verifiers
 
 
