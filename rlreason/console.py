@@ -208,7 +208,8 @@ class Console:
 
 def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Start and end side by side; accuracy with its 95% interval over the validation problems. 60 columns."""
-    asked = f"{before['eval/problems']:.0f} problems, sampled"
+    each = f" x {n}" if (n := round(before["eval/samples"] / before["eval/problems"])) > 1 else ", sampled"
+    asked = f"{before['eval/problems']:.0f} problems{each}"
     rows = [f"{asked:22} {'start':>18} {'end':>18}"]
 
     def interval(m: Mapping[str, Any]) -> str:

@@ -4,7 +4,8 @@ Training runs and the jobs that only evaluate share this code. It knows rollouts
 optimizer, settings or files.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rlreason.algorithms.rollouts import Measure, Rollouts, by_outcome, measure, rollout_metrics
 from rlreason.engines.base import Sampling
@@ -16,10 +17,10 @@ PURPOSE = "eval"  # what seeds depend on beside the run's seed, the problem and 
 
 
 def evaluate(
-    rollouts: Rollouts, problems: Sequence[Problem], sampling: Sampling, of: Measure | None = None
+    rollouts: Rollouts, problems: Sequence[Problem], sampling: Sampling, of: Measure | None = None, n: int = 1
 ) -> tuple[list[Sample], dict[str, float]]:
-    """One graded response per problem, each measured under the model `of`, and what they come to."""
-    samples = rollouts.sample(problems, sampling, n=1, purpose=PURPOSE)
+    """`n` graded responses per problem, each measured under the model `of`, and what they come to."""
+    samples = rollouts.sample(problems, sampling, n, purpose=PURPOSE)
     if of is not None:
         rollouts.tell("measuring entropies")
         measure(samples, of)
@@ -49,10 +50,73 @@ def figures(samples: Sequence[Sample], sampling: Sampling) -> dict[str, float]:
         "eval/truncated": base["eval/truncated"],
         "eval/problems": len({s.group for s in samples}),
         "eval/samples": len(samples),
+        **solved_once(samples),
+        **second_opinion(samples),
         **by_outcome(samples, "eval"),
         **gap_metrics(gaps, "eval"),
         "eval/grading_failures": grading_failures([s.grade for s in samples]),
     }
+
+
+def solved_once(samples: Sequence[Sample]) -> dict[str, float]:
+    """The share of problems with a correct response among all of theirs, where a problem has several: pass@n."""
+    groups = {s.group for s in samples}
+    if len(groups) == len(samples):
+        return {}
+    return {"eval/solved_once": len({s.group for s in samples if is_correct(s)}) / len(groups)}
+
+
+def second_opinion(samples: Sequence[Sample]) -> dict[str, float]:
+    """Accuracy by the prompt's reward where another one counts, and how many responses they call differently."""
+    if not samples or any(s.prompt_grade is None for s in samples):
+        return {}
+    accuracy, low, high = share(samples, correct_by_prompt)
+    return {
+        "eval/accuracy_prompt_reward": accuracy,
+        "eval/accuracy_prompt_reward_low": low,
+        "eval/accuracy_prompt_reward_high": high,
+        "eval/disagreements": sum(is_correct(s) != correct_by_prompt(s) for s in samples),
+    }
+
+
+def more_accuracies(metrics: Mapping[str, float], counted: str, beside: str | None) -> dict[str, Any]:
+    """What a summary says beside the accuracy: of several responses per problem, and by a second reward, by name."""
+    more: dict[str, Any] = {}
+    if "eval/solved_once" in metrics:
+        more["solved_once"] = metrics["eval/solved_once"]
+    if beside is not None and "eval/accuracy_prompt_reward" in metrics:
+        name = "accuracy_prompt_reward"
+        more |= {
+            "rewards": {"accuracy": counted, name: beside},
+            name: metrics[f"eval/{name}"],
+            f"{name}_interval": [metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"]],
+            "disagreements": int(metrics["eval/disagreements"]),
+            "responses": int(metrics["eval/samples"]),
+        }
+    return more
+
+
+def in_words(accuracy: float, more: Mapping[str, Any]) -> list[str]:
+    """These in sentences.
+
+    >>> in_words(0.5, {"solved_once": 0.75})
+    ['solved at least once: 0.750 of the problems']
+    """
+    lines = []
+    if "solved_once" in more:
+        lines.append(f"solved at least once: {more['solved_once']:.3f} of the problems")
+    if "rewards" in more:
+        names, other = more["rewards"], more["accuracy_prompt_reward"]
+        apart, responses = more["disagreements"], more["responses"]
+        lines.append(
+            f"by {names['accuracy']} {accuracy:.3f}, which counts; by {names['accuracy_prompt_reward']} {other:.3f}"
+        )
+        lines.append(f"they disagree on {apart} of {responses} responses" if apart else "they agree on every response")
+    return lines
+
+
+def correct_by_prompt(sample: Sample) -> bool:
+    return sample.prompt_grade is not None and sample.prompt_grade.outcome == "correct"
 
 
 def is_correct(sample: Sample) -> bool:

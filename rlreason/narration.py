@@ -10,13 +10,15 @@ from typing import Any
 
 import yaml
 
-from rlreason.config.conditions import handles_traces
+from rlreason.config.groups import Prompt
 from rlreason.config.grpo import GRPO
 from rlreason.config.imitation import EI
 from rlreason.config.model import TinyModel
-from rlreason.config.run import Run, Training
+from rlreason.config.run import Training
 from rlreason.config.store import resource_dir
+from rlreason.config.uses import handles_traces
 from rlreason.console import Console, closing_table
+from rlreason.evaluation import in_words
 from rlreason.objectives.card import Card, imitation_card, objective_card
 from rlreason.protocol import accuracy_words
 from rlreason.records import Mirror
@@ -31,19 +33,35 @@ def header(console: Console, run: Training, house: House, folder: Path) -> None:
     sizes = f"{len(house.train_problems)} to train on, {len(house.eval_problems)} to validate"
     if len(house.final_problems) > len(house.eval_problems):
         sizes += f" on the way, {len(house.final_problems)} at the end"
-    console.say(f"data       {run.data.name}: {sizes}; {prompt_words(run)}")
+    console.say(f"data       {run.data.name}: {sizes}; {prompt_words(run.prompt, handles_traces(run))}")
+    for line in evaluated_otherwise(run, house):
+        console.say(line)
     console.say(f"batch      {batch_words(run, console.n_steps)}, learning rate {run.learning_rate:g}")
     console.say(f"records    {shown(folder)}")
 
 
-def prompt_words(run: Run) -> str:
-    """The prompt's option, and what is used in place of its own settings, as far as the run reads them."""
-    path = resource_dir("conf") / "prompt" / f"{run.prompt.name}.yaml"
+def prompt_words(prompt: Prompt, traces: bool) -> str:
+    """The prompt's option, and what is used in place of its own settings, its trace only where `traces` are read."""
+    path = resource_dir("conf") / "prompt" / f"{prompt.name}.yaml"
     shipped = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    keys = ("file", "reward", "stop", "trace") if handles_traces(run) else ("file", "reward", "stop")
-    used = {key: getattr(run.prompt, key) for key in keys}
+    keys = ("file", "system", "enable_thinking", "reward", "stop", *(["trace"] if traces else []))
+    used = {key: getattr(prompt, key) for key in keys}
     apart = [f"prompt.{key}={_short(str(value), 60)}" for key, value in used.items() if value != shipped.get(key)]
-    return f"prompt={run.prompt.name}" + f" with {', '.join(apart)}" * bool(apart)
+    return f"prompt={prompt.name}" + f" with {', '.join(apart)}" * bool(apart)
+
+
+def evaluated_otherwise(run: Training, house: House) -> list[str]:
+    """What evaluations do otherwise than training, if anything."""
+    asks, beside = house.examiner.settings, house.examiner.beside
+    told = [f"data={asks.data.name}"] if asks.data is not run.data else []
+    told += [prompt_words(asks.prompt, traces=False)] if asks.prompt is not run.prompt else []
+    if asks.sampling != run.sampling:
+        told.append(f"T={asks.sampling.temperature:g}, up to {asks.sampling.max_tokens} tokens")
+    told += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []
+    lines = [f"evaluates  with {'; '.join(told)}"] if told else []
+    if beside is not None:
+        lines.append(f"counts     by {house.examiner.grader.reward}, and beside it by {beside.reward}")
+    return lines
 
 
 def batch_words(run: Training, n_steps: int) -> str:
@@ -135,6 +153,8 @@ def closing(
         console.say(accuracy_words(summary["accuracy"], low, high, summary["protocol"]))
     else:
         console.table(f"{'protocol':22} {summary['protocol']['hash']:>37}")
+    for line in in_words(summary["accuracy"], summary):
+        console.say(line)
     if summary["notices"]:
         seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
         console.say(f"notices    {seen}")

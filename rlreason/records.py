@@ -77,13 +77,17 @@ class Records:
         problems: Iterable[Problem],
         *,
         label: str = "",
+        prompts: Sequence[str] = (),
     ) -> None:
         """Every response of a step with its grade: `rollouts/` from training, `evals/` from evaluation.
 
-        The file is named by its step, or by a `label` that sorts beside it.
+        The file is named by its step, or by a `label` that sorts beside it. `prompts`: the text that each was a
+        response to, where it is to stand in the file; rollouts have it as token ids alone, for their size.
         """
         by_id = {p.id: p for p in problems}
         rows = [finite(response_row(step, s, by_id[s.group])) for s in samples]
+        for row, prompt in zip(rows, prompts, strict=False):
+            row["prompt"] = prompt
         if kind == "rollouts":  # what a loss on them divides by, where training scored them
             for row, s in zip(rows, samples, strict=True):
                 row |= {"trainer_log_probs": [round(lp, 5) for lp in s.log_probs]} if s.log_probs else {}
@@ -149,21 +153,33 @@ def response_row(step: int, s: Sample, problem: Problem) -> dict[str, Any]:
         "question": problem.question,
         "gold": problem.answer,
         "response": s.response.text,
-        "reward": s.grade.reward,
-        "format_reward": s.grade.format,
-        "answer_reward": s.grade.answer,
-        "outcome": s.grade.outcome,
-        "path": s.grade.path,
+        **grade_columns(s.grade),
         "advantage": round(s.advantage, 6),
         "kept": s.kept,
         "length": len(s.response.token_ids),
         "entropy": None if s.entropy is None else round(s.entropy, 5),
+        "facts": problem.facts,
+        **({} if s.prompt_grade is None else {"prompt_reward": grade_columns(s.prompt_grade)}),
         "finish_reason": s.response.finish_reason,
         "weight_version": s.response.weight_version,
         "prompt_ids": s.response.prompt_ids,
         "token_ids": s.response.token_ids,
         "log_probs": [round(lp, 5) for lp in s.response.log_probs],
     }
+
+
+def grade_columns(grade: Grade) -> dict[str, Any]:
+    return {
+        "reward": grade.reward,
+        "format_reward": grade.format,
+        "answer_reward": grade.answer,
+        "outcome": grade.outcome,
+        "path": grade.path,
+    }
+
+
+def grade_of(row: dict[str, Any]) -> Grade:
+    return Grade(row["format_reward"], row["answer_reward"], row["reward"], row["outcome"], row["path"])
 
 
 def sample_of(row: dict[str, Any]) -> Sample:
@@ -177,8 +193,8 @@ def sample_of(row: dict[str, Any]) -> Sample:
         finish_reason=row["finish_reason"],
         weight_version=row["weight_version"],
     )
-    grade = Grade(row["format_reward"], row["answer_reward"], row["reward"], row["outcome"], row["path"])
-    return Sample(response, grade, log_probs=row.get("trainer_log_probs", []))
+    beside = grade_of(row["prompt_reward"]) if "prompt_reward" in row else None
+    return Sample(response, grade_of(row), beside, log_probs=row.get("trainer_log_probs", []))
 
 
 def provenance() -> dict[str, Any]:

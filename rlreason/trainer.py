@@ -19,6 +19,7 @@ from rlreason.config.run import Run, Training
 from rlreason.console import Console, Stopwatch
 from rlreason.counters import Counters
 from rlreason.curves import draw_curves
+from rlreason.evaluation import more_accuracies
 from rlreason.grading.metrics import grading_metrics
 from rlreason.guards import Guards
 from rlreason.learner import Learner, averaged
@@ -215,7 +216,7 @@ def summed_up(
     whole = bool(after.final)
     final = after.final if whole else {k.replace("eval/", "final/"): v for k, v in after.metrics.items()}
     lost = status == "diverged:weights"  # what was measured before says nothing about such a model
-    tokenizer = house.policy.tokenizer
+    asks, tokenizer = house.examiner.settings, house.policy.tokenizer
     return {
         "status": status,
         "reason": reason,
@@ -229,6 +230,7 @@ def summed_up(
         "eval_problems": int(final["final/problems"]),
         "data": house.data_hash,
         "data_sizes": house.sizes,
-        "protocol": protocol_of(run, house.final_problems if whole else house.eval_problems, tokenizer),
-        "protocol_on_the_way": protocol_of(run, house.eval_problems, tokenizer)["hash"],
+        **more_accuracies({k.replace("final/", "eval/"): v for k, v in final.items()}, *house.examiner.rewards),
+        "protocol": protocol_of(asks, house.final_problems if whole else house.eval_problems, tokenizer),
+        "protocol_on_the_way": protocol_of(asks, house.eval_problems, tokenizer)["hash"],
     }

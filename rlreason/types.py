@@ -25,6 +25,9 @@ class Problem:
     solution: str | None = None  # a worked solution, where the data has one
     prompt: str | None = None  # the whole prompt, where the data gives it; else a template is filled with the question
     response: str | None = None  # a whole response to imitate, where the data gives it
+    facts: dict[str, str] = field(
+        default_factory=dict, compare=False
+    )  # what the data says about it: level, subject ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Sample:
 
     response: Response
     grade: Grade
+    prompt_grade: Grade | None = None  # by the prompt's reward, where an evaluation counts by another
     advantage: float = 0.0
     kept: bool = True  # whether it carries loss; a sample that does not still counted in its group's baseline
     live: bool = False  # whether its group carries any credit, before a KL term in the reward

@@ -17,7 +17,7 @@ FEWEST_LOST = 3  # n wrong of n exclude, at 95%, an accuracy above 3 / n
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """One evaluation: a sample for each problem that is asked on the way, in order, and its `eval/...` numbers."""
+    """One evaluation: the first sample of each problem asked on the way, in order, and the numbers of all samples."""
 
     samples: list[Sample]
     metrics: dict[str, float]
@@ -44,24 +44,25 @@ class Validation:
     def _evaluate(self, step: int, label: str = "", last: bool = False) -> Evaluated:
         self.counters.pause()
         house, start = self.house, time.monotonic()
+        examiner, n = house.examiner, house.examiner.settings.samples
         asked = house.final_problems if last else house.eval_problems
         name, again = ("last evaluation", False) if last else ("evaluation", bool(self.history))
         with self.console.wait(name, logged=again, more=house.drawn):
-            everything, of_all = evaluate(house.rollouts, asked, house.sampling, house.measure)
+            everything, of_all = evaluate(examiner.rollouts, asked, examiner.sampling, examiner.measure, n)
         samples, metrics, final = everything, of_all, {}
         if last:
-            by_id = {s.group: s for s in everything}
-            samples = [by_id[p.id] for p in house.eval_problems]
-            metrics = figures(samples, house.sampling)
+            places = {p.id: place for place, p in enumerate(asked)}
+            samples = [s for p in house.eval_problems for s in everything[places[p.id] * n :][:n]]
+            metrics = figures(samples, examiner.sampling)
             final = {name.replace("eval/", "final/"): value for name, value in of_all.items()}
         self.counters.eval_step += 1
         seconds = {"time/eval": time.monotonic() - start}
         self.records.metrics(self.counters.row() | metrics | final | seconds)
-        self.records.responses("evals", step, everything, asked, label=label)
+        self.records.responses("evals", step, everything, asked, label=label, prompts=house.prompts(everything))
         self.console.accuracy = metrics["eval/accuracy"]
         self.guards.look(step, of_all)
-        self.guards.look_at_grades(step, house.grader.warnings([s.grade for s in everything]), "in evaluation: ")
-        self.history.append(Evaluated(samples, metrics, final))
+        self.guards.look_at_grades(step, examiner.warnings(everything), "in evaluation: ")
+        self.history.append(Evaluated(samples[::n], metrics, final))
         return self.history[-1]
 
     def fell_to_zero(self) -> bool:

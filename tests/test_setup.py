@@ -12,7 +12,8 @@ from rlreason.engines.attest import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.errors import ConfigError
 from rlreason.setup.algorithm import check_schedule
 from rlreason.setup.engine import demand_of, vllm_settings
-from rlreason.setup.house import fitting, reward_name
+from rlreason.setup.graders import reward_name
+from rlreason.setup.house import fitting
 from rlreason.setup.learner import credit_rule, learning_temperature, token_objective
 from rlreason.setup.prompts import encoder
 from rlreason.setup.traces import make_traces
@@ -64,15 +65,19 @@ def test_a_prompt_too_long_is_refused_or_counted(policy, prompt_ids, problems):
     long = Problem("long", "word " * 800, "1")
     out = io.StringIO()
     with pytest.raises(ConfigError, match=r"1 of 3 train prompts.*data.bad_rows=skip"):
-        fitting(settings(), policy, prompt_ids, [*problems[:2], long], problems[2:4], Console(out=out))
+        fitting(settings(), policy, prompt_ids, "train", [*problems[:2], long], 48, Console(out=out))
     run = settings("data.bad_rows=skip")
-    train, validation = fitting(run, policy, prompt_ids, [*problems[:2], long], problems[2:4], Console(out=out))
-    assert (train, validation) == (problems[:2], problems[2:4])
+    kept = fitting(run, policy, prompt_ids, "train", [*problems[:2], long], 48, Console(out=out))
+    assert kept == problems[:2]
+    assert fitting(run, policy, prompt_ids, "validation", problems[2:4], 48, Console(out=out)) == problems[2:4]
     assert "left out: 1 of 3 train problems" in out.getvalue()
-    sft = settings("algorithm=sft")
-    assert fitting(sft, policy, prompt_ids, [long], problems[2:4], Console(out=out))[0] == [long]  # nothing is sampled
-    with pytest.raises(ConfigError, match="2 of 2 validation prompts"):
-        fitting(settings("sampling.max_tokens=510"), policy, prompt_ids, [], problems[2:4], Console(out=out))
+    with pytest.raises(
+        ConfigError, match=r"^sampling.max_tokens=510 .*2 of 2 validation prompts.*sampling.max_tokens$"
+    ):
+        fitting(settings(), policy, prompt_ids, "validation", problems[2:4], 510, Console(out=out))
+    own = settings("eval.sampling.max_tokens=510")
+    with pytest.raises(ConfigError, match=r"^eval.sampling.max_tokens=510 .*: lower eval.sampling.max_tokens$"):
+        fitting(own, policy, prompt_ids, "validation", problems[2:4], 510, Console(out=out))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,7 @@ def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_id
     run = settings("rollout=vllm", "sampling.max_tokens=50", *words)
     train, validation = make_stories(3, seed=0), make_stories(40, seed=1)
     train[1] = Problem("long", "word " * 90, "1")
-    demand = demand_of(run, prompt_ids, train, validation)
+    demand = demand_of(run, prompt_ids, prompt_ids, train, validation)
     sampled_from = [] if run.algorithm == "sft" else train
     assert demand.longest == 50 + max(len(prompt_ids(p)) for p in [*sampled_from, *validation])
     assert demand.rows == rows
@@ -103,9 +108,14 @@ def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_id
 
 def test_data_with_a_verifier_brings_its_reward_unless_the_user_has_one():
     countdown = ("data=countdown", "model=smollm2_135m")
-    assert reward_name(settings(*countdown)) == "rlreason.grading.verifiers.countdown:r1_zero"
-    assert reward_name(settings(*countdown, "prompt.reward=mine:reward")) == "mine:reward"
-    assert reward_name(settings()) == "r1_zero"
+
+    def named(*words: str) -> str:
+        run = settings(*words)
+        return reward_name(run.prompt.reward, run.data)
+
+    assert named(*countdown) == "rlreason.grading.verifiers.countdown:r1_zero"
+    assert named(*countdown, "prompt.reward=mine:reward") == "mine:reward"
+    assert named() == "r1_zero"
 
 
 def test_a_runs_folder_stands_for_the_model_it_left(tmp_path):

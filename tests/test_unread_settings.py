@@ -19,6 +19,7 @@ from test_chat import QWEN3, with_template
 from test_end_to_end import rlreason
 
 from rlreason.config.conditions import CONDITIONS
+from rlreason.config.groups import Prompt
 from rlreason.config.leaves import leaves
 from rlreason.config.run import Training
 from rlreason.config.store import SCHEMAS, resource_dir, typed
@@ -26,8 +27,10 @@ from rlreason.config.unread import unread_keys
 from rlreason.config.words import check_words
 from rlreason.console import Console
 from rlreason.errors import ConfigError
+from rlreason.jobs.evaluate import announce
 from rlreason.jobs.start import start
 from rlreason.models.tiny import build_model
+from rlreason.narration import evaluated_otherwise
 from rlreason.policy import Policy
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.engine import Demand, vllm_settings
@@ -96,6 +99,8 @@ DATA = {
 ALL_RIGHT = ["prompt.reward=own_reward:all_right", "prompt.stop=[a,e,i,o,1,2,3,4,5]"]
 WITHOUT_TRACES = ("countdown_file", "gym")
 
+COOLER = ["eval.sampling.temperature=0.5", "eval.sampling.min_tokens=1"]
+
 #: What switches parts of a run on and off: an algorithm, a kind of data, and settings on top.
 PARTS = {
     "kl in the loss": ("grpo", "files", ["kl_placement=loss", "kl_coef=0.1"]),
@@ -113,6 +118,21 @@ PARTS = {
     "epochs": ("sft", "files", ["n_steps=null", "epochs=0.5", "data.filter=correct"]),
     "stars": ("ei", "files", ["restart=true", "data.limit=8"]),
     "a reward of one's own": ("grpo", "countdown", ["prompt.reward=rlreason.grading.verifiers.countdown:r1_zero"]),
+    "evaluated in another way": ("grpo", "stories", [
+        "prompt@eval.prompt=question_only", "data@eval.data=stories_hard", "eval.data.n_validation=4",
+        "eval.data.n_train=8", "eval.sampling.temperature=0.5", "eval.reward=own_reward:all_right", "eval.samples=2",
+        "eval.final_problems=3",
+    ]),
+    "imitated, and evaluated in another way": ("sft", "files", [
+        "prompt@eval.prompt=question_only", "data@eval.data=jsonl", "eval.data.path={rows}", *COOLER,
+    ]),
+    "another model, asked in another way": ("evaluate", "files", ["prompt@eval.prompt=question_only", *COOLER]),
+    "the tiny model, asked in another way": ("best_of_n", "stories", [
+        "prompt@eval.prompt=question_only", "data@eval.data=stories_hard", "eval.data.n_validation=4", *COOLER,
+    ]),
+    "training problems, asked in another way": ("evaluate_train", "files", [
+        "prompt@eval.prompt=question_only", *COOLER, "eval.samples=2",
+    ]),
     "judged traces": ("evaluate_train", "files", ["data.filter=correct"]),
 }  # fmt: skip
 
@@ -127,10 +147,13 @@ def prepare(run: Any, folder: Path) -> None:
     console = Console(out=io.StringIO())
     house = build(run, folder, console)
     house.close()
-    protocol_of(run, house.eval_problems, house.policy.tokenizer)
+    protocol_of(house.examiner.settings, house.eval_problems, house.policy.tokenizer)
     if isinstance(run, Training):
+        evaluated_otherwise(run, house)
         make_algorithm(run, house, console)
         make_learner(run, house.policy)
+    else:
+        announce(console, run, house, folder, again=False)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +232,9 @@ def test_every_key_of_the_table_is_a_setting():
     known = {leaf.key for schema in SCHEMAS["schema"].values() for leaf in leaves(schema())}
     for group, options in SCHEMAS.items():
         name = group.removeprefix("schema/")
-        known |= {leaf.key for option in options.values() if "/" in group for leaf in leaves(option(), f"{name}.")}
+        for prefix in (f"{name}.", f"eval.{name}."):
+            known |= {leaf.key for option in options.values() if "/" in group for leaf in leaves(option(), prefix)}
+    known |= {leaf.key for leaf in leaves(Prompt(), "eval.prompt.")}
     assert {key for condition in CONDITIONS for key in condition.keys} <= known
 
 

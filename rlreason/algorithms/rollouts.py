@@ -31,6 +31,7 @@ class Rollouts:
     prompt_ids: Callable[[Problem], list[int]]
     seed: int
     tell: Callable[[str], None] = lambda text: None  # how far sampling and grading have come, for a person
+    beside: Grades | None = None  # a second grader, whose verdicts are kept and count for nothing
 
     def sample(
         self,
@@ -53,6 +54,8 @@ class Rollouts:
             def grade(place: int, response: Response) -> Sample:
                 gold = problems[place // n].answer
                 sample = Sample(response, self.grader.grade_batch([response.text], [gold])[0])
+                if self.beside is not None:
+                    sample.prompt_grade = self.beside.grade_batch([response.text], [gold])[0]
                 if finished is not None:
                     finished(place % n, sample)
                 return sample

@@ -60,6 +60,13 @@ NAMES: dict[str, Name] = {
 #: Options of a group that have another name in a handout.
 OPTIONS: dict[str, dict[str, str]] = {"length_norm": {"masked_normalize": "constant"}}
 
+#: Keys that hold an option of a group under a place of its own, and that group: typed as any setting is, they stand
+#: for Hydra's own spelling (eval.prompt=r1_zero for prompt@eval.prompt=r1_zero).
+PLACED = {"eval.prompt": "prompt", "eval.data": "data"}
+
+#: Short names that are settings too, each for the longer one that says more.
+SHORT = {"eval_problems": "eval.problems", "samples": "eval.samples"}
+
 #: A handout's setting that has no counterpart: vLLM's share of the GPU. Its memory is planned in GB here.
 GPU_SHARE = "gpu_memory_utilization"
 
@@ -81,6 +88,11 @@ def translated(words: Sequence[str], note: Callable[[str], object] = print) -> l
         if override.key_or_group == GPU_SHARE:
             said[GPU_SHARE] = _gpu_share(override)
             continue
+        if group := PLACED.get(override.key_or_group):
+            if override.value_type is ValueType.ELEMENT and _text(override.value()).lower() in NONE:
+                out.append(f"~{group}@{override.key_or_group}")  # Hydra's way to choose no option
+                continue
+            override = _with(override, key=group, package=override.key_or_group, values=_refuse_null)
         if override.key_or_group in MAY_BE_ABSENT and _text(override.value()).lower() in NONE:
             continue  # as without it: Hydra has no word for that
         name = NAMES.get(override.key_or_group)
@@ -140,6 +152,12 @@ def _option_names(override: Override) -> Override:
     return _with(override, values=option)
 
 
+def _refuse_null(given: Any) -> Any:
+    if given is None:
+        raise ConfigError("null in a sweep over options: name training's option, or make that run by itself")
+    return given
+
+
 def _is_group(key: str) -> bool:
     try:
         return bool(GlobalHydra.instance().config_loader().get_group_options(key))
@@ -160,9 +178,15 @@ def _text(given: Any) -> str:
     return given.text if isinstance(given, QuotedString) else str(given)
 
 
-def _with(override: Override, key: str | None = None, values: Callable[[Any], Any] | None = None) -> Override:
-    """The override, parsed and as a word, under another key or with each of its values replaced."""
-    new, before = replace(override, key_or_group=key or override.key_or_group), override._value
+def _with(
+    override: Override,
+    key: str | None = None,
+    values: Callable[[Any], Any] | None = None,
+    package: str | None = None,
+) -> Override:
+    """The override, parsed and as a word, under another key or place or with each of its values replaced."""
+    place = package or override.package
+    new, before = replace(override, key_or_group=key or override.key_or_group, package=place), override._value
     text = "" if override.value_type is None else "=" + override.get_value_string()
     if values and isinstance(before, ChoiceSweep):
         new._value = replace(before, list=[values(one) for one in before.list])
@@ -189,7 +213,7 @@ def _refuse_two_names(words: Sequence[str]) -> None:
     seen: dict[str, tuple[str, str]] = {}
     for word in words:
         typed = word.partition("=")[0].lstrip("+~")
-        key = NAMES[typed].key if typed in NAMES else typed
+        key = NAMES[typed].key if typed in NAMES else SHORT.get(typed, typed)
         other, before = seen.setdefault(key, (typed, word))
         if other != typed:
             raise ConfigError(f"{before} and {word} both set {key}: leave one of them out")

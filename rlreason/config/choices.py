@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, QuotedString, RangeSweep
 
-from rlreason.config.aliases import MAY_BE_ABSENT
+from rlreason.config.aliases import MAY_BE_ABSENT, PLACED
 from rlreason.config.leaves import typed_word
 from rlreason.config.nearest import did_you_mean, near, options
 from rlreason.config.store import resource_dir
@@ -37,7 +37,8 @@ def refuse_wrong_choices(overrides: Sequence[str]) -> None:
         if override.is_hydra_override() and override.is_sweep_override():
             raise ConfigError(f"{word}: Hydra's own settings have one value in all runs: give one, or quote a text")
         if override.is_delete():
-            _refuse_taking_away(override, groups)
+            if PLACED.get(override.package or "") != group:
+                _refuse_taking_away(override, groups)
         elif group == "sweep" and (override.is_sweep_override() or isinstance(override.value(), list)):
             raise ConfigError(
                 f"{word}: one sweep is one name: give one of {', '.join(groups['sweep'])}, and run another by a "
@@ -77,8 +78,9 @@ def _refuse_unknown(override: Override, group: str, offered: list[str]) -> None:
         more = ""
         if group in PLUGINS:
             more = f", or install the plug-in that brings it (such as pip install hydra-NAME-{group[6:]})"
+        key = override.package if PLACED.get(override.package or "") == group else group  # as it was typed
         raise ConfigError(
-            f"{group}={shown} is no option of {group}: {f'{meant} ' if meant else ''}"
+            f"{key}={shown} is no option of {group}: {f'{meant} ' if meant else ''}"
             f"choose one of {', '.join(offered)}{more}"
         )
 

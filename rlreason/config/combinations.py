@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig
 
-from rlreason.config.aliases import translated
+from rlreason.config.aliases import PLACED, translated
 from rlreason.config.choices import refuse_wrong_choices
 from rlreason.config.mistakes import in_one_line
 from rlreason.errors import ConfigError
@@ -21,13 +21,20 @@ from rlreason.errors import ConfigError
 def with_own_names(overrides: list[str], name: str, note: Callable[[str], object]) -> list[str]:
     """The overrides, with what a sweep's file gives the sweeper under another's names or spellings moved among them."""
     params = _composed_hydra(fixed(overrides), name).sweeper.get("params") or {}
-    words = {f"{key}={value}": str(key) for key, value in params.items()}
+    words = {f"{_of_file(str(key))}={value}": str(key) for key, value in params.items()}
     ours = translated(list(words), note)
     refuse_wrong_choices(ours)
     given = {word.lstrip("+").partition("=")[0] for word in overrides}
     moved = [(key, word) for (before, key), word in zip(words.items(), ours, strict=False) if word != before]
     taken = [f"~hydra.sweeper.params.{key}" for key, _ in moved]
     return [*overrides, *taken, *(word for _, word in moved if word.partition("=")[0] not in given)]
+
+
+def _of_file(key: str) -> str:
+    """A key of a sweep's file, which Hydra takes word for word."""
+    if key in PLACED:
+        raise ConfigError(f"{key} in the file of a sweep holds an option: write {PLACED[key]}@{key} there")
+    return key
 
 
 def runs_of(overrides: list[str], multirun: bool, name: str = "config") -> Iterable[list[str]]:
@@ -41,7 +48,7 @@ def runs_of(overrides: list[str], multirun: bool, name: str = "config") -> Itera
     batch = hydra.sweeper.get("max_batch_size")
     if isinstance(batch, int) and batch < 1 and batch != -1:
         raise ConfigError(f"hydra.sweeper.max_batch_size={batch} must be above 0: leave it out for all runs at once")
-    named = {o.key_or_group for o in parsed}
+    named = {o.get_key_element().lstrip("+~") for o in parsed}
     of_sweep = _parsed(parser, [f"{key}={value}" for key, value in params.items() if key not in named])
     basic = hydra.runtime.choices["hydra/sweeper"] == "basic"
     axes = [_values(o, basic) for o in (*parsed, *of_sweep) if o.is_sweep_override()]

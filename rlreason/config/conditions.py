@@ -4,47 +4,26 @@ A test runs everything with a config that records who reads what, and holds the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from rlreason.config.eval_conditions import EVAL_CONDITIONS
 from rlreason.config.groups import Logger
 from rlreason.config.imitation import SFT
-from rlreason.config.jobs import Asking
-from rlreason.config.model import SHARED_WARM_START, TinyModel
 from rlreason.config.run import Run, Training
 from rlreason.config.tasks import Countdown
+from rlreason.config.uses import (
+    Condition,
+    checks_golds,
+    handles_traces,
+    is_own,
+    judges,
+    uses_training_data,
+    warms_up_alone,
+)
 from rlreason.data.files import locate
 from rlreason.objectives.rules import READERS
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """Where settings are read. `where` and `cure` complete "KEY=VALUE has no effect: it is read WHERE: CURE"."""
-
-    keys: tuple[str, ...]
-    read: Callable[[Any], bool]  # of a run that has one of the keys
-    where: str
-    cure: str = "leave it out"
-
-
-def uses_training_data(run: Run) -> bool:
-    return not isinstance(run, Asking) or run.split == "train"
-
-
-def has_own_reward(run: Run) -> bool:
-    """A function `module:function` of the user's or of the data judges responses."""
-    return ":" in run.prompt.reward or run.data.verifier is not None
-
-
-def handles_traces(run: Run) -> bool:
-    """Responses that came with the data are imitated, or judged."""
-    return isinstance(run, SFT) or (uses_training_data(run) and run.data.filter == "correct")
-
-
-def _warms_up_alone(run: Run) -> bool:
-    """A model made on the spot learns the format of this prompt, and of no other."""
-    return isinstance(run.model, TinyModel) and Path(run.prompt.file).stem not in SHARED_WARM_START
 
 
 def _asks_hub(run: Any) -> bool:
@@ -99,7 +78,7 @@ CONDITIONS = (
     ),
     Condition(
         ("prompt.trace",),
-        lambda run: handles_traces(run) or _warms_up_alone(run),
+        lambda run: handles_traces(run) or warms_up_alone(run),
         "by algorithm=sft, by data.filter=correct on training data and by the tiny model's warm start, unless that is "
         "the one that several prompts share, only",
     ),
@@ -132,23 +111,28 @@ CONDITIONS = (
     ),
     Condition(
         ("data.verifier",),
-        lambda run: ":" not in run.prompt.reward,
+        lambda run: any(data is run.data and ":" not in reward for reward, data in judges(run)),
         "without a prompt.reward=module:function only",
     ),
     Condition(
-        ("data.bad_gold", "grading.extract", "grading.percent", "grading.rel_tol"),
-        lambda run: not has_own_reward(run),
+        ("data.bad_gold",),
+        checks_golds,
+        "by the built-in comparison of what is asked or learned from here only",
+    ),
+    Condition(
+        ("grading.extract", "grading.percent", "grading.rel_tol"),
+        lambda run: not all(is_own(*named) for named in judges(run)),
         "by the built-in comparison only, and here prompt.reward or data.verifier names a function that judges",
     ),
     Condition(
         ("grading.correct_at",),
-        has_own_reward,
+        lambda run: any(is_own(*named) for named in judges(run)),
         "by a reward of one's own only, which may give partial credit",
         "leave it out, or set prompt.reward=module:function",
     ),
     Condition(
         ("interim_eval_problems",),
-        lambda run: run.eval_problems is None,
+        lambda run: run.asked_at_most is None,
         "where eval_problems is null only, which otherwise bounds every evaluation",
         "set eval_problems=null, or leave it out",
     ),
@@ -227,4 +211,5 @@ CONDITIONS = (
         }.items()
         if (losses := " and ".join(f"loss={name}" for name in READERS[key]))
     ),
+    *EVAL_CONDITIONS,
 )

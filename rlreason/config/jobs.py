@@ -1,7 +1,6 @@
 """The settings of jobs that do not train: evaluate a model, and choose the best of several responses."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rlreason.config.run import Run
 
@@ -12,28 +11,20 @@ class Asking(Run):
 
     split: str = "validation"  # validation | train: whose first problems are asked
 
-    #: The setting that says how many responses each problem gets.
-    counted_by: ClassVar[str] = "samples"
-
     @property
-    def responses(self) -> int:
-        """Responses per problem."""
-        raise NotImplementedError
+    def problems_at_the_end(self) -> int | None:
+        return self.asked_at_most
 
     def problems(self) -> list[str]:
         bad = super().problems()
         if self.split not in ("validation", "train"):
             bad.append(f"split={self.split} is none of validation, train: choose one")
-        if self.sampling.temperature == 0 and self.responses > 1:
+        if self.split == "train" and self.eval.data is not None:
             bad.append(
-                f"sampling.temperature=0 with {self.counted_by}={getattr(self, self.counted_by)}: the responses to a "
-                f"problem would all be equal: set sampling.temperature=1, or {self.single()}"
+                f"split=train with eval.data={self.eval.data.name}: eval.data says whose validation problems are "
+                f"asked: choose data={self.eval.data.name} instead, or split=validation"
             )
         return bad
-
-    def single(self) -> str:
-        """The way to ask for one response per problem."""
-        return "samples=1"
 
 
 @dataclass
@@ -41,14 +32,18 @@ class Evaluate(Asking):
     """Accuracy of a model as it is, and every response on disk."""
 
     algorithm: str = "evaluate"
-    samples: int = 1  # responses per problem
+    samples: int | None = None  # responses per problem: short for eval.samples; null: 1
 
     @property
-    def responses(self) -> int:
-        return self.samples
+    def answers(self) -> int:
+        return super().answers if self.samples is None else self.samples
+
+    @property
+    def counted(self) -> tuple[str, str]:
+        return super().counted if self.samples is None else (f"samples={self.samples}", "samples=1")
 
     def problems(self) -> list[str]:
-        if self.samples < 1:
+        if self.samples is not None and self.samples < 1:
             return [*super().problems(), f"samples={self.samples}: each problem needs a response: try samples=1"]
         return super().problems()
 
@@ -62,14 +57,13 @@ class BestOfN(Asking):
     samples: int | None = None  # responses per problem; null: the largest N; more make every smaller N more exact
     scorer: str | None = None  # module:function, (question, response) -> a number; the highest is chosen
 
-    counted_by: ClassVar[str] = "n_list"
+    @property
+    def answers(self) -> int:
+        return max(self.n_list, default=1) if self.samples is None else self.samples
 
     @property
-    def responses(self) -> int:
-        return max(self.n_list, default=0) if self.samples is None else self.samples
-
-    def single(self) -> str:
-        return "use algorithm=evaluate"
+    def counted(self) -> tuple[str, str]:
+        return f"n_list={list(self.n_list)}", "use algorithm=evaluate"
 
     def problems(self) -> list[str]:
         bad = super().problems()

@@ -48,6 +48,11 @@ INPUTS = (
     "data.pass_rates",
     "data.ground_truth",
     "prompt.file",
+    "eval.prompt.file",
+    "eval.data.path",
+    "eval.data.train",
+    "eval.data.validation",
+    "eval.data.ground_truth",
 )
 
 

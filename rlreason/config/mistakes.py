@@ -102,6 +102,11 @@ def in_one_line(overrides: Sequence[str], name: str = "config", composing: bool 
     except Exception as error:
         if not composing or exit_code(error) == RESOURCES:
             raise
+        if "Unexpected type for root: NoneType" in str(error):  # OmegaConf's, of a setting below a null
+            raise ConfigError(
+                "a setting of eval.prompt or eval.data needs an option to change: choose one beside it, as in "
+                "eval.prompt=r1_zero eval.prompt.stop=[]"
+            ) from error
         raise ConfigError(
             f"{' '.join(overrides)} cannot be composed ({_reason(error)}): mend or leave out a word"
         ) from error

@@ -10,6 +10,7 @@ from typing import ClassVar
 from omegaconf import MISSING
 
 from rlreason.config.data import Data, Stories
+from rlreason.config.evaluation import Eval, complaints
 from rlreason.config.groups import Grading, Guards, LengthNorm, Logger, Prompt, Sampling
 from rlreason.config.model import Model, TinyModel
 from rlreason.config.rollout import Rollout
@@ -32,9 +33,10 @@ class Run:
     guards: Guards = field(default_factory=Guards)
     logger: Logger = field(default_factory=Logger)
     sampling: Sampling = field(default_factory=Sampling)
+    eval: Eval = field(default_factory=Eval)  # where evaluations differ from training
 
     micro_batch_tokens: int = MISSING  # the memory knob: tokens in one forward pass
-    eval_problems: int | None = None  # of the validation data, always the same ones; null: all of them
+    eval_problems: int | None = None  # short for eval.problems: of the validation data, always the same; null: all
     log_generations: int = 3  # responses that are shown in the terminal, before training or after an evaluation
 
     @property
@@ -44,10 +46,11 @@ class Run:
 
     def problems(self) -> list[str]:
         """Every violated rule between settings, one line each: setting, value, rule, cure."""
-        groups = (getattr(self, f.name) for f in fields(self))
+        groups = (getattr(self, f.name) for f in fields(self) if f.name != "eval")
         bad = [
             line for group in groups if is_dataclass(group) and hasattr(group, "problems") for line in group.problems()
         ]
+        bad += complaints(self)
         bad += self.not_positive("micro_batch_tokens", "threads")
         bad += [f"{line}, or null for all of them" for line in self.not_positive("eval_problems")]
         bad += self.negative("log_generations")
@@ -64,7 +67,27 @@ class Run:
     @property
     def problems_on_the_way(self) -> int | None:
         """How many problems the evaluations before the last ask; None: all."""
-        return self.eval_problems
+        return self.asked_at_most
+
+    @property
+    def problems_at_the_end(self) -> int | None:
+        """How many problems the last evaluation asks; None: all."""
+        return self.asked_at_most if self.eval.final_problems is None else self.eval.final_problems
+
+    @property
+    def asked_at_most(self) -> int | None:
+        """The bound on every evaluation under either of its names; None: there is none."""
+        return self.eval_problems if self.eval.problems is None else self.eval.problems
+
+    @property
+    def answers(self) -> int:
+        """Responses per problem in an evaluation."""
+        return 1 if self.eval.samples is None else self.eval.samples
+
+    @property
+    def counted(self) -> tuple[str, str]:
+        """The setting that says how many these are, as it is typed; and how to ask for one."""
+        return f"eval.samples={self.eval.samples}", "eval.samples=1"
 
     def warnings(self) -> dict[str, str]:
         """What may be meant but seldom helps, by a short name: said before the run and counted in its summary."""
@@ -136,7 +159,7 @@ class Training(Run):
 
     @property
     def problems_on_the_way(self) -> int | None:
-        return self.interim_eval_problems if self.eval_problems is None else self.eval_problems
+        return self.interim_eval_problems if self.asked_at_most is None else self.asked_at_most
 
     def sequences_per_micro_batch(self) -> int | None:
         """The handout's accumulation steps, turned into the largest micro-batch they allow."""

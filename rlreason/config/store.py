@@ -57,12 +57,13 @@ def run_name(overrides: list[str]) -> str:
     Short overrides come first, so that they stay readable where the name must be cut; where a text was changed or
     cut, a hash of it keeps two runs apart.
 
-    >>> run_name(["seed=1", "sweep=grid", "loss=grpo_clip"])
-    'seed=1,loss=grpo_clip'
+    >>> run_name(["seed=1", "sweep=grid", "prompt@eval.prompt=r1_zero"])
+    'seed=1,eval.prompt=r1_zero'
     >>> run_name(["model.path=/home/me/a model"])
     'model.path=a-model~a0a532e9'
     """
-    kept = sorted((o for o in overrides if not o.startswith("sweep=")), key=lambda o: (len(o), o))
+    typed = (re.sub(r"^\w+@(?=eval\.)", "", o) for o in overrides if not o.startswith("sweep="))
+    kept = sorted(typed, key=lambda o: (len(o), o))
     name = ",".join(map(_part, kept)) or "default"
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}~{_hash(name)}"
 

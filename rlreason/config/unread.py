@@ -51,13 +51,20 @@ def complaints(run: Run, conf: Path) -> dict[str, str]:
 def _of_options(run: Run, key: str, conf: Path) -> list[Any]:
     """What the chosen option of the key's group, known by its name, gives it; and the options that it builds on."""
     group, _, rest = key.partition(".")
+    homes, kinds = (conf, *_own_option_folders()), ("scale", f"scale/{run.algorithm}", "eval", "experiment")
+    whole = [_option(file) for home in homes for kind in kinds for file in sorted((home / kind).glob("*.yaml"))]
+    values = [OmegaConf.select(option, name) for option in whole for name in (key, key.removeprefix("eval."))]
     if not rest:
-        return [_option(file).get(key) for file in sorted((conf / "scale" / run.algorithm).glob("*.yaml"))]
-    naming = next(word for word in NAMING if hasattr(getattr(run, group), word))
-    name = getattr(getattr(run, group), naming)
-    files = [file for folder in (conf, *_own_option_folders()) for file in sorted((folder / group).glob("*.yaml"))]
+        return values
+    settings = getattr(run, group)
+    if group == "eval" and "." in rest and rest.partition(".")[0] in ("prompt", "data"):  # options of those groups
+        group, _, rest = rest.partition(".")
+        settings = getattr(settings, group)
+    naming = next(word for word in NAMING if hasattr(settings, word))
+    name = getattr(settings, naming)
+    files = [file for home in homes for file in sorted((home / group).glob("*.yaml"))]
     options = {file.stem: _option(file) for file in files}
-    chosen, values = [stem for stem, option in options.items() if option.get(naming) == name], []
+    chosen = [stem for stem, option in options.items() if option.get(naming) == name]
     for stem in chosen:  # grows while it is walked
         values.append(OmegaConf.select(options[stem], rest))
         chosen += [base for base in options[stem].get("defaults") or [] if base in options and base not in chosen]

@@ -31,7 +31,8 @@ def _problems(task: str, n: int, seed: int) -> list[Problem]:
         entry = {"task": task, **entry_at(index)}
         question = entry["question"].strip()
         if question not in problems and _is_sound(entry, score):
-            problems[question] = Problem(f"{task}-{len(problems)}", question, json.dumps(entry))
+            id, gold = f"{task}-{len(problems)}", json.dumps(entry)
+            problems[question] = Problem(id, question, gold, facts={"source": task})
         if len(problems) == n:
             return list(problems.values())
     raise ConfigError(

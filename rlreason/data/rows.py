@@ -23,6 +23,13 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "id": ("id", "unique_id"),
 }
+#: What a row may say about its problem beside, by the name it is kept under, and the fields it is read from.
+FACTS: dict[str, tuple[str, ...]] = {
+    "level": ("level", "difficulty"),
+    "subject": ("subject", "type", "problem_type"),
+    "source": ("source", "data_source", "dataset"),
+}
+LONGEST_FACT = 80  # characters; anything longer is no name of a level or a source
 Names = Mapping[str, tuple[str, ...]]
 
 _FINAL = re.compile(r"[Tt]he final answer is:?\s*(.+?)\.?\s*I hope it is correct")
@@ -60,7 +67,27 @@ def to_problem(
         solution = _before_the_mark(answer)
     if wrap and response is not None:
         solution, response = response, None
-    return Problem(id, question.strip(), found, solution.strip() if solution else None, prompt, response)
+    return Problem(
+        id, question.strip(), found, solution.strip() if solution else None, prompt, response, facts_of(row, names)
+    )
+
+
+def facts_of(row: Mapping[str, Any], names: Names) -> dict[str, str]:
+    """Level, subject and source of a problem, as far as the row tells them in a word or a number.
+
+    >>> facts_of({"level": "Level 5", "type": "Algebra", "source": {"url": "x"}}, KNOWN)
+    {'level': 'Level 5', 'subject': 'Algebra'}
+    """
+    taken = {name for given in names.values() for name in given}
+    found: dict[str, str] = {}
+    for fact, fields in FACTS.items():
+        values = (row.get(name) for name in fields if name not in taken)
+        for value in values:
+            text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+            if 0 < len(text) <= LONGEST_FACT and text.isprintable():
+                found[fact] = text
+                break
+    return found
 
 
 def own_id(row: Any, names: Names) -> str | None:

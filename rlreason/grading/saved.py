@@ -35,8 +35,11 @@ class RunGrading(NamedTuple):
         return Settings(**{key: self.settings[key] for key in ("percent", "rel_tol") if key in self.settings})
 
 
-def read_grading(run: Path) -> RunGrading:
-    """The grading of the run in this folder. Raises `ConfigError` where the folder is none of a run."""
+def read_grading(run: Path, evaluates: bool = False) -> RunGrading:
+    """The grading of the run in this folder, or of what its evaluations count by.
+
+    Raises `ConfigError` where the folder is none of a run.
+    """
     if not run.is_dir():
         raise ConfigError(f"{run} is no folder: give the folder of a run, as printed at its start")
     path = run / "config.yaml"
@@ -44,7 +47,9 @@ def read_grading(run: Path) -> RunGrading:
         raise ConfigError(f"{run} has no config.yaml: give the folder of one run, not of several")
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        reward, verifier = str(config["prompt"]["reward"]), (config.get("data") or {}).get("verifier")
+        own = (config.get("eval") or {}) if evaluates else {}  # null, in all of them: as in training
+        reward = str(own.get("reward") or (own.get("prompt") or config["prompt"])["reward"])
+        verifier = (own.get("data") or config.get("data") or {}).get("verifier")
         grading = config.get("grading") or {}
         settings = {key: grading[key] for key in SETTINGS if key in grading}
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:

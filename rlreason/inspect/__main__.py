@@ -40,7 +40,7 @@ def _main(arguments: Sequence[str] | None) -> None:
 def inspect(run: Path, category: str | None, n: int, step: int | None, rollouts: bool, file: Path | None) -> None:
     console, path = Console(), cases.response_file(run, step, rollouts)
     rows = cases.read_rows(path)
-    graded = read_grading(run)
+    graded = read_grading(run, evaluates=path.parent.name != "rollouts")
     console.say(f"{path}\n{cases.counts_line(rows)}")
     if category == "disagree":
         chosen = disagreeing(rows, graded)

@@ -39,16 +39,18 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
     try:
         announce(console, run, house, folder, again)
         responses, store = respond(run, house, folder, console)
+        asks, reward = house.examiner.settings, house.examiner.grader.reward
         with console.wait("choosing among the responses"):
-            values = estimates(run, responses, house.grader.reward, scorer)
+            values = estimates(run, responses, reward, scorer)
             curves = with_intervals(values, run.seed)
         write_whole(folder / "best_of_n.csv", as_csv(run.n_list, curves))
-        title = f"{run.model.name}, {run.data.name}, {len(responses.problems)} problems x {run.responses} samples"
-        t = run.sampling.temperature
-        subtitle = f"{prompt_words(run)}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
+        title = f"{run.model.name}, {asks.data.name}, {len(responses.problems)} problems x {asks.samples} samples"
+        t = asks.sampling.temperature
+        prompt = prompt_words(asks.prompt, traces=False)
+        subtitle = f"{prompt}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
         with console.wait("drawing the curves"):
             draw_best_of_n(folder / "best_of_n.png", {"": (run.n_list, curves)}, title, subtitle)
-        first = first_alone(responses.samples, run.responses)
+        first = first_alone(responses.samples, asks.samples)
         found = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
         conclude(folder, house, responses, store, found)
         cases(console, run, house, responses)
@@ -58,7 +60,7 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
             f"first samples alone: accuracy {first['accuracy']:.3f} ({low:.3f}-{high:.3f}); they are the ones that "
             "algorithm=evaluate draws"
         )
-        for line in explanations(run, house.grader.reward):
+        for line in explanations(run, t, reward):
             console.say(line)
         closing(console, house, responses, folder)
         console.say(f"curves: {shown(folder / 'best_of_n.png')}, numbers: {shown(folder / 'best_of_n.csv')}")
@@ -94,7 +96,7 @@ def load_scorer(name: str | None) -> Scorer | None:
 
 def estimates(run: BestOfN, responses: Responses, reward: str, scorer: Scorer | None) -> dict[str, Floats]:
     """For each way to choose, its expected success on every problem for every N: (problems, len(n_list))."""
-    n, at = run.responses, run.n_list
+    n, at = run.answers, run.n_list
     groups = [responses.samples[i : i + n] for i in range(0, len(responses.samples), n)]
     right = [[is_correct(s) for s in group] for group in groups]
     questions = [p.question for p in responses.problems]
@@ -169,15 +171,14 @@ def as_csv(n_list: Sequence[int], curves: Curves) -> str:
     return "\n".join(["N,method,value,low,high", *rows]) + "\n"
 
 
-def explanations(run: BestOfN, reward: str) -> list[str]:
+def explanations(run: BestOfN, t: float, reward: str) -> list[str]:
     """What the columns mean, as far as it is not in their names."""
-    t = run.sampling.temperature
     lines = [
         f"log-probabilities are those of the sampled tokens under the model at T={t:g}; every number is an expectation "
-        f"over N random ones of the {run.responses} samples"
+        f"over N random ones of the {run.answers} samples"
     ]
     if not can_vote(reward):
         lines.append(f"no maj@N: {reward} does not say where a response's answer stands")
-    elif not all(is_exact(run.responses, k) for k in run.n_list):
+    elif not all(is_exact(run.answers, k) for k in run.n_list):
         lines.append(f"maj@N: over random subsets (seed {run.seed}) where there are too many to take all")
     return lines

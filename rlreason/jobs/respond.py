@@ -22,10 +22,11 @@ from rlreason.console import Console, clock
 from rlreason.counters import Counters
 from rlreason.data.files import few, question_hash
 from rlreason.errors import DataError
-from rlreason.evaluation import PURPOSE, figures, is_correct
+from rlreason.evaluation import PURPOSE, figures, is_correct, more_accuracies
 from rlreason.guards import Guards
 from rlreason.jobs.identity import weights_hash
 from rlreason.jobs.store import Store, row_of
+from rlreason.jobs.tables import by_facts
 from rlreason.protocol import Protocol
 from rlreason.records import finite
 from rlreason.setup.house import House
@@ -55,10 +56,10 @@ class Responses:
 
 def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[Responses, Store]:
     """The responses to the run's problems. Remove the store when everything that follows from them is written."""
-    n = run.responses
-    problems = house.train_problems[: run.eval_problems] if run.split == "train" else house.final_problems
-    check_askable(problems, f"split={run.split} of data={run.data.name}")
-    protocol = protocol_of(run, problems, house.policy.tokenizer, n)
+    examiner, n = house.examiner, house.examiner.settings.samples
+    problems = asked_problems(run, house)
+    check_askable(problems, f"split={run.split} of data={examiner.settings.data.name}")
+    protocol = protocol_of(examiner.settings, problems, house.policy.tokenizer)
     weights = weights_hash(house.policy.named_weights())
     store = Store(folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
     found = len(store.samples)
@@ -66,11 +67,11 @@ def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
     samples, tokens, seconds = ask(run, house, problems, store, console)
     with console.wait(f"measuring entropies of {len(samples)} responses"):
-        measure(samples, house.measure)
-    metrics = figures(samples, house.sampling)
+        measure(samples, examiner.measure)
+    metrics = figures(samples, examiner.sampling)
     guards = Guards(1, console.say, run.guards.parity, run.guards.parity_bound)
     guards.look(None, metrics | {"rollout/truncated": metrics["eval/truncated"]})
-    guards.look_at_grades(None, house.grader.warnings([s.grade for s in samples]))
+    guards.look_at_grades(None, examiner.warnings(samples))
     store.finish(rows_of(samples, problems, n, house))
     write_pass_rates(folder, problems, samples, n)
     speed, notices = tokens / max(seconds, 1e-9), dict(guards.counts)
@@ -78,13 +79,19 @@ def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[
     return made, store
 
 
+def asked_problems(run: Asking, house: House) -> list[Problem]:
+    """Those of the chosen split, as many as the settings allow."""
+    most = house.examiner.settings.final_problems
+    return house.train_problems[:most] if run.split == "train" else house.final_problems
+
+
 def ask(
     run: Asking, house: House, problems: Sequence[Problem], store: Store, console: Console
 ) -> tuple[list[Sample], int, float]:
     """All samples, problem by problem; tokens and seconds of those that were not in the store before."""
-    n, left = run.responses, [p for p in problems if p.id not in store.samples]
-    before = [s for samples in store.samples.values() for s in samples]
-    progress = Progress(console, len(left) * n, before, run.rollout.max_rows, run.sampling.max_tokens)
+    examiner, left = house.examiner, [p for p in problems if p.id not in store.samples]
+    n, before = examiner.settings.samples, [s for samples in store.samples.values() for s in samples]
+    progress = Progress(console, len(left) * n, before, run.rollout.max_rows, examiner.sampling.max_tokens)
 
     def finished(number: int, sample: Sample) -> None:
         store.add(number, sample)
@@ -92,7 +99,7 @@ def ask(
 
     began = time.monotonic()
     with console.wait("sampling", more=house.drawn):
-        fresh = house.rollouts.sample(left, house.sampling, n, PURPOSE, finished) if left else []
+        fresh = examiner.rollouts.sample(left, examiner.sampling, n, PURPOSE, finished) if left else []
     seconds = time.monotonic() - began
     by_problem = store.samples | {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
     samples = [s for p in problems for s in by_problem[p.id]]
@@ -113,9 +120,7 @@ def check_askable(problems: Sequence[Problem], where: str) -> None:
 
 def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, house: House) -> list[dict[str, Any]]:
     """The lines of `responses.jsonl`: log-probabilities are the model's own here, at the sampling temperature."""
-    decode = house.policy.tokenizer.decode
-    prompts = [str(decode(s.response.prompt_ids, clean_up_tokenization_spaces=False)) for s in samples[::n]]
-    rows = []
+    rows, prompts = [], house.prompts(samples[::n])
     for place, sample in enumerate(samples):
         measured = [round(log_prob, 4) for log_prob in sample.log_probs]
         row = row_of(sample, problems[place // n], place % n)
@@ -149,6 +154,8 @@ def conclude(folder: Path, house: House, responses: Responses, store: Store, mor
         "reason": reason,
         "accuracy": metrics["eval/accuracy"],
         "accuracy_interval": [metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]],
+        **more_accuracies(metrics, *house.examiner.rewards),
+        **by_facts(r.samples, r.problems),
         "length": metrics["eval/length"],
         "truncated": metrics["eval/truncated"],
         "tokens_per_second": round(r.tokens_per_second, 1),

@@ -1,10 +1,11 @@
 """What a job shows in the terminal, as text. It knows samples and numbers; it must not know tensors or files."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlreason.evaluation import is_correct, share
-from rlreason.types import Sample
+from rlreason.types import Problem, Sample
 
 #: The three categories of the CS336 handout. Whatever earned no full answer reward is not correct.
 CATEGORIES = {
@@ -12,6 +13,7 @@ CATEGORIES = {
     "format1_wrong": "format 1, answer 0",
     "format0": "format 0, answer 0",
 }
+MOST_PARTS = 40  # of one table; a fact with more different values tells problems apart, not kinds of them
 FAILED = ("timeout", "refused", "error")  # outcomes that say something about the grader
 
 
@@ -41,6 +43,45 @@ def category_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
         low, high = row["interval"]
         lines.append(f"{CATEGORIES[name]:28} {row['count']:>7} {row['share']:>7.3f}   {low:.3f}-{high:.3f}")
     return "\n".join(lines)
+
+
+def by_facts(samples: Sequence[Sample], problems: Sequence[Problem]) -> dict[str, Any]:
+    """`accuracy_by`: of each level, subject or source that the data tells of, where there are a few different ones."""
+    facts, told = {p.id: p.facts for p in problems}, dict[str, Any]()
+    for fact in dict.fromkeys(name for of in facts.values() for name in of):
+        parts: dict[str, list[Sample]] = {}
+        for s in samples:
+            parts.setdefault(facts[s.group].get(fact, "not told"), []).append(s)
+        if 1 < len(parts) <= MOST_PARTS:
+            told[fact] = {name: _accuracy(parts[name]) for name in sorted(parts, key=_natural)}
+    return {"accuracy_by": told} if told else {}
+
+
+def _accuracy(samples: Sequence[Sample]) -> dict[str, Any]:
+    value, low, high = share(samples, is_correct)
+    return {"problems": len({s.group for s in samples}), "accuracy": value, "interval": [low, high]}
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Level 2 before Level 10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def fact_tables(by: Mapping[str, Any]) -> list[str]:
+    """
+    >>> print(*fact_tables({"accuracy_by": {"level": {"1": {"problems": 4, "accuracy": 0.5, "interval": [0.1, 0.9]}}}}))
+    level                       problems accuracy   95% interval
+    1                                  4    0.500   0.100-0.900
+    """
+    tables = []
+    for fact, parts in by.get("accuracy_by", {}).items():
+        lines = [f"{fact:26} {'problems':>9} {'accuracy':>8}   95% interval"]
+        for name, row in parts.items():
+            low, high = row["interval"]
+            shown = name if len(name) <= 26 else f"{name[:23]}..."
+            lines.append(f"{shown:26} {row['problems']:>9} {row['accuracy']:>8.3f}   {low:.3f}-{high:.3f}")
+        tables.append("\n".join(lines))
+    return tables
 
 
 def ungraded(samples: Sequence[Sample]) -> dict[str, int]:

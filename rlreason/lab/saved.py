@@ -35,6 +35,8 @@ def read_run(folder: Path) -> GRPO:
         schema = OmegaConf.structured(GRPO)
         for group in ("model", "data"):
             schema[group] = _schema_of(group, set(node[group]))
+        if own := OmegaConf.select(node, "eval.data"):
+            schema.eval.data = _schema_of("data", set(own))
         run = OmegaConf.to_object(OmegaConf.merge(schema, node))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]

@@ -1,18 +1,20 @@
 """The problems of a run, from its `data` settings: read, held apart, filtered, checked, and drawn from."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlreason.config.conditions import handles_traces, uses_training_data
 from rlreason.config.data import Data, Fields, FileData, Stories
+from rlreason.config.evaluation import evaluation_of
 from rlreason.config.imitation import SFT
-from rlreason.config.run import Run
+from rlreason.config.jobs import Asking
+from rlreason.config.run import Run, Training
 from rlreason.config.store import resource_dir
 from rlreason.config.tasks import Countdown, Gym
+from rlreason.config.uses import handles_traces, uses_training_data
 from rlreason.data.countdown import load_countdown, make_countdown
 from rlreason.data.files import Row, Table, file_rows, hub_splits, locate, may_be_hub_name, read_table
 from rlreason.data.golds import check_answers
@@ -44,30 +46,34 @@ class Loaded(NamedTuple):
     sizes: dict[str, int]
 
 
-def load_data(run: Run, *, grader: Grader | None = None, say: Say = print) -> Loaded:
+def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = None, say: Say = print) -> Loaded:
     """The problems of a run. Whatever is left out is said.
 
-    With a grader, the gold answers are checked: of validation, and of train where it is sampled from.
+    With a grader, the gold answers are checked: of validation by `judge`, who grades evaluations, and of train where
+    it is sampled from.
     """
-    data, traces = run.data, handles_traces(run)
+    data, evaluation, traces = run.data, evaluation_of(run), handles_traces(run)
+    asked, judge = evaluation.data, judge or grader
+    fill_asked = partial(render, load_template(evaluation.prompt.file, resource_dir("prompts")))
+    if asked is not data and not uses_training_data(run):
+        validation = read_asked(asked, fill_asked, say)
+        return Loaded([], told(say, *gold_checked(validation, judge, asked)), {"validation": len(validation)})
     template = run.prompt.trace if traces else ""
     if traces:
         check_template(template)
     train, validation = read_splits(data, say, traces)
     sizes = {"train_read": len(train)}
 
-    def checked(problems: Problems, needed: bool = True) -> Problems:
-        if grader is None or grader.plugin:  # which form of answer a plug-in expects is unknown
-            return problems
-        return told(say, *check_answers(problems, grader, data.bad_gold, needed))
-
     if not uses_training_data(run):
         train = []  # nothing is learned: training data must not stop a measurement
-    fill = partial(render, load_template(run.prompt.file, resource_dir("prompts")))
+    own = run if isinstance(run, Training) else evaluation
+    fill = partial(render, load_template(own.prompt.file, resource_dir("prompts")))
     if isinstance(data, FileData):
         train, validation = answered(data, train, validation, fill, say)
+    if asked is not data:
+        validation = read_asked(asked, fill_asked, say)
     if not uses_training_data(run):
-        return Loaded([], checked(validation), {"validation": len(validation)})
+        return Loaded([], told(say, *gold_checked(validation, judge, asked)), {"validation": len(validation)})
     train = told(say, *without_overlap(train, validation, data.overlap, fill))
     if data.pass_rates is not None:
         rates = read_pass_rates(Path(data.pass_rates).expanduser())
@@ -79,13 +85,31 @@ def load_data(run: Run, *, grader: Grader | None = None, say: Say = print) -> Lo
         sizes["train_before_filter"] = len(train)
         train = told(say, *filter_correct(train, partial(trace_text, template=template), grader.grade_batch))
         sizes["train_filtered"] = len(train)
-    validation = checked(validation, needed=not isinstance(run, SFT))
+    validation = told(say, *gold_checked(validation, judge, asked, needed=not isinstance(run, SFT)))
     if not isinstance(run, SFT):
-        train = checked(train)
+        train = told(say, *gold_checked(train, judge if isinstance(run, Asking) else grader, data))
     if data.limit is not None and data.limit > len(train):
         say(f"! data.limit={data.limit} is more than the {len(train)} training problems there are: all are used")
     train = subset(train, data.limit, run.seed)
     return Loaded(train, validation, sizes | {"train": len(train), "validation": len(validation)})
+
+
+def gold_checked(
+    problems: Problems, grader: Grader | None, data: Data, needed: bool = True
+) -> tuple[Problems, Sequence[str]]:
+    """(problems, notes on gold answers that cannot be earned); which form a plug-in expects is unknown."""
+    return (problems, []) if not grader or grader.plugin else check_answers(problems, grader, data.bad_gold, needed)
+
+
+def read_asked(data: Data, fill: Callable[[str], str], say: Say) -> Problems:
+    """The validation problems of an evaluation's own data, and nothing else where they are files of their own."""
+    if not isinstance(data, FileData) or data.n_validation is not None:
+        return read_splits(data, say, traces=False)[1]
+    hub = cache(partial(hub_splits, data.path or "", data.hub_config))
+    name = data.validation or _measured_on(data, hub)
+    table = read_split(data, name, Path(name).stem, hub, traces=False)
+    (problems,) = identified([table])
+    return answered(data, [], told(say, problems, table.notes), fill, say)[1]
 
 
 def told(say: Say, problems: Problems, notes: str | Iterable[str]) -> Problems:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rlreason.config.evaluation import evaluation_of
 from rlreason.config.grpo import GRPO
 from rlreason.config.imitation import EI, SFT
 from rlreason.config.jobs import Asking
@@ -43,14 +44,23 @@ def check_engine(run: Run) -> None:
             )
 
 
-def demand_of(run: Run, prompt_ids: PromptIds, train: Sequence[Problem], validation: Sequence[Problem]) -> Demand:
-    """What training on `train` and evaluating on `validation` can ask for, whichever problems are drawn."""
+def demand_of(
+    run: Run, prompt_ids: PromptIds, asked_ids: PromptIds, train: Sequence[Problem], validation: Sequence[Problem]
+) -> Demand:
+    """What training on `train` and evaluating on `validation` can ask for, whichever problems are drawn.
+
+    An evaluation may have a prompt, lengths and several responses of its own.
+    """
+    evaluation = evaluation_of(run)
     asked = train if isinstance(run, Asking) and run.split == "train" else validation
-    each = run.responses if isinstance(run, Asking) else 1
     in_a_step = run.questions * run.group_size if isinstance(run, GRPO | EI) else 0
-    sampled_from = [*([] if isinstance(run, SFT) else train), *validation]
-    longest = max((len(prompt_ids(p)) for p in sampled_from), default=0)
-    return Demand(longest + run.sampling.max_tokens, max(in_a_step, each * len(asked[: run.eval_problems]), 1))
+    at_once = evaluation.samples * len(asked[: evaluation.final_problems])
+    learned = (evaluation if isinstance(run, Asking) else run).sampling.max_tokens
+    longest = max(
+        max((len(prompt_ids(p)) + learned for p in ([] if isinstance(run, SFT) else train)), default=0),
+        max((len(asked_ids(p)) + evaluation.sampling.max_tokens for p in validation), default=0),
+    )
+    return Demand(longest, max(in_a_step, at_once, 1))
 
 
 def make_engine(

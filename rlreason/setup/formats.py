@@ -6,6 +6,7 @@ itself. It knows settings and prompt options; it must not know models.
 """
 
 from functools import partial
+from itertools import cycle, islice
 
 from omegaconf import OmegaConf
 
@@ -26,12 +27,24 @@ SHARED = 5 * SHARED_WARM_START[:3] + SHARED_WARM_START[3:]
 
 
 def formats_of(run: Run) -> list[Format]:
-    """One for each turn: those of the shared warm start where the run's prompt is one of them, or its own alone."""
+    """One for each turn. An evaluation's own prompt gets half of them, where training's does not bring it along."""
+    asked, trained = run.eval.prompt, formats_with(run.prompt)
+    if asked is None or template_of(asked) == template_of(run.prompt):
+        return trained
+    more = formats_with(asked)
+    if len(trained) == len(more) > 1:  # both share one warm start
+        return trained
+    pairs = zip(cycle(trained), cycle(more), strict=False)
+    return [form for pair in islice(pairs, max(len(trained), len(more))) for form in pair]
+
+
+def formats_with(prompt: Prompt) -> list[Format]:
+    """One for each turn: those of the shared warm start where this prompt is one of them, or its own alone."""
     shared = {name: shipped(name) for name in SHARED}
-    same = [prompt for prompt in shared.values() if template_of(prompt) == template_of(run.prompt)]
-    check_readable(run.prompt, trace_of(same[0] if same else run.prompt))
+    same = [other for other in shared.values() if template_of(other) == template_of(prompt)]
+    check_readable(prompt, trace_of(same[0] if same else prompt))
     if not same:
-        return [format_of(run.prompt)]
+        return [format_of(prompt)]
     formats = {name: format_of(prompt) for name, prompt in shared.items()}
     return [formats[name] for name in SHARED]
 

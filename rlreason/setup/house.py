@@ -3,17 +3,17 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from rlreason.algorithms.rollouts import Measure, Rollouts
-from rlreason.config.conditions import has_own_reward
 from rlreason.config.data import Stories
+from rlreason.config.evaluation import Evaluation, evaluation_of
 from rlreason.config.imitation import SFT
+from rlreason.config.jobs import Asking
 from rlreason.config.model import TinyModel
 from rlreason.config.run import Run, Training
 from rlreason.console import Console
@@ -21,12 +21,13 @@ from rlreason.data.files import fingerprint
 from rlreason.data.splits import subset
 from rlreason.engines.base import Engine, Sampling
 from rlreason.errors import ConfigError
-from rlreason.grading import Grader, verifiers
+from rlreason.grading import Grader
 from rlreason.mirror import WandbMirror
 from rlreason.policy import Policy
 from rlreason.records import Mirror
 from rlreason.setup.data import load_data, read_splits
 from rlreason.setup.engine import check_engine, demand_of, make_engine
+from rlreason.setup.graders import make_graders
 from rlreason.setup.model import (
     check_attention,
     choose_threads,
@@ -36,7 +37,31 @@ from rlreason.setup.model import (
     teach_habits,
 )
 from rlreason.setup.prompts import PromptIds, check_prompt, encoder, remarks
-from rlreason.types import Problem
+from rlreason.types import Problem, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Examiner:
+    """What an evaluation asks and judges with, which training may do otherwise."""
+
+    settings: Evaluation
+    rollouts: Rollouts
+    sampling: Sampling
+    measure: Measure  # under the evaluation's temperature
+    grader: Grader  # decides what is correct
+    beside: Grader | None  # of the prompt's own reward, where another decides
+
+    @property
+    def rewards(self) -> tuple[str, str | None]:
+        """By name: the one that counts, and the one beside it."""
+        return self.grader.reward, None if self.beside is None else self.beside.reward
+
+    def warnings(self, samples: Sequence[Sample]) -> list[str]:
+        """What went wrong in grading these, by either grader, in one sentence each."""
+        said = self.grader.warnings([s.grade for s in samples])
+        if self.beside is not None:
+            said += self.beside.warnings([s.prompt_grade for s in samples if s.prompt_grade is not None])
+        return list(dict.fromkeys(said))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +74,7 @@ class House:
     rollouts: Rollouts
     sampling: Sampling
     measure: Measure
+    examiner: Examiner
     train_problems: list[Problem]
     eval_problems: list[Problem]  # of the evaluations on the way
     final_problems: list[Problem]  # of the last one, or of a job that does not train; the others are among them
@@ -63,7 +89,15 @@ class House:
 
     def close(self) -> None:
         self.engine.close()
-        self.grader.close()
+        for grader in (self.grader, self.examiner.grader, self.examiner.beside):
+            if grader is not None:
+                grader.close()
+
+    def prompts(self, samples: Sequence[Sample]) -> list[str]:
+        """The text that each of these is a response to, as the model read it."""
+        decode = self.policy.tokenizer.decode
+        texts = {s.group: str(decode(s.response.prompt_ids, clean_up_tokenization_spaces=False)) for s in samples}
+        return [texts[s.group] for s in samples]
 
 
 def build(run: Run, folder: Path, console: Console) -> House:
@@ -74,51 +108,74 @@ def build(run: Run, folder: Path, console: Console) -> House:
     choose_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
-    check_prompt(run.prompt, run.model)
+    evaluation = evaluation_of(run)
+    learns = not isinstance(run, Asking)
+    prompt = run.prompt if learns else evaluation.prompt
+    check_prompt(prompt, run.model)
+    check_prompt(evaluation.prompt, run.model)
     with console.wait("starting the logger"):
         mirror = make_mirror(run, folder)
-    grader = make_grader(run, folder)  # its workers start before a GPU is touched
+    graders = make_graders(run, folder)  # their workers start before a GPU is touched
     try:
         with console.wait("reading the data"):
-            train, validation, sizes = load_data(run, grader=grader, say=console.say)
-            check_reward(run, grader, validation)
-            for remark in remarks(run.prompt, [*train, *validation]):
+            judges = {"grader": graders.training, "judge": graders.evaluation}
+            train, validation, sizes = load_data(run, **judges, say=console.say)
+            for grader in graders.all():  # each on an answer of the kind that it is to judge
+                learned = grader is graders.training and grader is not graders.evaluation
+                check_reward(run, grader, train if learned and train else validation)
+            for remark in [*remarks(prompt, train), *remarks(evaluation.prompt, validation)]:
                 console.say(remark)
             lessons = read_splits(run.data, console.say)[0] if isinstance(run.data, Stories) else train
         with console.wait("loading the model"):
             policy = make_policy(run, lessons)
         choose_threads(run, policy)
-        prompt_ids = encoder(policy, run.prompt)
+        prompt_ids, asked_ids = encoder(policy, prompt), encoder(policy, evaluation.prompt)
         with console.wait("measuring the prompts"):
-            train, validation = fitting(run, policy, prompt_ids, train, validation, console)
+            if not isinstance(run, SFT):  # which samples no answers to them; its traces are measured when made
+                most = (run if learns else evaluation).sampling.max_tokens
+                train = fitting(run, policy, prompt_ids, "train", train, most, console)
+            most = evaluation.sampling.max_tokens
+            validation = fitting(run, policy, asked_ids, "validation", validation, most, console)
         if isinstance(run.model, TinyModel):
             teach_habits(run, run.model, policy, lessons, console)
         if isinstance(run, Training):
             choose_trained(run.model, policy, run.seed)
         else:
             describe_weights(run.model, policy, learned=False)
-        demand = partial(demand_of, run, prompt_ids, train, validation)
+        demand = partial(demand_of, run, prompt_ids, asked_ids, train, validation)
         with console.wait("starting the engine", logged=True):
             engine = make_engine(run, policy, folder, console.say, demand)
     except BaseException:
-        grader.close()
+        graders.close()
         raise
 
     def asked(count: int | None) -> list[Problem]:
         """The first stories, which are in no order; of files, which may be sorted by subject, a draw that is fixed."""
-        return validation[:count] if isinstance(run.data, Stories) else subset(validation, count, seed=0)
+        return validation[:count] if isinstance(evaluation.data, Stories) else subset(validation, count, seed=0)
 
-    temperature = run.sampling.temperature or 1.0  # greedy responses are measured under the plain distribution
+    def measured(temperature: float) -> Measure:
+        """Greedy responses are measured under the plain distribution."""
+        return partial(policy.score_with_entropy, temperature=temperature or 1.0, token_budget=run.micro_batch_tokens)
+
+    examiner = Examiner(
+        settings=evaluation,
+        rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.beside),
+        sampling=sampled(evaluation),
+        measure=measured(evaluation.sampling.temperature),
+        grader=graders.evaluation,
+        beside=graders.beside,
+    )
     return House(
         policy=policy,
         engine=engine,
-        grader=grader,
-        rollouts=Rollouts(engine, grader, prompt_ids, run.seed, console.part),
-        sampling=Sampling(**asdict(run.sampling), stop=tuple(run.prompt.stop)),
-        measure=partial(policy.score_with_entropy, temperature=temperature, token_budget=run.micro_batch_tokens),
+        grader=graders.training,
+        rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part),
+        sampling=sampled(run) if learns else examiner.sampling,
+        measure=measured(run.sampling.temperature) if learns else examiner.measure,
+        examiner=examiner,
         train_problems=train,
-        eval_problems=asked(run.problems_on_the_way),
-        final_problems=asked(run.eval_problems),
+        eval_problems=asked(evaluation.problems),
+        final_problems=asked(evaluation.final_problems),
         data_hash=fingerprint([*train, *validation]),
         sizes=sizes | {"train": len(train), "validation": len(validation)},
         mirror=mirror,
@@ -126,32 +183,18 @@ def build(run: Run, folder: Path, console: Console) -> House:
     )
 
 
-def make_grader(run: Run, folder: Path) -> Grader:
-    """The grader with its workers running; data with a verifier of its own brings the reward along."""
-    grader = Grader(reward=reward_name(run), log_path=folder / "grading_incidents.jsonl", **grading_settings(run))
-    grader.start()
-    return grader
-
-
-def grading_settings(run: Run) -> dict[str, Any]:
-    """The settings of the grader that act: a reward of one's own compares answers by rules of its own."""
-    unread = ("extract", "percent", "rel_tol") if has_own_reward(run) else ("correct_at",)
-    names = [f.name for f in fields(run.grading) if f.name not in unread]
-    return {name: getattr(run.grading, name) for name in names}
-
-
-def reward_name(run: Run) -> str:
-    """The prompt's reward, or the data's own verifier of answers in that prompt's form."""
-    reward = run.prompt.reward
-    return reward if ":" in reward else verifiers.reward_name(reward, run.data.verifier)
+def sampled(settings: Run | Evaluation) -> Sampling:
+    """How an engine samples, in training or in evaluations: a prompt ends where its own stop strings stand."""
+    return Sampling(**asdict(settings.sampling), stop=tuple(settings.prompt.stop))
 
 
 def check_reward(run: Run, grader: Grader, problems: Sequence[Problem]) -> None:
     """A reward of the user's own is tried once, before anything is trained with it."""
     if grader.plugin and grader.grade_batch(["probe"], [problems[0].answer])[0].outcome == "error":
         raise ConfigError(
-            f"the reward {grader.plugin} (prompt.reward, or data.verifier) cannot be imported, or fails on ('probe', a "
-            "gold answer): give module:function, importable from here, returning a number or a dict with reward"
+            f"the reward {grader.plugin} (prompt.reward, eval.reward, data.verifier) cannot be imported, or fails on "
+            "('probe', a gold answer): give module:function, importable from here, returning a number or a dict with "
+            "reward"
         )
 
 
@@ -162,28 +205,37 @@ def make_mirror(run: Run, folder: Path) -> Mirror | None:
 
 
 def fitting(
-    run: Run, policy: Policy, prompt_ids: PromptIds, train: list[Problem], validation: list[Problem], console: Console
-) -> tuple[list[Problem], list[Problem]]:
+    run: Run,
+    policy: Policy,
+    prompt_ids: PromptIds,
+    name: str,
+    problems: list[Problem],
+    max_tokens: int,
+    console: Console,
+) -> list[Problem]:
     """The problems whose prompt and a full response fit into the model's context and into one micro-batch.
 
-    What does not fit is refused, or left out and said (data.bad_rows). SFT samples no answers to its training
-    questions; its traces are measured when they are made.
+    What does not fit is refused, or left out and said (data.bad_rows). `name`: train or validation.
     """
+    asked, data = name == "validation", run.data if run.eval.data is None else run.eval.data
+    evaluates = asked or isinstance(run, Asking)
+    own = f"{'eval.' if evaluates and run.eval.sampling.max_tokens is not None else ''}sampling.max_tokens"
+    skip = (data if asked else run.data).bad_rows == "skip"
     room, key = min((run.micro_batch_tokens, "micro_batch_tokens"), (policy.max_context, "the model's context"))
-    longest, skip = room - run.sampling.max_tokens, run.data.bad_rows == "skip"
-    parts = {"train": [] if isinstance(run, SFT) else train, "validation": validation}
-    for name, problems in parts.items():
-        sizes = [len(prompt_ids(p)) for p in problems]
-        if not sizes or max(sizes) <= longest:
-            continue
-        needed, count = max(sizes) + run.sampling.max_tokens, sum(size > longest for size in sizes)
-        if not skip or min(sizes) > longest:
-            raise ConfigError(
-                f"sampling.max_tokens={run.sampling.max_tokens} and the longest prompt need {needed} tokens, more than "
-                f"{key}={room} ({count} of {len(sizes)} {name} prompts): lower sampling.max_tokens"
-                + (f", or set {key}={needed}" if key[0] == "m" else "")
-                + ("" if count == len(sizes) else ", or leave them out with data.bad_rows=skip")
+    longest, sizes = room - max_tokens, [len(prompt_ids(p)) for p in problems]
+    if not sizes or max(sizes) <= longest:
+        return problems
+    needed, count = max(sizes) + max_tokens, sum(size > longest for size in sizes)
+    if not skip or min(sizes) > longest:
+        raise ConfigError(
+            f"{own}={max_tokens} and the longest prompt need {needed} tokens, more than "
+            f"{key}={room} ({count} of {len(sizes)} {name} prompts): lower {own}"
+            + (f", or set {key}={needed}" if key[0] == "m" else "")
+            + (
+                ""
+                if count == len(sizes)
+                else f", or leave them out with {'eval.' * (asked and data is not run.data)}data.bad_rows=skip"
             )
-        console.say(f"! left out: {count} of {len(sizes)} {name} problems, whose prompts are too long for {key}={room}")
-        parts[name] = [p for p, size in zip(problems, sizes, strict=True) if size <= longest]
-    return (train if isinstance(run, SFT) else parts["train"]), parts["validation"]
+        )
+    console.say(f"! left out: {count} of {len(sizes)} {name} problems, whose prompts are too long for {key}={room}")
+    return [p for p, size in zip(problems, sizes, strict=True) if size <= longest]

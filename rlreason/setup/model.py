@@ -18,7 +18,7 @@ from rlreason.models.tiny import build_model, build_tokenizer
 from rlreason.models.warm_start import warm_up
 from rlreason.policy import DTYPES, Policy, load_policy, pick_device, pick_dtype
 from rlreason.processors import default_threads
-from rlreason.setup.formats import SHARED, formats_of
+from rlreason.setup.formats import formats_of
 from rlreason.types import Problem
 
 TINY = 5_000_000  # parameters
@@ -65,7 +65,7 @@ def teach_habits(run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Prob
     if tiny.warm_start.steps == 0:
         return console.say("model.warm_start.steps=0: the new tiny model keeps its random weights")
     formats, tokens = formats_of(run), run.micro_batch_tokens
-    shared = f", in the formats of {len(set(SHARED))} prompts" if len(formats) > 1 else ""
+    shared = f", in the formats of {len(set(formats))} prompts" if len(formats) > 1 else ""
     console.say(f"teaching a new tiny model two habits: mostly hasty answers, sometimes step by step{shared} ...")
     settings = asdict(tiny.warm_start)
     with console.wait("warm start", logged=True):  # it was just said

@@ -1,0 +1,142 @@
+"""Where the settings of evaluations are read, and those of training that `eval` leaves without a reader.
+
+A part of the table in `conditions.py`, which says what it is for.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from rlreason.config.data import Data, FileData, Stories
+from rlreason.config.evaluation import asked_of
+from rlreason.config.jobs import BestOfN
+from rlreason.config.leaves import leaves
+from rlreason.config.model import TinyModel
+from rlreason.config.run import Run, Training
+from rlreason.config.tasks import Countdown, Gym
+from rlreason.config.uses import Condition, is_own, judges, judges_to_learn, uses_training_data, warms_up_alone
+
+DATA_KEYS = tuple(
+    f"data.{leaf.key}"
+    for leaf in dict.fromkeys(leaf for kind in (Data, Stories, FileData, Countdown, Gym) for leaf in leaves(kind()))
+)
+
+
+def _uses_data(run: Run) -> bool:
+    """Problems of `data` are learned from, asked, or teach the tiny model."""
+    return uses_training_data(run) or run.eval.data is None or isinstance(run.model, TinyModel)
+
+
+def _learns_or_asks(key: str) -> Callable[[Any], bool]:
+    """Whether training, or a job that an option or a number of `eval` leaves it to, has a use for it."""
+
+    def read(run: Run) -> bool:
+        own = run.eval.prompt if key == "prompt" else getattr(run.eval.sampling, key)
+        return own is None or isinstance(run, Training)
+
+    return read
+
+
+EVAL_CONDITIONS = (
+    Condition(
+        ("eval.data.verifier",),
+        lambda run: any(data is not run.data and ":" not in reward for reward, data in judges(run)),
+        "without a reward=module:function only",
+    ),
+    Condition(
+        ("eval.data.bad_gold",),
+        lambda run: not is_own(*judges(run)[0]),
+        "by the built-in comparison only, and here eval.reward or a prompt's names a function that judges",
+    ),
+    Condition(
+        ("eval_problems",),
+        lambda run: run.eval.problems is None,
+        "without eval.problems only, whose short name it is",
+        "set one of them",
+    ),
+    Condition(
+        ("eval.final_problems",),
+        lambda run: isinstance(run, Training),
+        "by algorithms that train only, whose last evaluation may ask more",
+        "set eval.problems",
+    ),
+    Condition(
+        ("eval.samples",),
+        lambda run: not isinstance(run, BestOfN),
+        "by every algorithm but best_of_n only, which samples as many as n_list asks for",
+        "set samples, or leave it out",
+    ),
+    Condition(
+        ("eval.samples",),
+        lambda run: getattr(run, "samples", None) is None,
+        "without samples only, which is its short name",
+        "set one of them",
+    ),
+    Condition(
+        ("eval.data.train",),
+        lambda run: run.eval.data.n_validation is not None or asked_of(run.eval.data) is run.eval.data,
+        "with eval.data.n_validation only, and here its validation problems are a file of their own",
+    ),
+    Condition(
+        ("eval.prompt.trace",),
+        lambda run: run.eval.prompt.file != run.prompt.file and warms_up_alone(run, run.eval.prompt),
+        "by the tiny model's warm start, unless that is the one that several prompts share, only",
+    ),
+    Condition(
+        ("eval.prompt.system", "eval.prompt.enable_thinking"),
+        lambda run: run.eval.prompt.chat,
+        "with a chat template only",
+        "choose eval.prompt=chat, or leave it out",
+    ),
+    Condition(
+        ("prompt.stop", "prompt.name", "prompt.chat", "prompt.system", "prompt.enable_thinking"),
+        _learns_or_asks("prompt"),
+        "by algorithms that train, and where eval.prompt is null, only",
+        "set it under eval.prompt",
+    ),
+    Condition(
+        ("prompt.file",),
+        lambda run: _learns_or_asks("prompt")(run) or isinstance(run.model, TinyModel),
+        "by algorithms that train, and where eval.prompt is null, only",
+        "set it under eval.prompt",
+    ),
+    Condition(
+        ("prompt.reward",),
+        lambda run: run.eval.prompt is None or judges_to_learn(run) or isinstance(run.model, TinyModel),
+        "where responses are sampled to learn from, and where eval.prompt is null, only",
+        "set it under eval.prompt",
+    ),
+    *(
+        Condition(
+            (f"sampling.{key}",),
+            _learns_or_asks(key),
+            f"by algorithms that train, and where eval.sampling.{key} is null, only",
+            "set one of them",
+        )
+        for key in ("temperature", "min_tokens", "max_tokens")
+    ),
+    Condition(
+        ("data.name",),
+        lambda run: isinstance(run, Training) or run.eval.data is None,
+        "by algorithms that train, and where eval.data is null, only",
+    ),
+    Condition(
+        DATA_KEYS,
+        _uses_data,
+        "by algorithms that train, and where eval.data is null, only",
+        "set it under eval.data",
+    ),
+    Condition(
+        ("eval.data.split_seed",),
+        lambda run: run.eval.data.n_validation is not None,
+        "with eval.data.n_validation only, which holds that many problems out",
+    ),
+    Condition(
+        tuple(
+            f"eval.data.{key}"
+            for key in ("limit", "filter", "pass_rates", "min_pass_rate", "max_pass_rate", "overlap", "response_as")
+        ),
+        lambda run: False,
+        "for training data only, and what an evaluation's own data holds is asked",
+        "set it under data, or leave it out",
+    ),
+)

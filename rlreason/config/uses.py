@@ -1,0 +1,71 @@
+"""What of its settings a run makes use of: questions that the table of conditions and the setup both ask.
+
+It knows the settings, and no torch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlreason.config.data import Data
+from rlreason.config.evaluation import evaluation_of
+from rlreason.config.groups import Prompt
+from rlreason.config.imitation import SFT
+from rlreason.config.jobs import Asking
+from rlreason.config.model import SHARED_WARM_START, TinyModel
+from rlreason.config.run import Run, Training
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Where settings are read. `where` and `cure` complete "KEY=VALUE has no effect: it is read WHERE: CURE"."""
+
+    keys: tuple[str, ...]
+    read: Callable[[Any], bool]  # of a run that has one of the keys
+    where: str
+    cure: str = "leave it out"
+
+
+def uses_training_data(run: Run) -> bool:
+    return not isinstance(run, Asking) or run.split == "train"
+
+
+def judges_to_learn(run: Run) -> bool:
+    """The prompt's reward decides what is learned from, beside what evaluations do with it."""
+    learns = isinstance(run, Training) and not isinstance(run, SFT)
+    return learns or (uses_training_data(run) and run.data.filter == "correct")
+
+
+def judges(run: Run) -> list[tuple[str, Data]]:
+    """Every reward that grades in this run, with the data it grades: first the one that an evaluation counts by."""
+    evaluation = evaluation_of(run)
+    named = [(evaluation.reward, evaluation.data)]
+    named += [(evaluation.prompt_reward, evaluation.data)] if evaluation.prompt_reward else []
+    return named + ([(run.prompt.reward, run.data)] if judges_to_learn(run) else [])
+
+
+def is_own(reward: str, data: Data) -> bool:
+    """A function `module:function` of the user's or of the data judges responses."""
+    return ":" in reward or data.verifier is not None
+
+
+def checks_golds(run: Run) -> bool:
+    """Gold answers of `data` are graded by the built-in comparison, before they are asked or learned from."""
+    named = judges(run)
+    asked = not is_own(*named[0])
+    if run.eval.data is None and asked:
+        return True
+    if isinstance(run, SFT) or not uses_training_data(run):
+        return False
+    return asked if isinstance(run, Asking) else not is_own(*named[-1])
+
+
+def handles_traces(run: Run) -> bool:
+    """Responses that came with the data are imitated, or judged."""
+    return isinstance(run, SFT) or (uses_training_data(run) and run.data.filter == "correct")
+
+
+def warms_up_alone(run: Run, prompt: Prompt | None = None) -> bool:
+    """A model made on the spot learns the format of this prompt as the run has it."""
+    return isinstance(run.model, TinyModel) and Path((prompt or run.prompt).file).stem not in SHARED_WARM_START

@@ -1,0 +1,267 @@
+"""Evaluations with a prompt, a reward, a sampling and data of their own, while training goes on in its own way."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from test_end_to_end import SMALL, rlreason
+
+from rlreason.algorithms.rollouts import Rollouts
+from rlreason.config.evaluation import evaluation_of
+from rlreason.config.store import resource_dir, typed
+from rlreason.config.words import check_words
+from rlreason.data.rows import KNOWN, field_names, to_problem
+from rlreason.engines.base import Sampling
+from rlreason.errors import ConfigError
+from rlreason.evaluation import evaluate, in_words, more_accuracies
+from rlreason.grading import Grader
+from rlreason.grading.saved import RunGrading, read_grading
+from rlreason.jobs.start import start
+from rlreason.jobs.tables import by_facts, fact_tables
+from rlreason.models.tiny import build_model
+from rlreason.policy import Policy
+from rlreason.records import response_row, sample_of
+from rlreason.setup.formats import formats_of
+from rlreason.setup.protocol import protocol_of
+from rlreason.types import Grade, Problem, Response, Sample
+
+TESTS = Path(__file__).parent
+
+
+def settings(*words: str):
+    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
+        return typed(compose("config", list(words)))
+
+
+def protocol(*words: str) -> str:
+    return protocol_of(evaluation_of(settings(*words)), [Problem("a", "1+1?", "2")], None)["hash"]  # not a chat's
+
+
+def test_the_protocol_is_the_evaluations_and_not_trainings():
+    as_training = protocol()
+    own = ["eval.sampling.temperature=1", "eval.sampling.max_tokens=48", "prompt@eval.prompt=r1_zero_short"]
+    assert protocol(*own) == as_training
+    otherwise = ["sampling.temperature=0.5", "sampling.max_tokens=64", "prompt=question_only"]
+    assert protocol(*otherwise) != as_training
+    assert protocol(*own, *otherwise) == as_training
+    assert protocol("eval.reward=own_reward:all_right") != as_training
+    assert protocol("eval.samples=2") != as_training
+    assert protocol("prompt@eval.prompt=r1_zero") != as_training
+    assert protocol("eval.reward=r1_zero") == as_training  # what the prompt says anyway
+
+
+def test_the_rule_of_the_leaderboard_is_one_word():
+    run = settings("model=olmo2_1b", "prompt=question_boxed", "sampling.temperature=0.7", "eval=leaderboard")
+    asks = evaluation_of(run)
+    assert (asks.prompt.name, asks.prompt.stop, asks.reward) == ("r1_zero", ["</answer>"], "r1_zero")
+    assert (asks.sampling.temperature, asks.sampling.max_tokens) == (1.0, 1024)
+    assert (asks.problems, asks.final_problems) == (1024, None)  # of the scale on the way, all of them at the end
+    assert (run.prompt.name, run.sampling.temperature) == ("question_boxed", 0.7)
+    words = ["model=smollm2_135m", "data.path=.", "data.n_validation=2"]
+    assert evaluation_of(settings("eval=leaderboard", "eval.sampling.max_tokens=9")).sampling.max_tokens == 9
+    with pytest.raises(ConfigError):  # not of files that are not there
+        settings(*words, "eval=leaderboard")
+
+
+@pytest.mark.parametrize(
+    ("words", "on_the_way", "at_the_end"),
+    [
+        ([], 256, None),
+        (["eval_problems=8"], 8, 8),
+        (["eval.problems=8"], 8, 8),
+        (["eval.problems=8", "eval.final_problems=20"], 8, 20),
+        (["eval.final_problems=20"], 20, 20),  # the last evaluation asks the others' again
+        (["interim_eval_problems=4"], 4, None),
+        (["algorithm=evaluate", "eval.problems=8"], 8, 8),
+    ],
+)
+def test_how_many_problems_are_asked(words, on_the_way, at_the_end):
+    asks = evaluation_of(settings(*words))
+    assert (asks.problems, asks.final_problems) == (on_the_way, at_the_end)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["eval.prompt=r1_hero"], "r1_hero is no option of prompt: choose one of"),
+        (["eval.prompt.stop=[x]"], "needs an option to change: choose one beside it, as in eval.prompt=r1_zero"),
+        (["eval.reward=mine"], "eval.reward=mine is neither r1_zero nor question_only nor module:function"),
+        (["eval.sampling.max_tokens=2"], "eval.sampling.min_tokens=4, eval.sampling.max_tokens=2: 0 <= min <= max"),
+        (["eval.sampling.temperature=-1"], "eval.sampling.temperature=-1.0 must be 0 or above"),
+        (["eval.samples=2", "eval.sampling.temperature=0"], "set eval.sampling.temperature=1, or eval.samples=1"),
+        (["eval.samples=0"], "eval.samples=0 must be at least 1"),
+        (["eval.problems=9", "eval_problems=8"], "both set eval.problems: leave one of them out"),
+        (["eval.problems=9", "eval.final_problems=8"], "eval.final_problems=8 is less than eval.problems=9"),
+        (["eval.data=gsm8k"], "model=tiny with eval.data=gsm8k"),
+        (["eval.data=stories", "eval.data.limit=5"], "eval.data.limit=5 has no effect"),
+        (["eval.data=stories", "eval.data.max_value=0"], "eval.data.max_value=0 must lie in 2..99"),
+        (["algorithm=evaluate", "split=train", "eval.data=stories"], "choose data=stories instead"),
+        (["algorithm=evaluate", "eval.final_problems=5"], "eval.final_problems=5 has no effect"),
+        (["algorithm=best_of_n", "eval.samples=5"], "eval.samples=5 has no effect"),
+        (["-m", "eval.prompt=null,r1_zero"], "null in a sweep over options"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_cure(words, says):
+    with pytest.raises(ConfigError) as error:
+        check_words(words, note=str)
+    assert says in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_an_option_is_typed_as_a_setting():
+    assert check_words(["eval.prompt=R1-Zero", "eval.data=stories_hard"], note=str).overrides == [
+        "prompt@eval.prompt=r1_zero", "data@eval.data=stories_hard",
+    ]  # fmt: skip
+    assert check_words(["-m", "eval.prompt=r1_zero,question_only", "prompt=r1_zero"], note=str).overrides == [
+        "prompt@eval.prompt=r1_zero,question_only", "prompt=r1_zero",
+    ]  # fmt: skip
+    assert check_words(["eval=leaderboard", "eval.prompt=null"], note=str).overrides[1] == "~prompt@eval.prompt"
+
+
+def test_a_sweep_of_the_users_own_compares_evaluations(tmp_path):
+    (tmp_path / "sweep").mkdir()
+    path = tmp_path / "sweep/asked.yaml"
+    params = "    params:\n      prompt@eval.prompt: r1_zero,question_only\n"
+    path.write_text(f"# @package _global_\nhydra:\n  sweeper:\n{params}")
+    words = ["-m", "--config-dir", str(tmp_path), "sweep=asked", "prompt=r1_zero"]
+    check_words(words, note=str)
+    path.write_text(path.read_text().replace("prompt@eval", "eval"))
+    with pytest.raises(ConfigError, match=r"write prompt@eval\.prompt there"):
+        check_words(words, note=str)
+
+
+def test_two_rewards_grade_every_response_and_both_verdicts_are_kept(policy, engine, problems, monkeypatch):
+    monkeypatch.syspath_prepend(str(TESTS))
+    with Grader(symbolic=False) as ours, Grader(reward="own_reward:all_right") as theirs:
+        rollouts = Rollouts(engine, theirs, lambda p: policy.encode_prompt(p.question), 3, beside=ours)
+        samples, metrics = evaluate(rollouts, problems[:4], Sampling(1.0, 0, 8), n=2)
+    assert (metrics["eval/accuracy"], metrics["eval/accuracy_prompt_reward"]) == (1, 0)
+    assert (metrics["eval/disagreements"], metrics["eval/samples"], metrics["eval/solved_once"]) == (8, 8, 1)
+    by_id = {p.id: p for p in problems}
+    for s in samples:
+        row = json.loads(json.dumps(response_row(0, s, by_id[s.group])))
+        assert (row["reward"], row["prompt_reward"]["reward"], row["prompt_reward"]["outcome"]) == (1, 0, "unformatted")
+        assert sample_of(row).prompt_grade == s.prompt_grade
+    more = more_accuracies(metrics, "own_reward:all_right", "r1_zero")
+    assert more["rewards"] == {"accuracy": "own_reward:all_right", "accuracy_prompt_reward": "r1_zero"}
+    assert in_words(1.0, more)[1:] == [
+        "by own_reward:all_right 1.000, which counts; by r1_zero 0.000", "they disagree on 8 of 8 responses",
+    ]  # fmt: skip
+
+
+MATH = [
+    {"problem": f"What is {i}+{i}?", "level": f"Level {1 + i % 2}", "type": ("Algebra", "Geometry")[i % 3 == 0],
+     "solution": f"It is $\\boxed{{{2 * i}}}$."}
+    for i in range(12)
+]  # fmt: skip
+
+
+def test_a_problem_keeps_what_the_data_knows_about_it():
+    def parse(row: dict, **own: str) -> dict:
+        return to_problem(row, "id", field_names(own) if own else KNOWN, "auto", 100, False).facts
+
+    assert parse(MATH[0]) == {"level": "Level 1", "subject": "Geometry"}
+    assert parse({"question": "q", "answer": "1", "source": "olympiads", "level": None}) == {"source": "olympiads"}
+    assert parse({"question": "q", "answer": "1", "level": 5, "source": "x" * 99, "type": ["a"]}) == {"level": "5"}
+    assert parse({"question": "q", "type": "7"}, answer="type") == {}  # a field that is read for something else
+
+
+def test_accuracy_by_level_and_subject():
+    problems = [Problem(str(i), "?", "1", facts={"level": f"Level {1 + i % 10}", "source": str(i)}) for i in range(60)]
+    samples = [
+        Sample(Response(p.id, [1], [1], [0.0], "", "stop"), Grade(1, i % 10 == 0, 0, "wrong" if i % 10 else "correct"))
+        for i, p in enumerate(problems)
+    ]
+    found = by_facts(samples, problems)["accuracy_by"]
+    assert list(found) == ["level"]  # 60 sources of one problem each are no table
+    assert list(found["level"])[-2:] == ["Level 9", "Level 10"]
+    assert found["level"]["Level 1"]["accuracy"] == 1
+    assert found["level"]["Level 2"]["problems"] == 6
+    (table,) = fact_tables({"accuracy_by": found})
+    assert len(table.splitlines()) == 11
+    assert by_facts(samples, [Problem(p.id, "?", "1") for p in problems]) == {}
+
+
+def test_saved_evaluations_are_read_by_the_reward_that_counted(tmp_path):
+    for own, counted in (
+        ("null", "r1_zero"),
+        ("{reward: 'a:b', prompt: null, data: null}", "a:b"),
+        ("{reward: null, prompt: {reward: question_only}, data: {verifier: v}}", "v:question_only"),
+    ):
+        (tmp_path / "config.yaml").write_text(f"prompt: {{reward: r1_zero}}\ngrading: {{}}\neval: {own}\n")
+        assert read_grading(tmp_path, evaluates=True) == RunGrading(counted, {})
+        assert read_grading(tmp_path) == RunGrading("r1_zero", {})
+
+
+def test_the_tiny_model_is_taught_the_format_that_it_is_asked_in():
+    def templates(*words: str) -> list[str]:
+        return [form.prompt("?") for form in formats_of(settings(*words))]
+
+    alone, shared = templates(), templates("prompt=r1_zero")
+    assert templates("prompt@eval.prompt=r1_zero_short") == alone
+    assert templates("prompt=r1_zero", "prompt@eval.prompt=question_only") == shared
+    both = templates("prompt@eval.prompt=question_only")
+    assert both[::2] == alone * len(shared)
+    assert both[1::2] == shared
+
+
+def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, capsys):
+    Policy(build_model(len(tokenizer), width=16, layers=1, init_scale=0.3, seed=1), tokenizer).save(tmp_path / "model")
+    (tmp_path / "math").mkdir()
+    (tmp_path / "math/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in MATH))
+    run = settings(
+        "algorithm=evaluate", "model=local", f"model.path={tmp_path / 'model'}", "sampling.max_tokens=6", "threads=1",
+        "data@eval.data=math", f"eval.data.path={tmp_path / 'math'}", "prompt@eval.prompt=r1_zero_short",
+        "eval.samples=2", "log_generations=1",
+    )  # fmt: skip
+    start(run, tmp_path / "run", "seed: 0\n")
+    rows = [json.loads(line) for line in (tmp_path / "run/responses.jsonl").read_text().splitlines()]
+    assert len(rows) == 24
+    assert rows[0]["facts"] == {"level": "Level 1", "subject": "Geometry"}
+    assert rows[0]["prompt"].endswith("What is 0+0?\nAssistant: <think>")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    by = summary["accuracy_by"]
+    assert {fact: {name: part["problems"] for name, part in parts.items()} for fact, parts in by.items()} == {
+        "level": {"Level 1": 6, "Level 2": 6}, "subject": {"Algebra": 8, "Geometry": 4},
+    }  # fmt: skip
+    assert summary["solved_once"] == 0
+    assert summary["protocol"]["samples per problem"] == 2
+    out = capsys.readouterr().out
+    assert "asks       12 validation problems of math, 2 responses each; prompt=r1_zero_short" in out
+    assert "\nLevel 2                            6    0.000" in out
+
+
+@pytest.mark.slow
+def test_trained_in_one_way_and_validated_in_another(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def longer(response, ground_truth, fast=True):\n"
+        "    right = float(len(response) > 40)\n"
+        "    return {'format_reward': 1.0, 'answer_reward': right, 'reward': right}\n"
+    )
+    own = ["eval.prompt=question_only", "eval.sampling.temperature=0.7", "eval.sampling.max_tokens=20",
+           "eval.reward=mine:longer", "eval.samples=2", "eval.final_problems=12"]  # fmt: skip
+    small = [word for word in SMALL if not word.startswith("eval_problems")]
+    done = rlreason(*small, *own, "eval.problems=8", "hydra.run.dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    asked = summary["protocol"]
+    assert (asked["reward"], asked["sampling.temperature"], asked["sampling.max_tokens"], asked["stop"]) == (
+        "mine:longer", 0.7, 20, [],
+    )  # fmt: skip
+    assert (asked["problems"], asked["samples per problem"]) == (12, 2)
+    assert summary["rewards"] == {"accuracy": "mine:longer", "accuracy_prompt_reward": "question_only"}
+    rows = [json.loads(line) for line in (tmp_path / "run/evals/step_00002.jsonl").read_text().splitlines()]
+    assert len(rows) == 24
+    assert summary["accuracy"] == sum(row["outcome"] == "correct" for row in rows) / 24
+    apart = sum(row["outcome"] != row["prompt_reward"]["outcome"] == "correct" for row in rows)
+    apart += sum(row["prompt_reward"]["outcome"] != row["outcome"] == "correct" for row in rows)
+    assert summary["disagreements"] == apart
+    assert all(row["prompt"] == row["question"] for row in rows)
+    learned = json.loads((tmp_path / "run/rollouts/step_00001.jsonl").read_text().splitlines()[0])
+    assert "prompt_reward" not in learned
+    assert learned["prompt_ids"] != rows[0]["prompt_ids"]
+    assert f"by mine:longer {summary['accuracy']:.3f}, which counts; by question_only " in done.stdout
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    evaluated = [row for row in metrics if "eval/accuracy" in row]
+    assert all("eval/disagreements" in row and row["eval/logprob_gap_max"] < 1e-3 for row in evaluated)
