@@ -1,5 +1,6 @@
 """Real parts, small: a tiny Llama with its own tokenizer, an engine on its live weights, stories to answer."""
 
+import os
 import random
 from pathlib import Path
 
@@ -17,6 +18,15 @@ from rlreason.types import Problem
 torch.set_num_threads(1)  # several test processes share the cores
 
 PROMPT = "User: {question}\nAssistant: <think>"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_session(tmp_path_factory) -> None:
+    """Start models are kept for the tests alone, by all their processes together; matplotlib's fonts stay known."""
+    base = tmp_path_factory.getbasetemp()
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    os.environ.setdefault("MPLCONFIGDIR", str(users / "matplotlib"))
+    os.environ["XDG_CACHE_HOME"] = str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache")
 
 
 @pytest.fixture(scope="session", autouse=True)

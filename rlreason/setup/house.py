@@ -36,6 +36,7 @@ from rlreason.setup.model import (
     make_policy,
     teach_habits,
 )
+from rlreason.setup.start import Start
 from rlreason.types import Problem
 
 PromptIds = Callable[[Problem], list[int]]
@@ -55,6 +56,7 @@ class House:
     train_problems: list[Problem]
     eval_problems: list[Problem]  # of the evaluations on the way
     final_problems: list[Problem]  # of the last one, or of a job that does not train; the others are among them
+    start: Start | None  # where the built-in model's weights came from
     data_hash: str
     sizes: dict[str, int]  # problems read, filtered and left
     mirror: Mirror | None
@@ -82,8 +84,8 @@ def build(run: Run, folder: Path, console: Console) -> House:
         choose_threads(run, policy)
         prompt_ids = encoder(policy, prompt)
         train, validation = fitting(run, policy, prompt_ids, train, validation, console)
-        if isinstance(run.model, TinyModel):
-            teach_habits(run, run.model, policy, lessons, console)
+        tiny = run.model if isinstance(run.model, TinyModel) else None
+        start = teach_habits(run, tiny, policy, lessons, console) if tiny else None
         if isinstance(run, Training):
             choose_trained(run.model, policy, run.seed)
         else:
@@ -108,6 +110,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
         train_problems=train,
         eval_problems=asked(run.problems_on_the_way),
         final_problems=asked(run.eval_problems),
+        start=start,
         data_hash=fingerprint([*train, *validation]),
         sizes=sizes | {"train": len(train), "validation": len(validation)},
         mirror=mirror,
