@@ -6,21 +6,21 @@ import multiprocessing
 import os
 import signal
 import time
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from test_end_to_end import SMALL
 from test_warm_start import equal, weights
 
+from rlreason.config.run import Run
 from rlreason.config.store import resource_dir, typed
 from rlreason.console import Console
 from rlreason.evaluation import evaluate
 from rlreason.models.keeping import BrokenWeightsError, Keeper, checksum, read_weights, write_weights
 from rlreason.policy import Policy
-from rlreason.records import CONTENTS
 from rlreason.setup import start as starts
 from rlreason.setup.data import read_splits
 from rlreason.setup.house import build
@@ -189,41 +189,67 @@ def key_of(run) -> tuple[str, str]:
     )
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "model.width=64", "model.layers=1", "model.heads=2", "model.seed=1", "model.weights=bfloat16",
-        "model.dtype=bfloat16", "model.warm_start.steps=3", "model.warm_start.batch_size=9",
-        "model.warm_start.learning_rate=1e-3", "model.warm_start.hasty_share=0.5", "model.warm_start.slip_share=0.1",
-        "data.max_value=19", "data.max_events=3", "data.n_train=65", "prompt=r1_zero", "prompt=question_only",
-        "prompt.trace='{solution} </think> <answer>{answer}</answer>'",
-    ],
-)  # fmt: skip
-def test_whatever_changes_the_model_changes_its_key(asked, word):
-    assert key_of(asked(*QUICK, word))[0] != key_of(asked(*QUICK))[0]
+@pytest.fixture(scope="module")
+def quick():
+    """The settings of a small run, and their key."""
+    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
+        run = typed(compose("config", QUICK))
+    return run, key_of(run)
+
+
+def changed(run, key: str, value) -> Run:
+    """The settings with one of them changed."""
+    other = node = deepcopy(run)
+    *groups, name = key.split(".")
+    for group in groups:
+        node = getattr(node, group)
+    assert getattr(node, name) != value
+    setattr(node, name, value)
+    return other
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("key", "value"),
     [
-        ["seed=1"], ["micro_batch_tokens=4096"], ["data.n_validation=9"], ["data.limit=9"], ["learning_rate=1e-5"],
-        ["model.freeze=[norm]"], ["model.lora.rank=2"], ["model.gradient_checkpointing=true"], ["model.cache=x"],
-        ["algorithm=evaluate"], ["algorithm=ei", "question_batch_size=16"], ["model.dtype=float32"],
+        ("model.width", 64), ("model.layers", 1), ("model.heads", 2), ("model.seed", 1), ("model.weights", "bfloat16"),
+        ("model.dtype", "bfloat16"), ("model.warm_start.steps", 3), ("model.warm_start.batch_size", 9),
+        ("model.warm_start.learning_rate", 1e-3), ("model.warm_start.hasty_share", 0.5),
+        ("model.warm_start.slip_share", 0.1), ("data.max_value", 19), ("data.max_events", 3), ("data.n_train", 65),
+        ("prompt.file", "r1_zero.prompt"), ("prompt.trace", "so {solution} </think> <answer>{answer}</answer>"),
     ],
 )  # fmt: skip
-def test_what_does_not_change_the_model_leaves_its_key(asked, words):
-    assert key_of(asked(*QUICK, *words)) == key_of(asked(*QUICK))
+def test_whatever_changes_the_model_changes_its_key(quick, key, value):
+    run, before = quick
+    assert key_of(changed(run, key, value))[0] != before[0]
 
 
-def test_every_setting_of_the_model_is_in_the_key_or_said_not_to_be(asked):
-    run = asked(*QUICK)
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", 1), ("micro_batch_tokens", 4096), ("data.n_validation", 9), ("data.limit", 9), ("learning_rate", 1e-5),
+        ("model.freeze", ["norm"]), ("model.lora.rank", 2), ("model.gradient_checkpointing", True),
+        ("model.cache", "x"), ("model.dtype", "float32"),
+    ],
+)  # fmt: skip
+def test_what_does_not_change_the_model_leaves_its_key(quick, key, value):
+    run, before = quick
+    assert key_of(changed(run, key, value)) == before
+
+
+def test_the_algorithms_start_from_one_model(asked, quick):
+    for algorithm in ("sft", "ei", "evaluate"):
+        assert key_of(asked(*QUICK, f"algorithm={algorithm}")) == quick[1]
+
+
+def test_every_setting_of_the_model_is_in_the_key_or_said_not_to_be(quick):
+    run, _ = quick
     lessons = read_splits(run.data, print)[0]
     recipe = recipe_of(run.model, make_policy(run, lessons), lessons_of(run, run.model, lessons))
     assert {f.name for f in fields(run.model)} <= {*recipe, *starts.ROUNDING, *starts.AFTERWARDS}
 
 
-def test_other_threads_and_other_code_are_another_maker(asked):
-    run = asked(*QUICK)
+def test_other_threads_and_other_code_are_another_maker(quick):
+    run, _ = quick
     policy = make_policy(run, read_splits(run.data, print)[0])
     one = maker_of(run.model, policy)
     torch.set_num_threads(2)
@@ -269,13 +295,14 @@ def measured(folder: Path) -> list[dict[str, float]]:
 
 
 def test_a_run_from_the_cache_is_the_run_from_a_new_model(asked, tmp_path):
-    run = asked(*SMALL, "scale=embedded", f"model.cache={tmp_path / 'cache'}", "log_generations=0")
+    learned = ["algorithm=sft", "n_steps=2", "train_batch_size=8", "eval_problems=8", "sampling.max_tokens=16"]
+    run = asked(*QUICK, *learned, f"model.cache={tmp_path / 'kept'}", "data.n_validation=8", "log_generations=0")
     for name in ("made", "cache"):
         train(run, tmp_path / name, "seed: 0\n")
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         assert summary["start"]["source"] == name
-        assert {p.name for p in (tmp_path / name).iterdir()} <= {*CONTENTS, "summary.json"}
     assert measured(tmp_path / "made") == measured(tmp_path / "cache")
+    assert any(row.get("train/grad_norm") for row in measured(tmp_path / "made"))
 
 
 # --- The model that comes with the package ---
@@ -308,7 +335,7 @@ def test_every_shipped_model_belongs_to_the_command_that_it_names(description):
     assert find_shipped(recipe, print) is not None, "made of something else: run the command in its description"
 
 
-def test_a_shipped_file_that_is_broken_is_said_and_not_used(asked, tmp_path, capsys):
+def test_a_shipped_file_that_is_broken_is_said_and_not_used(tmp_path, capsys):
     path = ship(QUICK, tmp_path)
     recipe = json.loads(path.with_suffix(".json").read_text())["recipe"]
     capsys.readouterr()
