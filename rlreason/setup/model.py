@@ -64,8 +64,8 @@ def teach_habits(run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Prob
         warm_up(policy, lessons, steps=start.steps, learning_rate=start.learning_rate, progress=console.progress)
 
     found = find_or_make(tiny, policy, lessons, make, console.say)
-    came = {"shipped": "comes with rlreason", "cache": "found in the cache"}.get(found.source)
-    console.say(f"the tiny model with two habits {came}" if came else f"made in {found.seconds:.0f} s")
+    came = {"shipped": "shipped with rlreason", "cache": f"found in the cache (model.cache={tiny.cache})"}
+    console.say(f"start      the tiny model, {came.get(found.source, f'made in {found.seconds:.0f} s')}")
     return found
 
 
