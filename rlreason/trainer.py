@@ -6,6 +6,7 @@ an algorithm gives credit. The one function that is allowed to be long, so that 
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,7 @@ def summed_up(
         "length": final["final/length"],
         "interim_eval_problems": len(house.eval_problems),
         "eval_problems": int(final["final/problems"]),
+        **({"start": asdict(house.start)} if house.start else {}),
         "data": house.data_hash,
         "data_sizes": house.sizes,
         **more_accuracies({k.replace("final/", "eval/"): v for k, v in final.items()}, *house.examiner.rewards),

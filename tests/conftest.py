@@ -32,6 +32,15 @@ PROMPT = "User: {question}\nAssistant: <think>"
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_session(tmp_path_factory) -> None:
+    """Start models are kept for the tests alone, by all their processes together; matplotlib's fonts stay known."""
+    base = tmp_path_factory.getbasetemp()
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    os.environ.setdefault("MPLCONFIGDIR", str(users / "matplotlib"))
+    os.environ["XDG_CACHE_HOME"] = str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache")
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _hydra_store() -> None:
     register()
 

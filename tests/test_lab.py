@@ -1,5 +1,6 @@
 """The loss laboratory: its numbers are the learner's, its weights are what the length norms promise."""
 
+import io
 import json
 import os
 import random
@@ -18,12 +19,13 @@ from rlreason.config.store import resource_dir, typed
 from rlreason.console import Console
 from rlreason.errors import ConfigError
 from rlreason.lab.__main__ import main
-from rlreason.lab.measure import add_reference, compare, length_weights, measure, position_weights
+from rlreason.lab.measure import add_reference, check_start, compare, length_weights, measure, position_weights
 from rlreason.lab.objectives import OWN, variants, with_credit, with_objective
 from rlreason.lab.saved import read_run, read_step
 from rlreason.objectives.rules import NAMED_OBJECTIVES
 from rlreason.records import Records
 from rlreason.setup.learner import make_learner
+from rlreason.setup.start import Start
 from rlreason.types import Grade, Problem, Response, Sample
 
 QUIET = Console(1, out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests
@@ -272,3 +274,20 @@ def test_a_mistake_is_one_line_and_exit_code_2_in_the_shell(tmp_path):
         assert len(done.stderr.splitlines()) == 1
         assert done.stderr.startswith("rlreason: ")
         assert "Traceback" not in done.stderr
+
+
+def test_a_run_from_before_model_seed_started_from_the_model_of_its_seed(folder):
+    config = OmegaConf.load(folder / "config.yaml")
+    assert read_run(folder).model.seed == 0
+    del config.model.seed
+    config.seed = 5
+    OmegaConf.save(config, folder / "config.yaml")
+    assert read_run(folder).model.seed == 5
+
+
+def test_another_reference_than_the_runs_is_said(folder):
+    out = io.StringIO()
+    for recorded in ("aa", "bb"):
+        (folder / "summary.json").write_text(json.dumps({"start": {"weights": recorded}}))
+        check_start(folder, Start("made", "aa"), Console(out=out))
+    assert out.getvalue().count("is not the one of the run") == 1

@@ -55,7 +55,10 @@ CONDITIONS = (
         "set model.lora.rank=8, or leave it out",
     ),
     Condition(
-        tuple(f"model.warm_start.{key}" for key in ("batch_size", "learning_rate", "hasty_share", "slip_share")),
+        (
+            "model.cache",
+            *(f"model.warm_start.{key}" for key in ("batch_size", "learning_rate", "hasty_share", "slip_share")),
+        ),
         lambda run: run.model.warm_start.steps > 0,
         "with model.warm_start.steps above 0 only",
     ),

@@ -80,6 +80,8 @@ class TinyModel(Model):
     width: int = 128
     layers: int = 2
     heads: int = 4
+    seed: int = 0  # of its weights and its warm start; not `seed`, so that all runs of a comparison start alike
+    cache: str | None = "auto"  # where it is kept: auto (~/.cache/rlreason) | a folder | null: made anew each time
     warm_start: WarmStart = field(default_factory=WarmStart)
 
     def problems(self) -> list[str]:
@@ -89,6 +91,8 @@ class TinyModel(Model):
                 f"model.width={self.width}, model.layers={self.layers}, model.heads={self.heads}: all above 0, and "
                 "width a multiple of 2 x heads: try 128, 2 and 4"
             )
+        if self.cache == "":
+            bad.append("model.cache= names no folder: give one, or auto, or null to make the model anew each time")
         w = self.warm_start
         if w.steps < 0 or w.batch_size < 1 or not w.learning_rate > 0:
             bad.append("model.warm_start: steps must be 0 or more, batch_size and learning_rate above 0")

@@ -55,6 +55,7 @@ class Run:
         bad += [f"{line}, or null for all of them" for line in self.not_positive("eval_problems")]
         bad += self.negative("log_generations")
         seeds = {"seed": self.seed, **{f"data.{k}": getattr(self.data, k, 0) for k in ("seed", "split_seed")}}
+        seeds["model.seed"] = getattr(self.model, "seed", 0)
         bad += [f"{k}={v} must lie in 0..{MAX_SEED}: try {k}=0" for k, v in seeds.items() if not 0 <= v <= MAX_SEED]
         if self.guards.parity == "correct" and not self.corrects_mismatch:
             bad.append(

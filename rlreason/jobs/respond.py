@@ -10,7 +10,7 @@ probabilities. It must not know what becomes of the responses.
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,7 @@ def conclude(folder: Path, house: House, responses: Responses, store: Store, mor
         "problems_kept_from_before": r.found,
         "notices": r.notices,
         "weights": r.weights,
+        **({"start": asdict(house.start)} if house.start else {}),
         "protocol": r.protocol,
         "seconds": round(r.seconds, 1),
         "threads": torch.get_num_threads(),

@@ -4,6 +4,7 @@ Every number comes from the learner that trains; nothing is stepped and nothing 
 are held at a time: the run's own and the one being compared.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from rlreason.policy import Policy, load_policy
 from rlreason.setup.data import read_splits
 from rlreason.setup.learner import make_learner
 from rlreason.setup.model import choose_threads, make_policy, teach_habits
+from rlreason.setup.start import Start
 from rlreason.types import Sample
 
 LENGTH_BINS = 4
@@ -75,22 +77,32 @@ def laboratory(folder: Path, run: GRPO, step: int, samples: list[Sample], consol
     policy = load_policy(str(folder / "model"), run.model.dtype)
     choose_threads(run, policy)
     if run.kl_placement != "none":
-        add_reference(run, samples, console)
+        check_start(folder, add_reference(run, samples, console), console)
     return compare(run, policy, step, samples, console)
 
 
-def add_reference(run: GRPO, samples: list[Sample], console: Console) -> None:
-    """Log-probabilities under the model that the run started from: loaded, or made again as the run made it."""
+def add_reference(run: GRPO, samples: list[Sample], console: Console) -> Start | None:
+    """Log-probabilities under the model that the run started from: loaded, or found or made as the run did."""
     console.say("making the reference model of the KL term again ...")
-    torch.manual_seed(run.seed)
     train = read_splits(run.data, console.say)[0] if isinstance(run.model, TinyModel) else []
     reference = make_policy(run, train)
-    if isinstance(run.model, TinyModel):
-        teach_habits(run, run.model, reference, train, console)
+    tiny = run.model if isinstance(run.model, TinyModel) else None
+    start = teach_habits(run, tiny, reference, train, console) if tiny else None
     pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
     scores = reference.score(pairs, run.sampling.temperature, run.micro_batch_tokens)
     for sample, score in zip(samples, scores, strict=True):
         sample.reference_log_probs = score
+    return start
+
+
+def check_start(folder: Path, start: Start | None, console: Console) -> None:
+    """Say where the built-in model's start, made again, is not the one that the run's summary names."""
+    recorded = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("start")
+    if start and recorded and recorded["weights"] != start.weights:
+        console.say(
+            "! the reference model made here is not the one of the run (made with another processor, torch or version "
+            "of this code): the KL term is measured against this one"
+        )
 
 
 def compare(run: GRPO, policy: Policy, step: int, samples: list[Sample], console: Console) -> Laboratory:

@@ -31,6 +31,8 @@ def read_run(folder: Path) -> GRPO:
     node: Any = OmegaConf.load(folder / "config.yaml")
     if node.get("algorithm") != "grpo":
         raise ConfigError(f"RUN={folder} is a run of algorithm={node.get('algorithm')}: give one of algorithm=grpo")
+    if "warm_start" in node.get("model", {}) and "seed" not in node.model:
+        node.model.seed = node.seed  # before model.seed was a setting, the run's own decided the start model
     try:
         schema = OmegaConf.structured(GRPO)
         for group in ("model", "data"):

@@ -5,7 +5,7 @@ the same `Learner` as everything else: SFT is `-A log p` with A = 1 on given tex
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -14,6 +14,9 @@ from rlreason.data.stories import habit_trace
 from rlreason.learner import Learner, TokenObjective
 from rlreason.policy import Policy
 from rlreason.types import Problem
+
+#: In one forward pass. Not a setting: how a step is divided changes the rounding, and the weights with it.
+MICRO_BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +27,48 @@ class Format:
     trace: str  # a template with {solution} and {answer}
 
 
-def warm_up(
-    policy: Policy,
-    problems: Sequence[Problem],
-    formats: Sequence[Format],
-    *,
-    steps: int,
-    batch_size: int,
-    learning_rate: float,
-    hasty_share: float,
-    slip_share: float,
-    micro_batch_tokens: int,
-    seed: int,
-    progress: Callable[[str], None] = lambda text: None,
-) -> float:
-    """Train on freshly written traces; the rate rises over 5% of the steps, then falls to a tenth; -> last loss.
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """What a model is taught: freshly written traces, the same ones for the same seed.
 
     The formats take turns, trace by trace; one that is listed twice gets two turns.
     """
-    rng = random.Random(f"warm-up/{seed}")
-    learner = Learner(policy, TokenObjective(length_norm="token"), learning_rate, micro_batch_tokens=micro_batch_tokens)
-    loss, turns = 0.0, cycle(formats)
-    for step in range(steps):
-        samples = []
-        for p in rng.choices(problems, k=batch_size):
-            form = next(turns)
-            trace = habit_trace(p, rng, hasty_share, slip_share, form.trace)
-            ids = policy.encode_prompt(form.prompt(p.question)), policy.encode_response(trace)
-            samples.append(imitation_sample(*ids, trace))
+
+    problems: Sequence[Problem]
+    formats: Sequence[Format]
+    batch_size: int
+    hasty_share: float
+    slip_share: float
+    seed: int
+
+    def batches(self, count: int) -> Iterator[list[tuple[str, str]]]:
+        """`count` batches of (prompt, trace)."""
+        rng, turns = random.Random(f"warm-up/{self.seed}"), cycle(self.formats)
+        for _ in range(count):
+            batch = []
+            for problem in rng.choices(self.problems, k=self.batch_size):
+                form = next(turns)
+                trace = habit_trace(problem, rng, self.hasty_share, self.slip_share, form.trace)
+                batch.append((form.prompt(problem.question), trace))
+            yield batch
+
+
+def warm_up(
+    policy: Policy,
+    lessons: Lessons,
+    *,
+    steps: int,
+    learning_rate: float,
+    progress: Callable[[str], None] = lambda text: None,
+) -> float:
+    """Train on the lessons; the rate rises over 5% of the steps, then falls to a tenth; -> last loss."""
+    learner = Learner(policy, TokenObjective(length_norm="token"), learning_rate, micro_batch_tokens=MICRO_BATCH_TOKENS)
+    loss = 0.0
+    for step, batch in enumerate(lessons.batches(steps)):
+        samples = [
+            imitation_sample(policy.encode_prompt(prompt), policy.encode_response(trace), trace)
+            for prompt, trace in batch
+        ]
         rate = learning_rate * min(1.0, (step + 1) / (0.05 * steps)) * (1 - 0.9 * step / steps)
         loss = learner.update(samples, learning_rate=rate)["train/loss"]
         progress(f"warm start {step + 1}/{steps}, loss {loss:.3f}")

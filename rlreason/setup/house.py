@@ -37,6 +37,7 @@ from rlreason.setup.model import (
     teach_habits,
 )
 from rlreason.setup.prompts import PromptIds, check_prompt, encoder, remarks
+from rlreason.setup.start import Start
 from rlreason.types import Problem, Sample
 
 
@@ -78,6 +79,7 @@ class House:
     train_problems: list[Problem]
     eval_problems: list[Problem]  # of the evaluations on the way
     final_problems: list[Problem]  # of the last one, or of a job that does not train; the others are among them
+    start: Start | None  # where the built-in model's weights came from
     data_hash: str
     sizes: dict[str, int]  # problems read, filtered and left
     mirror: Mirror | None
@@ -136,8 +138,8 @@ def build(run: Run, folder: Path, console: Console) -> House:
                 train = fitting(run, policy, prompt_ids, "train", train, most, console)
             most = evaluation.sampling.max_tokens
             validation = fitting(run, policy, asked_ids, "validation", validation, most, console)
-        if isinstance(run.model, TinyModel):
-            teach_habits(run, run.model, policy, lessons, console)
+        tiny = run.model if isinstance(run.model, TinyModel) else None
+        start = teach_habits(run, tiny, policy, lessons, console) if tiny else None
         if isinstance(run, Training):
             choose_trained(run.model, policy, run.seed)
         else:
@@ -176,6 +178,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
         train_problems=train,
         eval_problems=asked(evaluation.problems),
         final_problems=asked(evaluation.final_problems),
+        start=start,
         data_hash=fingerprint([*train, *validation]),
         sizes=sizes | {"train": len(train), "validation": len(validation)},
         mirror=mirror,

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import cycle
 
 import torch
@@ -14,11 +13,13 @@ from rlreason.console import Console
 from rlreason.data.stories import habit_trace
 from rlreason.kernels import pick
 from rlreason.memory import freeze, model_size, recompute_layers
+from rlreason.models.keeping import checksum, copied
 from rlreason.models.tiny import build_model, build_tokenizer
-from rlreason.models.warm_start import warm_up
+from rlreason.models.warm_start import Lessons, warm_up
 from rlreason.policy import DTYPES, Policy, load_policy, pick_device, pick_dtype
 from rlreason.processors import default_threads
 from rlreason.setup.formats import formats_of
+from rlreason.setup.start import Start, find_or_make
 from rlreason.types import Problem
 
 TINY = 5_000_000  # parameters
@@ -57,19 +58,34 @@ def make_policy(run: Run, train: Sequence[Problem]) -> Policy:
     turns = zip(train[:2000], cycle(dict.fromkeys(formats_of(run))), strict=False)
     texts = (form.prompt(p.question) + habit_trace(p, rng, 0.5, 0.0, form.trace) for p, form in turns)
     tokenizer = build_tokenizer(texts, VOCABULARY)
-    model = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=run.seed)
+    model = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=tiny.seed)
     return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device, DTYPES[tiny.weights], tiny.attention)
 
 
-def teach_habits(run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Problem], console: Console) -> None:
-    if tiny.warm_start.steps == 0:
-        return console.say("model.warm_start.steps=0: the new tiny model keeps its random weights")
-    formats, tokens = formats_of(run), run.micro_batch_tokens
-    shared = f", in the formats of {len(set(formats))} prompts" if len(formats) > 1 else ""
-    console.say(f"teaching a new tiny model two habits: mostly hasty answers, sometimes step by step{shared} ...")
-    settings = asdict(tiny.warm_start)
-    with console.wait("warm start", logged=True):  # it was just said
-        warm_up(policy, train, formats, **settings, micro_batch_tokens=tokens, seed=run.seed, progress=console.progress)
+def teach_habits(run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Problem], console: Console) -> Start:
+    """Give a model with random weights its two habits: as they were shipped or kept, or by a warm start here."""
+    start = tiny.warm_start
+    if start.steps == 0:
+        console.say("model.warm_start.steps=0: the new tiny model keeps its random weights")
+        return Start("random", checksum(copied(policy.named_weights())))
+    lessons = lessons_of(run, tiny, train)
+    shared = f", in the formats of {len(set(lessons.formats))} prompts" if len(lessons.formats) > 1 else ""
+    habits = f"mostly hasty answers, sometimes step by step{shared}"
+
+    def make() -> None:
+        console.say(f"teaching a new tiny model two habits: {habits} ...")
+        with console.wait("warm start", logged=True):  # it was just said
+            warm_up(policy, lessons, steps=start.steps, learning_rate=start.learning_rate, progress=console.progress)
+
+    found = find_or_make(tiny, policy, lessons, make, console.say)
+    came = {"shipped": "shipped with rlreason", "cache": f"found in the cache (model.cache={tiny.cache})"}
+    console.say(f"start      the tiny model, {came.get(found.source, f'made in {found.seconds:.0f} s')}")
+    return found
+
+
+def lessons_of(run: Run, tiny: TinyModel, train: Sequence[Problem]) -> Lessons:
+    start = tiny.warm_start
+    return Lessons(train, formats_of(run), start.batch_size, start.hasty_share, start.slip_share, tiny.seed)
 
 
 def describe_weights(model: Model, policy: Policy, learned: bool) -> None:

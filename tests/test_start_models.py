@@ -1,0 +1,369 @@
+"""Start models are made once and kept: found bit by bit, made anew when broken, by one run at a time."""
+
+import io
+import json
+import multiprocessing
+import os
+import signal
+import time
+from copy import deepcopy
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from test_warm_start import equal, weights
+
+from rlreason.config.run import Run
+from rlreason.config.store import resource_dir, typed
+from rlreason.console import Console
+from rlreason.evaluation import evaluate
+from rlreason.models.keeping import BrokenWeightsError, Keeper, checksum, read_weights, write_weights
+from rlreason.policy import Policy
+from rlreason.setup import start as starts
+from rlreason.setup.data import read_splits
+from rlreason.setup.house import build
+from rlreason.setup.model import lessons_of, make_policy, teach_habits
+from rlreason.setup.ship import asked as shipped_run
+from rlreason.setup.ship import make, ship
+from rlreason.setup.start import SHIPPED, Start, cache_folder, code_hash, find_shipped, hashed, maker_of, recipe_of
+from rlreason.trainer import train
+
+QUICK = ["model.width=32", "model.warm_start.steps=2", "model.warm_start.batch_size=8", "data.n_train=64"]
+WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.5, -0.0, float("nan")], dtype=torch.bfloat16)}
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def asked():
+    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
+        yield lambda *words: typed(compose("config", list(words)))
+
+
+def begun(run) -> tuple[Policy, Start, str]:
+    """(policy with its habits, where they came from, what was said)."""
+    lessons, out = read_splits(run.data, print)[0], io.StringIO()
+    policy = make_policy(run, lessons)
+    start = teach_habits(run, run.model, policy, lessons, Console(out=out))
+    return policy, start, out.getvalue()
+
+
+# --- The folder that keeps them ---
+
+
+def test_weights_are_read_back_bit_by_bit(tmp_path):
+    path = tmp_path / "x.safetensors"
+    write_weights(path, WEIGHTS, "key")
+    back = read_weights(path, "key")
+    assert checksum(back) == checksum(WEIGHTS)
+    assert all(back[name].dtype == value.dtype for name, value in WEIGHTS.items())
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    with pytest.raises(BrokenWeightsError):
+        read_weights(path, "another key")
+
+
+def test_the_checksum_sees_one_bit_the_sign_of_zero_and_a_name():
+    changed = [WEIGHTS | {"a": WEIGHTS["a"].nextafter(torch.tensor(9.0))}, WEIGHTS | {"b": WEIGHTS["b"].abs()}]
+    changed += [{"c": WEIGHTS["a"], "b": WEIGHTS["b"]}, WEIGHTS | {"a": WEIGHTS["a"].T.contiguous()}]
+    assert len({checksum(one) for one in (WEIGHTS, *changed)}) == 5
+
+
+def spoil(how: str, path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "truncated":
+        data = data[: len(data) // 2]
+    elif how == "one byte flipped":
+        data[-2] ^= 1
+    elif how == "foreign":
+        data = bytearray(b"not a model")
+    elif how == "empty":
+        data = bytearray()
+    elif how == "another's":
+        return write_weights(path, WEIGHTS, "another key")
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["truncated", "one byte flipped", "foreign", "empty", "another's"])
+def test_a_broken_file_is_said_and_made_anew(how, tmp_path):
+    said: list[str] = []
+    keeper = Keeper(tmp_path, said.append)
+    assert [keeper.get("k", lambda: WEIGHTS)[1] for _ in range(2)] == [False, True]
+    spoil(how, tmp_path / "k.safetensors")
+    again, found = keeper.get("k", lambda: WEIGHTS)
+    assert (checksum(again), found, keeper.get("k", dict)[1]) == (checksum(WEIGHTS), False, True)
+    assert all("k.safetensors is broken" in line for line in said)
+    assert said
+
+
+def make_slowly(folder: Path, seconds: float, mark: Path) -> None:
+    def make() -> dict[str, torch.Tensor]:
+        with mark.open("a") as file:
+            file.write("made\n")
+        time.sleep(seconds)
+        return WEIGHTS
+
+    found = Keeper(folder, lambda text: mark.with_suffix(".said").write_text(text)).get("k", make)[0]
+    assert checksum(found) == checksum(WEIGHTS)
+
+
+def started(seconds: float, folder: Path, mark: Path) -> multiprocessing.Process:
+    process = FORK.Process(target=make_slowly, args=(folder, seconds, mark))
+    process.start()
+    return process
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_two_runs_that_ask_at_once_make_it_once(tmp_path):
+    mark = tmp_path / "mark"
+    both = [started(0.5, tmp_path / "cache", mark) for _ in range(2)]
+    for process in both:
+        process.join(30)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert mark.read_text() == "made\n"
+    assert "waiting for it" in mark.with_suffix(".said").read_text()
+
+
+def test_a_killed_builder_blocks_nobody(tmp_path):
+    mark = tmp_path / "mark"
+    process = started(600, tmp_path / "cache", mark)
+    wait_for(mark)
+    (tmp_path / "cache" / "k.safetensors.partial").write_bytes(b"half a file")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(30)
+    said: list[str] = []
+    assert not Keeper(tmp_path / "cache", said.append).get("k", lambda: WEIGHTS)[1]
+    assert said == []
+    assert not list((tmp_path / "cache").glob("*.partial"))
+
+
+def test_the_longest_unused_go_first(tmp_path):
+    size = 4 * 1000
+    keeper = Keeper(tmp_path, print, most_bytes=int(3.5 * size))
+    for age, key in enumerate("abc"):
+        keeper.get(key, lambda: {"w": torch.zeros(1000)})
+        os.utime(tmp_path / f"{key}.safetensors", (1000 + age, 1000 + age))
+    (tmp_path / "x.safetensors.partial").write_bytes(b"left by a killed run")
+    os.utime(tmp_path / "x.safetensors.partial", (1000, 1000))
+    keeper.get("a", dict)  # used just now
+    keeper.get("d", lambda: {"w": torch.zeros(1000)})
+    assert {path.stem for path in tmp_path.glob("*.safetensors")} == {"a", "c", "d"}
+    assert not list(tmp_path.glob("*.partial"))
+    keeper.get("huge", lambda: {"w": torch.zeros(9000)})
+    assert {path.stem for path in tmp_path.glob("*.safetensors")} == {"huge"}
+
+
+@pytest.mark.parametrize("place", ["/proc/none/cache", "/dev/null/cache"])
+def test_a_folder_that_cannot_be_written_is_one_line_and_no_more(place):
+    said: list[str] = []
+    found, was_there = Keeper(Path(place), said.append).get("k", lambda: WEIGHTS)
+    assert (checksum(found), was_there, len(said)) == (checksum(WEIGHTS), False, 1)
+    assert f"{place} cannot be written" in said[0]
+
+
+def test_the_folder_is_the_users_cache_or_the_one_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder("auto") == tmp_path / "rlreason"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder("auto") == tmp_path / ".cache" / "rlreason"
+    assert cache_folder("~/mine") == tmp_path / "mine"
+
+
+# --- What a key is made of ---
+
+
+def key_of(run) -> tuple[str, str]:
+    """(of the recipe, of what makes it)."""
+    lessons = read_splits(run.data, print)[0]
+    policy = make_policy(run, lessons)
+    return hashed(recipe_of(run.model, policy, lessons_of(run, run.model, lessons))), hashed(
+        maker_of(run.model, policy)
+    )
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """The settings of a small run, and their key."""
+    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
+        run = typed(compose("config", QUICK))
+    return run, key_of(run)
+
+
+def changed(run, key: str, value) -> Run:
+    """The settings with one of them changed."""
+    other = node = deepcopy(run)
+    *groups, name = key.split(".")
+    for group in groups:
+        node = getattr(node, group)
+    assert getattr(node, name) != value
+    setattr(node, name, value)
+    return other
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.width", 64), ("model.layers", 1), ("model.heads", 2), ("model.seed", 1), ("model.weights", "bfloat16"),
+        ("model.dtype", "bfloat16"), ("model.warm_start.steps", 3), ("model.warm_start.batch_size", 9),
+        ("model.warm_start.learning_rate", 1e-3), ("model.warm_start.hasty_share", 0.5),
+        ("model.warm_start.slip_share", 0.1), ("data.max_value", 19), ("data.max_events", 3), ("data.n_train", 65),
+        ("prompt.file", "r1_zero.prompt"), ("prompt.trace", "so {solution} </think> <answer>{answer}</answer>"),
+    ],
+)  # fmt: skip
+def test_whatever_changes_the_model_changes_its_key(quick, key, value):
+    run, before = quick
+    assert key_of(changed(run, key, value))[0] != before[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", 1), ("micro_batch_tokens", 4096), ("data.n_validation", 9), ("data.limit", 9), ("learning_rate", 1e-5),
+        ("model.freeze", ["norm"]), ("model.gradient_checkpointing", True),
+        ("model.cache", "x"), ("model.dtype", "float32"),
+    ],
+)  # fmt: skip
+def test_what_does_not_change_the_model_leaves_its_key(quick, key, value):
+    run, before = quick
+    assert key_of(changed(run, key, value)) == before
+
+
+def test_the_algorithms_start_from_one_model(asked, quick):
+    for algorithm in ("sft", "ei", "evaluate"):
+        assert key_of(asked(*QUICK, f"algorithm={algorithm}")) == quick[1]
+
+
+def test_every_setting_of_the_model_is_in_the_key_or_said_not_to_be(quick):
+    run, _ = quick
+    lessons = read_splits(run.data, print)[0]
+    recipe = recipe_of(run.model, make_policy(run, lessons), lessons_of(run, run.model, lessons))
+    assert {f.name for f in fields(run.model)} <= {*recipe, *starts.ROUNDING, *starts.AFTERWARDS}
+
+
+def test_other_threads_and_other_code_are_another_maker(quick):
+    run, _ = quick
+    policy = make_policy(run, read_splits(run.data, print)[0])
+    one = maker_of(run.model, policy)
+    torch.set_num_threads(2)
+    try:
+        assert maker_of(run.model, policy) == one | {"threads": 2}
+    finally:
+        torch.set_num_threads(1)
+    assert code_hash(("rlreason.models.warm_start",)) != code_hash()  # without the module of the model itself
+    assert code_hash(("rlreason.learner", "rlreason.models.warm_start", "rlreason.models.tiny")) == code_hash()
+
+
+# --- Runs ---
+
+
+def test_what_is_found_is_what_would_be_made(asked, tmp_path):
+    kept = [*QUICK, f"model.cache={tmp_path}"]
+    alone, first, second = begun(asked(*QUICK, "model.cache=null")), begun(asked(*kept)), begun(asked(*kept, "seed=7"))
+    assert [one[1].source for one in (alone, first, second)] == ["made", "made", "cache"]
+    assert equal(alone[0], first[0])
+    assert equal(alone[0], second[0])
+    assert len({one[1].weights for one in (alone, first, second)}) == len({one[1].key for one in (first, second)}) == 1
+    assert "teaching a new tiny model" in first[2]
+    assert "start      the tiny model, made in " in first[2]
+    assert second[2] == f"start      the tiny model, found in the cache (model.cache={tmp_path})\n"
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    other = begun(asked(*kept, "model.seed=1"))
+    assert other[1].source == "made"
+    assert not equal(alone[0], other[0])
+
+
+def test_weights_of_half_precision_are_kept_as_they_are(asked, tmp_path):
+    words = [*QUICK, f"model.cache={tmp_path}", "model.weights=bfloat16"]
+    made, found = begun(asked(*words)), begun(asked(*words))
+    assert found[1].source == "cache"
+    assert equal(made[0], found[0])
+    assert [w.dtype for w in weights(made[0])] == [w.dtype for w in weights(found[0])]
+    assert {w.dtype for w in weights(found[0])} == {torch.float32, torch.bfloat16}
+
+
+def measured(folder: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def test_a_run_from_the_cache_is_the_run_from_a_new_model(asked, tmp_path):
+    learned = ["algorithm=sft", "n_steps=2", "train_batch_size=8", "eval_problems=8", "sampling.max_tokens=16"]
+    run = asked(*QUICK, *learned, f"model.cache={tmp_path / 'kept'}", "data.n_validation=8", "log_generations=0")
+    for name in ("made", "cache"):
+        train(run, tmp_path / name, "seed: 0\n")
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        assert summary["start"]["source"] == name
+    assert measured(tmp_path / "made") == measured(tmp_path / "cache")
+    assert any(row.get("train/grad_norm") for row in measured(tmp_path / "made"))
+
+
+# --- The model that comes with the package ---
+
+
+def described() -> list[Path]:
+    return sorted(SHIPPED.glob("*.json"))
+
+
+def words_of(description: Path) -> list[str]:
+    return json.loads(description.read_text())["made by"].split()[3:]
+
+
+def test_the_default_run_starts_from_what_was_shipped_whatever_its_seed(asked):
+    run = asked()
+    lessons = read_splits(run.data, print)[0]
+    policy = make_policy(run, lessons)
+    recipe = recipe_of(run.model, policy, lessons_of(run, run.model, lessons))
+    found = find_shipped(recipe, print)
+    assert found is not None, "the default start model is another now: python -m rlreason.setup.ship"
+    assert checksum(found) == json.loads((SHIPPED / "r1_zero_short.json").read_text())["weights"]
+    assert find_shipped(recipe | {"seed": 1}, print) is None
+
+
+@pytest.mark.parametrize("description", described(), ids=lambda path: path.stem)
+def test_every_shipped_model_belongs_to_the_command_that_it_names(description):
+    run = shipped_run(words_of(description))
+    lessons = read_splits(run.data, print)[0]
+    recipe = recipe_of(run.model, make_policy(run, lessons), lessons_of(run, run.model, lessons))
+    assert find_shipped(recipe, print) is not None, "made of something else: run the command in its description"
+
+
+def test_a_shipped_file_that_is_broken_is_said_and_not_used(tmp_path, capsys):
+    path = ship(QUICK, tmp_path)
+    recipe = json.loads(path.with_suffix(".json").read_text())["recipe"]
+    capsys.readouterr()
+    assert find_shipped(recipe, print, tmp_path) is not None
+    spoil("truncated", path)
+    assert find_shipped(recipe, print, tmp_path) is None
+    assert "is broken" in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("description", described(), ids=lambda path: path.stem)
+def test_a_shipped_model_is_what_the_warm_start_makes(description, tmp_path):
+    """Bit by bit where torch and the processor are those that made it; elsewhere as good, within sampling error."""
+    run, kept = shipped_run(words_of(description)), json.loads(description.read_text())
+    policy, recipe, maker = make(run, Console())
+    assert json.loads(json.dumps(recipe)) == kept["recipe"]
+    made = dict(policy.named_weights())
+    shipped = find_shipped(recipe, print)
+    assert shipped is not None
+    if {name: value for name, value in maker.items() if name != "code"} == kept["maker"]:
+        assert checksum(made) == kept["weights"]
+    run.model.warm_start.steps = 0  # the house brings everything else, and is given each of the two models
+    house = build(run, tmp_path, Console())
+    try:
+        accuracies = []
+        for one in (made, shipped):
+            starts.put(house.policy, one)
+            accuracies.append(evaluate(house.rollouts, house.final_problems, house.sampling)[1]["eval/accuracy"])
+    finally:
+        house.close()
+    assert abs(accuracies[0] - accuracies[1]) < 0.1
