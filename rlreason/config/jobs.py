@@ -20,6 +20,12 @@ class Asking(Run):
         """Responses per problem."""
         raise NotImplementedError
 
+    @property
+    def problems_there(self) -> int | None:
+        if self.split == "validation":
+            return super().problems_there
+        return getattr(self.data, "n_train", None) if self.data.limit is None else self.data.limit
+
     def problems(self) -> list[str]:
         bad = super().problems()
         if self.split not in ("validation", "train"):
@@ -47,11 +53,6 @@ class Evaluate(Asking):
     def responses(self) -> int:
         return self.samples
 
-    def problems(self) -> list[str]:
-        if self.samples < 1:
-            return [*super().problems(), f"samples={self.samples}: each problem needs a response: try samples=1"]
-        return super().problems()
-
 
 @dataclass
 class BestOfN(Asking):
@@ -78,7 +79,7 @@ class BestOfN(Asking):
             cure = f"[{','.join(map(str, sorted(set(sound)) or [1, 4, 8]))}]"
             rule = "must hold numbers from 1 on, in rising order, once each"
             bad.append(f"n_list={list(self.n_list)} {rule}: try n_list={cure}")
-        elif self.samples is not None and self.samples < max(sound):
+        elif self.samples is not None and 0 < self.samples < max(sound):
             most = max(sound)
             bad.append(
                 f"n_list={list(self.n_list)} asks for the best of {most}, and samples={self.samples} gives fewer: "

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from rlreason.config.conditions import handles_traces, uses_training_data
 from rlreason.config.data import Data, Fields, FileData, Stories
 from rlreason.config.imitation import SFT
+from rlreason.config.jobs import Asking
+from rlreason.config.rules import too_many_asked
 from rlreason.config.run import Run
 from rlreason.config.store import resource_dir
 from rlreason.config.tasks import Countdown, Gym
@@ -55,6 +57,9 @@ def load_data(run: Run, *, grader: Grader | None = None, say: Say = print) -> Lo
         check_template(template)
     train, validation = read_splits(data, say, traces)
     sizes = {"train_read": len(train)}
+    asked = train if isinstance(run, Asking) and run.split == "train" else validation
+    if bad := too_many_asked(run, len(asked), resource_dir("conf")):
+        raise ConfigError("\n".join(bad))
 
     def checked(problems: Problems, needed: bool = True) -> Problems:
         if grader is None or grader.plugin:  # which form of answer a plug-in expects is unknown
