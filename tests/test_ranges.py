@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -143,10 +144,5 @@ def test_the_grader_and_the_config_have_the_same_ranges():
     names = ("timeout_s", "rel_tol", "workers", "memory_mb")
     for name, number in itertools.product(names, (0, 1, 0.05, 0.5, 50, 256, 10**6, 10**9)):
         refused = bool(RANGES[f"grading.{name}"].broken_by(number))
-        try:
+        with pytest.raises(ValueError, match=rf"grading\.{name}={number}") if refused else nullcontext():
             Grader(**{name: number})
-        except ValueError as error:
-            assert refused
-            assert f"grading.{name}={number}" in str(error)
-        else:
-            assert not refused

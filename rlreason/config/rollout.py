@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
+INSTALL_VLLM = "pip install 'vllm>=0.26,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
+
 
 @dataclass
 class Rollout:

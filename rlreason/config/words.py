@@ -85,8 +85,10 @@ def _check_runs(asked: Asked) -> None:
     said: dict[str, str] = {}  # of each setting that some run would not read, what is to be said of it
     nobody: dict[str, str] = {}  # what none of them would read
     words = {word.partition("=")[0] for word in asked.overrides}
+    runs = []
     for number, combination in enumerate(itertools.islice(_runs(asked.overrides, multirun, name), MOST_RUNS_CHECKED)):
         run = _checked(combination, name, of_sweep=multirun)
+        runs.append(run)
         said |= complaints(run, resource_dir("conf"))
         unread = unread_keys(run)
         nobody = {key: where for key, where in unread.items() if not number or key in nobody}
@@ -98,7 +100,12 @@ def _check_runs(asked: Asked) -> None:
         print(f"note: {key} has no effect: it is read {nobody[key]}")
     plain = [word for word in asked.overrides if not multirun or word.startswith(("sweep=", "hydra.", "hydra/"))]
     job = _composed(plain, name).hydra
-    _check_writable(Path(job.sweep.dir if multirun else job.run.dir))
+    folder = Path(job.sweep.dir if multirun else job.run.dir)
+    _check_writable(folder)
+    from rlreason.setup.preflight import preflight  # the grader's rooms: only where runs are to start
+
+    for line in preflight(runs, folder):
+        print(f"note: {line}")
 
 
 def _check_writable(folder: Path) -> None:

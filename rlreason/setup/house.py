@@ -145,12 +145,22 @@ def reward_name(run: Run) -> str:
     return reward if ":" in reward else verifiers.reward_name(reward, run.data.verifier)
 
 
+def reward_setting(run: Run) -> str:
+    """The setting that names a reward of one's own, with its value."""
+    own = ":" in run.prompt.reward
+    return f"prompt.reward={run.prompt.reward}" if own else f"data.verifier={run.data.verifier}"
+
+
 def check_reward(run: Run, grader: Grader, problems: Sequence[Problem]) -> None:
     """A reward of the user's own is tried once, before anything is trained with it."""
-    if grader.plugin and grader.grade_batch(["probe"], [problems[0].answer])[0].outcome == "error":
+    if not grader.plugin:
+        return
+    gold = problems[0].answer
+    (grade,) = grader.grade_batch(["probe"], [gold])
+    if grade.outcome == "error":
         raise ConfigError(
-            f"the reward {grader.plugin} (prompt.reward, or data.verifier) cannot be imported, or fails on ('probe', a "
-            "gold answer): give module:function, importable from here, returning a number or a dict with reward"
+            f"{reward_setting(run)} fails on the response 'probe' and the reference answer {gold[:40]!r}: "
+            f"{grader.why_not(grade)}: it must return a number, or a dictionary with reward, for any response"
         )
 
 
