@@ -6,7 +6,7 @@ The only room that knows Hydra's runner. Heavy libraries are imported when a che
 
 import os
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from rlreason.errors import ConfigError
 from rlreason.records import CONTENTS
 from rlreason.status import ending, exit_code, read_status, status_of, sweep_code, write_status
 from rlreason.sweeps import JOB_OF_SWEEP, arms_table
+from rlreason.undo import Ended, undone_when_refused
 
 
 @hydra.main(version_base="1.3", config_path=str(resource_dir("conf")), config_name="config")
@@ -37,7 +38,7 @@ def main(cfg: DictConfig) -> float:
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
         if not say(error):
             raise  # Hydra prints the traceback and ends with 1
-        sys.exit(exit_code(error))
+        raise Ended(exit_code(error), run_folder()) from None
 
 
 def job(cfg: DictConfig) -> float:
@@ -45,7 +46,7 @@ def job(cfg: DictConfig) -> float:
     run = typed(cfg, of_sweep=JOB_OF_SWEEP in os.environ)
     config = OmegaConf.to_yaml(cfg, resolve=True)
     hydra_job = HydraConfig.get()
-    folder = Path(hydra_job.runtime.output_dir)
+    folder = run_folder()
     sweep = hydra_job.runtime.choices.get("sweep")
     if sweep and JOB_OF_SWEEP not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
@@ -68,6 +69,11 @@ def job(cfg: DictConfig) -> float:
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)
     return accuracy
+
+
+def run_folder() -> Path:
+    """Where the run in this process writes."""
+    return Path(HydraConfig.get().runtime.output_dir)
 
 
 def mark_ended(folder: Path, error: BaseException) -> None:
@@ -108,7 +114,8 @@ def command() -> int:
     with stoppable():
         if asked.multirun and asked.starts:
             return sweep(asked)
-        main()
+        with undone_when_refused(asked.folder) if asked.folder else nullcontext():
+            main()
     if asked.flags.keys() & {"cfg", "info"}:
         check_rules(asked)  # the config was shown; what is wrong with it is said too
     return 0

@@ -59,9 +59,8 @@ def check_words(words: Sequence[str], note: Callable[[str], object] = print) -> 
     with composing(asked):
         asked = replace(asked, overrides=translated(quoted(asked.overrides, asked.multirun), note))
         if asked.starts:
-            _check_runs(asked)
-        else:
-            _check_question(asked)
+            return replace(asked, folder=_check_runs(asked))
+        _check_question(asked)
     return asked
 
 
@@ -80,7 +79,8 @@ def _check_question(asked: Asked) -> None:
         raise ConfigError(f"--package={part} is no part of the config: python -m rlreason --cfg job shows it whole")
 
 
-def _check_runs(asked: Asked) -> None:
+def _check_runs(asked: Asked) -> Path:
+    """Refuse runs that could not begin; returns the folder that they will write to."""
     name, multirun = asked.config_name, asked.multirun
     said: dict[str, str] = {}  # of each setting that some run would not read, what is to be said of it
     nobody: dict[str, str] = {}  # what none of them would read
@@ -106,6 +106,7 @@ def _check_runs(asked: Asked) -> None:
 
     for line in preflight(runs, folder):
         print(f"note: {line}")
+    return folder
 
 
 def _check_writable(folder: Path) -> None:

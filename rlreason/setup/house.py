@@ -91,6 +91,8 @@ def build(run: Run, folder: Path, console: Console) -> House:
         engine = make_engine(run, policy, folder, console.say)
     except BaseException:
         grader.close()
+        if mirror is not None:
+            mirror.abandon()
         raise
 
     def asked(count: int | None) -> list[Problem]:
@@ -160,7 +162,7 @@ def check_reward(run: Run, grader: Grader, problems: Sequence[Problem]) -> None:
     if grade.outcome == "error":
         raise ConfigError(
             f"{reward_setting(run)} fails on the response 'probe' and the reference answer {gold[:40]!r}: "
-            f"{grader.why_not(grade)}: it must return a number, or a dictionary with reward, for any response"
+            f"{grader.why_not(grade)}: mend it"
         )
 
 
