@@ -26,15 +26,15 @@ def broken_rules(run: Run, conf: Path, of_sweep: bool = False) -> list[str]:
 
 def too_many_asked(run: Run, there: int | None, conf: Path) -> list[str]:
     """Complaints about more problems than `there` are: what a scale asks for is an upper bound and no mistake."""
-    bad = []
-    for key in ("eval_problems", "interim_eval_problems"):
-        count = getattr(run, key, None)
-        if there is not None and count is not None and count > there and count not in of_options(run, key, conf):
-            bad.append(
-                f"{key}={count} is more than the {there} problems there are to ask: set {key}={there}, or null for "
-                "all of them"
-            )
-    return bad
+    key = (
+        "interim_eval_problems" if run.eval_problems is None else "eval_problems"
+    )  # where both are set, it bounds both
+    count = getattr(run, key, None)
+    if there is None or count is None or count <= there or count in of_options(run, key, conf):
+        return []
+    return [
+        f"{key}={count} is more than the {there} problems there are to ask: set {key}={there}, or null for all of them"
+    ]
 
 
 def _setting(line: str) -> str:
