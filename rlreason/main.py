@@ -32,10 +32,7 @@ from rlreason.noise import noise_kept
 from rlreason.records import CONTENTS
 from rlreason.status import ending, read_status, status_of, sweep_code, write_status
 from rlreason.sweeps import JOB_OF_SWEEP, arms_table
-
-
-class Ended(BaseException):
-    """Carries what ended a job past Hydra's runner, which would print it in its own way, to `answered`."""
+from rlreason.undo import Ended, undone_when_refused
 
 
 def main(cfg: DictConfig) -> float:
@@ -46,7 +43,7 @@ def main(cfg: DictConfig) -> float:
         with noise_kept():
             return job(cfg)
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
-        raise Ended(error) from error
+        raise Ended(error, run_folder()) from error
 
 
 def job(cfg: DictConfig) -> float:
@@ -54,7 +51,7 @@ def job(cfg: DictConfig) -> float:
     run = typed(cfg, of_sweep=JOB_OF_SWEEP in os.environ)
     config = OmegaConf.to_yaml(cfg, resolve=True)
     hydra_job = HydraConfig.get()
-    folder = Path(hydra_job.runtime.output_dir)
+    folder = run_folder()
     sweep = hydra_job.runtime.choices.get("sweep")
     if sweep and JOB_OF_SWEEP not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
@@ -75,6 +72,11 @@ def job(cfg: DictConfig) -> float:
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)
     return accuracy
+
+
+def run_folder() -> Path:
+    """Where the run in this process writes."""
+    return Path(HydraConfig.get().runtime.output_dir)
 
 
 def mark_ended(folder: Path, error: BaseException) -> None:
@@ -121,7 +123,7 @@ def command() -> int:
             ):
                 return begin(hydra, asked) if asked.starts else tell(asked)
         except Ended as ended:
-            error: Exception = ended.args[0]
+            error = ended.error
         raise error  # with its own cause and traceback
 
 
@@ -129,7 +131,9 @@ def begin(hydra: Hydra, asked: Asked) -> int:
     """Start the run or the sweep."""
     if asked.multirun:
         return sweep(hydra, asked)
-    hydra.run(asked.config_name, main, [*asked.overrides, "hydra.mode=RUN"])
+    assert asked.folder is not None
+    with undone_when_refused(asked.folder):
+        hydra.run(asked.config_name, main, [*asked.overrides, "hydra.mode=RUN"])
     return 0
 
 

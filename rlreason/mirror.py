@@ -1,6 +1,7 @@
 """Weights & Biases as a second sink of the metrics. The run folder stays the record."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,39 @@ def chosen(logger: Logger, folder: Path, own: Any) -> dict[str, Any]:
     )
 
 
+def refuse_without_login(logger: Logger) -> None:
+    """Before anything is loaded: W&B asked for online, and no login of it here. Nothing is sent anywhere.
+
+    On a terminal W&B asks for one itself, when it starts.
+    """
+    try:
+        import wandb
+
+        own = wandb.setup().settings
+        if (logger.mode or own.mode) != "online" or sys.stdin.isatty():
+            return
+        from wandb.sdk.lib.wbauth import authenticate_session
+    except ImportError:  # said by the check for packages; in other versions only the start of a run tells
+        return
+    except Exception as error:  # a variable or a file of W&B's with nonsense in it
+        raise _no_start(error) from error
+    try:
+        found = authenticate_session(host=own.base_url, source="rlreason", prompt=False, update_session=False)
+    except TypeError:  # another version of this function
+        return
+    except Exception as error:  # a key that cannot be one
+        raise _no_start(error) from error
+    if found is None:
+        raise _no_start("no login was found here")
+
+
+def _no_start(why: object) -> ConfigError:
+    reason = " ".join(str(why).split())
+    return ConfigError(
+        f"logger=wandb could not start ({reason}): run `wandb login`, set WANDB_API_KEY, or use logger.mode=offline"
+    )
+
+
 class WandbMirror:
     """Sends every metrics row, with a step axis for every metric."""
 
@@ -71,10 +105,7 @@ class WandbMirror:
             own = wandb.setup().settings
             self.run = wandb.init(**chosen(logger, folder, own), config=config)
         except Exception as error:  # network, login and quota problems come as many kinds
-            reason = " ".join(str(error).split())
-            raise ConfigError(
-                f"logger=wandb could not start ({reason}): run `wandb login`, or use logger.mode=offline"
-            ) from error
+            raise _no_start(error) from error
         self.place = _place(self.run)
         for counter in COUNTERS:
             self.run.define_metric(counter)
@@ -93,6 +124,10 @@ class WandbMirror:
 
         data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
         self.run.log({f"generations/{name}": wandb.Table(["step", *COLUMNS], data), **self._counters})
+
+    def abandon(self) -> None:
+        """The run ended before anything was measured."""
+        self.run.finish(exit_code=1)
 
     def finish(self, summary: dict[str, Any]) -> None:
         self.run.summary.update(summary)

@@ -33,6 +33,7 @@ CONTENTS = (
     "grading_incidents.jsonl", "rollouts", "evals", "model", "model.partial", "wandb", "vllm.log", "log.txt",
     "responses.jsonl", "responses.unfinished.jsonl", "pass_rates.jsonl", "best_of_n.csv", "best_of_n.png", "inspect.md",
 )  # fmt: skip
+SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
 MIRRORED_ROWS = 32  # of a step's responses go to the mirror; the run folder has all of them
 PACKAGES = ("torch", "transformers", "math-verify", "hydra-core", "vllm", "flash-attn")
 
@@ -47,6 +48,8 @@ class Mirror(Protocol):
     def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None: ...
 
     def finish(self, summary: dict[str, Any]) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 class Records:
@@ -124,7 +127,7 @@ def set_aside(folder: Path) -> Path | None:
     if not found:
         return None
     number = 1
-    while (aside := folder / f"broken_off_{number}").exists():
+    while (aside := folder / f"{SET_ASIDE}{number}").exists():
         number += 1
     aside.mkdir()
     for name in found:

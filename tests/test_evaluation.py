@@ -223,7 +223,7 @@ def test_another_model_is_another_model(policy):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["eval_problems=0"], "eval_problems=0 must be above 0"),
+        (["eval_problems=0"], "eval_problems=0 must be at least 1"),
         (["prompt=r1_hero"], "prompt=r1_hero is no option of prompt: choose one of"),
         (["split=test"], "split=test is none of validation, train: choose one"),
         (["samples=0"], "samples=0: each problem needs a response: try samples=1"),

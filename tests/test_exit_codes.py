@@ -143,7 +143,8 @@ def test_a_request_to_end_stops_a_run_as_ctrl_c_does(monkeypatch):
 @pytest.mark.slow
 def test_a_sweep_tells_runs_that_diverged_from_one_that_failed(tmp_path):
     diverging = ["learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1", "save_model=false"]
-    words = ["-m", "prompt.reward=r1_zero,nowhere:f", "hydra.sweep.dir=grid"]
+    (tmp_path / "useless.py").write_text("def f(response, gold):\n    return 'x'\n")
+    words = ["-m", "prompt.reward=r1_zero,useless:f", "hydra.sweep.dir=grid"]
     done = rlreason(*words, *SMALL, *diverging, cwd=tmp_path)
     assert done.returncode == 1
     diverged, failed = done.stdout.splitlines()[-3:-1]

@@ -26,7 +26,7 @@ from rlreason.data.files import locate
 from rlreason.objectives.rules import READERS
 
 
-def _asks_hub(run: Any) -> bool:
+def asks_hub(run: Any) -> bool:
     path, data = run.data.path, run.data
     if path is None or Path(path).expanduser().is_dir():
         return False
@@ -104,7 +104,7 @@ CONDITIONS = (
         "set one of them to null",
     ),
     Condition(
-        ("data.hub_config",), _asks_hub, "for a data set of the hub only, and these are files here", "set it to null"
+        ("data.hub_config",), asks_hub, "for a data set of the hub only, and these are files here", "set it to null"
     ),
     Condition(
         tuple(f"data.{key}" for key in ("seed", "min_count", "max_count", "max_value", "max_target")),

@@ -37,12 +37,10 @@ class Data:
 
     def problems(self) -> list[str]:
         bad = _no_such_word(self, WORDS)
-        if self.limit is not None and self.limit < 1:
-            bad.append(f"data.limit={self.limit} must be at least 1, or null to use every problem")
-        if not 0 <= self.min_pass_rate <= self.max_pass_rate <= 1:
+        if self.min_pass_rate > self.max_pass_rate:
             bad.append(
                 f"data.min_pass_rate={self.min_pass_rate} and data.max_pass_rate={self.max_pass_rate}: "
-                "0 <= min <= max <= 1 must hold"
+                "min <= max must hold: lower the first"
             )
         if self.pass_rates is not None and not Path(self.pass_rates).expanduser().is_file():
             bad.append(f"data.pass_rates={self.pass_rates} is no file: give the one that algorithm=evaluate wrote")
@@ -59,14 +57,13 @@ class Stories(Data):
 
     def problems(self) -> list[str]:
         bad = super().problems()
-        if not 1 <= self.min_events <= self.max_events:
+        if self.min_events > self.max_events:
             bad.append(
-                f"data.min_events={self.min_events} and data.max_events={self.max_events}: 1 <= min <= max must hold"
+                f"data.min_events={self.min_events} and data.max_events={self.max_events}: min <= max must hold: "
+                "lower the first"
             )
         if not 2 <= self.max_value <= 99:
             bad.append(f"data.max_value={self.max_value} must lie in 2..99: numbers have at most two digits")
-        if min(self.n_train, self.n_validation) < 1:
-            bad.append(f"data.n_train={self.n_train} and data.n_validation={self.n_validation} must be above 0")
         return bad
 
 
@@ -102,8 +99,6 @@ class FileData(Data):
     def problems(self) -> list[str]:
         golds = ("auto", "hash", "boxed", "final", "tag", "field")
         bad = super().problems() + _no_such_word(self, {"gold": golds, "response_as": ("response", "solution")})
-        sizes = {"n_validation": self.n_validation, "max_chars": self.max_chars}
-        bad += [f"data.{key}={n} must be above 0" for key, n in sizes.items() if n is not None and n < 1]
         if self.validation is not None and self.n_validation is not None:
             bad.append(
                 f"data.validation={self.validation} and data.n_validation={self.n_validation}: set one of them to null"

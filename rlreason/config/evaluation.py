@@ -4,7 +4,6 @@
 and no torch.
 """
 
-import math
 import re
 from collections.abc import Iterator
 from copy import copy
@@ -43,10 +42,6 @@ class Eval:
     def problems_of(self) -> list[str]:
         """What is wrong inside the group, whatever it is combined with."""
         bad = []
-        for key, cure in (("problems", "null"), ("final_problems", "null"), ("samples", "1")):
-            number = getattr(self, key)
-            if number is not None and number < 1:
-                bad.append(f"eval.{key}={number} must be at least 1: try {cure}")
         if self.reward is not None and self.reward not in NAMED_REWARDS and not all(self.reward.partition(":")):
             bad.append(
                 f"eval.reward={self.reward} is neither r1_zero nor question_only nor module:function: choose one, or "
@@ -145,8 +140,6 @@ def complaints(run: Any) -> Iterator[str]:
         yield (f"{key}=0 with {count}: the responses to a problem would all be equal: set {key}=1, or {single}")
     if not given:
         return
-    if evaluation.temperature < 0 or not math.isfinite(evaluation.temperature):
-        yield f"eval.sampling.temperature={evaluation.temperature} must be 0 or above: try 1.0"
     shortest, longest = evaluation.min_tokens, evaluation.max_tokens
     if given & {"min_tokens", "max_tokens"} and not (0 <= shortest <= longest and longest >= 1):
         yield (

@@ -36,6 +36,7 @@ class Asked:
 
     flags: dict[str, Any]
     overrides: list[str]
+    folder: Path | None = None  # where the run, or the sweep, will write; once it was checked
 
     @property
     def multirun(self) -> bool:

@@ -61,11 +61,8 @@ class GRPO(Training):
 
     def problems(self) -> list[str]:
         bad = super().problems()
-        bad += self.negative("refill_rounds", "skip_solved")
         bad += self.not_multiple("rollout_batch_size", "group_size")
         bad += self.not_multiple("rollout_batch_size", "train_batch_size")
-        if self.epochs_per_rollout < 1:
-            bad.append(f"epochs_per_rollout={self.epochs_per_rollout}: each rollout batch is used at least once: try 1")
         if self.group_size < 2 and self.baseline.kind != "none":
             bad.append(
                 f"group_size={self.group_size} with baseline={self.baseline.kind}: a response is compared with its "
@@ -87,10 +84,8 @@ class GRPO(Training):
                 "weights move: set kl_placement=loss, or rollout.async_steps=0"
             )
         cache = self.overlong_cache
-        if cache is not None and not 0 < cache <= self.sampling.max_tokens:
-            bad.append(
-                f"overlong_cache={cache} must lie in 1..sampling.max_tokens={self.sampling.max_tokens}: try null"
-            )
+        if cache is not None and cache > self.sampling.max_tokens:
+            bad.append(f"overlong_cache={cache} is more than sampling.max_tokens={self.sampling.max_tokens}: try null")
         return bad or check_objective(self.settings())  # whose rules need sound numbers
 
     def warnings(self) -> dict[str, str]:

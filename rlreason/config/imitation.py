@@ -16,7 +16,7 @@ class SFT(Training):
     epochs: float | None = MISSING  # passes over the traces; n_steps=null follows from it
 
     def problems(self) -> list[str]:
-        bad = super().problems() + self.not_positive("epochs")
+        bad = super().problems()
         if (self.n_steps is None) == (self.epochs is None):
             bad.append(
                 f"n_steps={self.n_steps} and epochs={self.epochs}: set one and leave the other null "
@@ -58,8 +58,3 @@ class EI(Training):
                 "of each step and never falls: set warmup_steps=0, or lr_schedule=constant"
             ]
         return []
-
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        bad += self.negative("skip_solved")
-        return bad + self.not_positive("question_batch_size", "group_size", "sft_epochs", "max_per_question")

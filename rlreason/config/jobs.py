@@ -15,6 +15,12 @@ class Asking(Run):
     def problems_at_the_end(self) -> int | None:
         return self.asked_at_most
 
+    @property
+    def problems_there(self) -> int | None:
+        if self.split == "validation":
+            return super().problems_there
+        return getattr(self.data, "n_train", None) if self.data.limit is None else self.data.limit
+
     def problems(self) -> list[str]:
         bad = super().problems()
         if self.split not in ("validation", "train"):
@@ -42,11 +48,6 @@ class Evaluate(Asking):
     def counted(self) -> tuple[str, str]:
         return super().counted if self.samples is None else (f"samples={self.samples}", "samples=1")
 
-    def problems(self) -> list[str]:
-        if self.samples is not None and self.samples < 1:
-            return [*super().problems(), f"samples={self.samples}: each problem needs a response: try samples=1"]
-        return super().problems()
-
 
 @dataclass
 class BestOfN(Asking):
@@ -72,7 +73,7 @@ class BestOfN(Asking):
             cure = f"[{','.join(map(str, sorted(set(sound)) or [1, 4, 8]))}]"
             rule = "must hold numbers from 1 on, in rising order, once each"
             bad.append(f"n_list={list(self.n_list)} {rule}: try n_list={cure}")
-        elif self.samples is not None and self.samples < max(sound):
+        elif self.samples is not None and 0 < self.samples < max(sound):
             most = max(sound)
             bad.append(
                 f"n_list={list(self.n_list)} asks for the best of {most}, and samples={self.samples} gives fewer: "

@@ -3,7 +3,6 @@
 It knows dataclasses; it must not know what any setting means.
 """
 
-import math
 from collections.abc import Collection, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -68,16 +67,6 @@ def refuse_own_input(run: Any, folder: Path, left: Collection[str]) -> None:
                 f"{leaf.key}={leaf.value} lies in hydra.run.dir={folder}, whose files would be set aside before it is "
                 "read: choose another hydra.run.dir"
             )
-
-
-def not_finite(settings: Any) -> list[str]:
-    """Complaints about numbers that are none: with them every comparison of another rule would be false."""
-    bad = []
-    for key, value, _ in leaves(settings):
-        numbers = value if isinstance(value, list) else [value]
-        if any(isinstance(n, float) and not math.isfinite(n) for n in numbers):
-            bad.append(f"{key}={typed_word(value)} must be finite: give a number")
-    return bad
 
 
 def typed_word(value: Any) -> str:

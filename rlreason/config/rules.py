@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from rlreason.config.leaves import not_finite
+from rlreason.config.leaves import leaves
+from rlreason.config.ranges import out_of_range
 from rlreason.config.run import Run
-from rlreason.config.unread import complaints
+from rlreason.config.unread import complaints, of_options
 
 
 def broken_rules(run: Run, conf: Path, of_sweep: bool = False) -> list[str]:
@@ -15,10 +16,25 @@ def broken_rules(run: Run, conf: Path, of_sweep: bool = False) -> list[str]:
     The kinds of rules go from plain to subtle: of a setting that one kind complains about, the later say no more.
     """
     bad: list[str] = []
-    for lines in (not_finite(run), run.problems(), [] if of_sweep else complaints(run, conf).values()):
+    sizes = out_of_range((leaf.key, leaf.value) for leaf in leaves(run))
+    asked = too_many_asked(run, run.problems_there, conf)
+    for lines in (sizes, run.problems(), asked, [] if of_sweep else complaints(run, conf).values()):
         named = set(map(_setting, bad))
         bad += [line for line in lines if _setting(line) not in named]
     return bad
+
+
+def too_many_asked(run: Run, there: int | None, conf: Path) -> list[str]:
+    """Complaints about more problems than `there` are: what a scale asks for is an upper bound and no mistake."""
+    bounds = ("eval.problems", "eval_problems", "interim_eval_problems")  # the first that is set counts
+    counts = (run.eval.problems, run.eval_problems, getattr(run, "interim_eval_problems", None))
+    asked = {key: count for key, count in zip(bounds, counts, strict=True) if count is not None}
+    asked = dict(list(asked.items())[:1]) | {"eval.final_problems": run.eval.final_problems}
+    return [
+        f"{key}={count} is more than the {there} problems there are to ask: set {key}={there}, or null for all of them"
+        for key, count in asked.items()
+        if there is not None and count is not None and count > there and count not in of_options(run, key, conf)
+    ]
 
 
 def _setting(line: str) -> str:

@@ -3,7 +3,6 @@
 The names are the handout's where it has one. It knows the groups.
 """
 
-import math
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import ClassVar
 
@@ -12,10 +11,9 @@ from omegaconf import MISSING
 from rlreason.config.data import Data, Stories
 from rlreason.config.evaluation import Eval, complaints
 from rlreason.config.groups import Grading, Guards, LengthNorm, Logger, Prompt, Sampling
-from rlreason.config.model import Model, TinyModel
+from rlreason.config.model import TINY_CONTEXT, Model, TinyModel
+from rlreason.config.ranges import MADE
 from rlreason.config.rollout import Rollout
-
-MAX_SEED = 2**63 - 1  # numpy takes no seed below 0, and torch none of more than 64 bits
 
 
 @dataclass
@@ -51,12 +49,6 @@ class Run:
             line for group in groups if is_dataclass(group) and hasattr(group, "problems") for line in group.problems()
         ]
         bad += complaints(self)
-        bad += self.not_positive("micro_batch_tokens", "threads")
-        bad += [f"{line}, or null for all of them" for line in self.not_positive("eval_problems")]
-        bad += self.negative("log_generations")
-        seeds = {"seed": self.seed, **{f"data.{k}": getattr(self.data, k, 0) for k in ("seed", "split_seed")}}
-        seeds["model.seed"] = getattr(self.model, "seed", 0)
-        bad += [f"{k}={v} must lie in 0..{MAX_SEED}: try {k}=0" for k, v in seeds.items() if not 0 <= v <= MAX_SEED]
         if self.guards.parity == "correct" and not self.corrects_mismatch:
             bad.append(
                 "guards.parity=correct needs weights that correct: with GRPO set mismatch=truncate mismatch_cap=2, "
@@ -90,6 +82,11 @@ class Run:
         """The setting that says how many these are, as it is typed; and how to ask for one."""
         return f"eval.samples={self.eval.samples}", "eval.samples=1"
 
+    @property
+    def problems_there(self) -> int | None:
+        """How many problems an evaluation can ask at most, where the settings say it before any data is read."""
+        return getattr(self.data if self.eval.data is None else self.eval.data, "n_validation", None)
+
     def warnings(self) -> dict[str, str]:
         """What may be meant but seldom helps, by a short name: said before the run and counted in its summary."""
         return {}
@@ -106,6 +103,17 @@ class Run:
                 "prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
                 "instruct model (model=local model.path=DIR), or prompt=r1_zero_short"
             )
+        for key, longest in self._longest_responses().items():
+            if self.micro_batch_tokens <= longest:
+                bad.append(
+                    f"micro_batch_tokens={self.micro_batch_tokens} must be above {key}={longest}, so that a prompt and "
+                    f"its whole response fit: raise it (try {2 * longest}), or lower {key}"
+                )
+            if isinstance(self.model, TinyModel) and longest >= TINY_CONTEXT:
+                bad.append(
+                    f"{key}={longest} must be below {TINY_CONTEXT}, the tiny model's context, which the prompt shares: "
+                    "lower it"
+                )
         if "" in self.prompt.stop:
             bad.append("prompt.stop holds an empty text, which stands everywhere: give stop strings, or prompt.stop=[]")
         if self.prompt.reward not in ("r1_zero", "question_only") and ":" not in self.prompt.reward:
@@ -115,22 +123,17 @@ class Run:
             )
         return bad
 
-    def not_positive(self, *keys: str) -> list[str]:
-        """Complaints about keys that are set to anything but a finite number above 0."""
-        values = {key: getattr(self, key) for key in keys}
-        return [f"{k}={v} must be above 0" for k, v in values.items() if v is not None and not 0 < v < math.inf]
-
-    def negative(self, *keys: str) -> list[str]:
-        values = {key: getattr(self, key) for key in keys}
-        return [
-            f"{key}={value} must not be negative" for key, value in values.items() if value is not None and value < 0
-        ]
+    def _longest_responses(self) -> dict[str, int]:
+        """The settings that bound a response in tokens, with their values."""
+        own = self.eval.sampling.max_tokens
+        asked = {} if own is None else {"eval.sampling.max_tokens": own}
+        return {"sampling.max_tokens": self.sampling.max_tokens} | asked
 
     def not_multiple(self, larger: str, smaller: str) -> list[str]:
         a, b = getattr(self, larger), getattr(self, smaller)
         if b > 0 and a >= b and a % b == 0:
             return []
-        divisor = max((d for d in range(1, max(1, min(a, b)) + 1) if a > 0 and a % d == 0), default=1)
+        divisor = next((d for d in range(min(a, b, MADE), 0, -1) if a % d == 0), 1)
         return [f"{larger}={a} must be a positive multiple of {smaller}={b}: try {smaller}={divisor}"]
 
 
@@ -170,9 +173,6 @@ class Training(Run):
     def problems(self) -> list[str]:
         bad = super().problems()
         n_steps: int | None = getattr(self, "n_steps", None)  # what a step is, each algorithm says
-        bad += self.not_positive("n_steps", "learning_rate", "max_grad_norm", "train_batch_size")
-        bad += [f"{line}, or null for all of them" for line in self.not_positive("interim_eval_problems")]
-        bad += self.negative("weight_decay", "eval_every", "save_rollouts_every", "warmup_steps")
         if self.lr_schedule not in ("constant", "linear", "cosine"):
             bad.append(f"lr_schedule={self.lr_schedule} is none of constant, linear, cosine: choose one")
         if n_steps is not None:
@@ -183,13 +183,13 @@ class Training(Run):
             bad.append(
                 f"rollout.async_steps=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
             )
-        if self.algorithm != "sft" and not 0 < self.sampling.temperature < math.inf:
+        if self.algorithm != "sft" and self.sampling.temperature == 0:
             bad.append(
                 f"sampling.temperature={self.sampling.temperature}: learning from samples needs different ones, so it "
                 "must be above 0: try 1.0"
             )
-        if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
-            bad.append(f"adam_betas={list(self.adam_betas)} must be two numbers in [0, 1): try [0.9,0.95]")
+        if len(self.adam_betas) != 2:
+            bad.append(f"adam_betas={list(self.adam_betas)} must be two numbers: try [0.9,0.95]")
         return bad + self._accumulation()
 
     def schedule_problems(self, n_steps: int) -> list[str]:
@@ -207,8 +207,6 @@ class Training(Run):
 
     def _accumulation(self) -> list[str]:
         steps, size = self.gradient_accumulation_steps, self.micro_batch_size
-        if size is not None and size < 1:
-            return [f"micro_batch_size={size} must be at least 1, or null to let micro_batch_tokens decide"]
         if steps is None:
             return []
         if steps < 1 or self.train_batch_size % steps:

@@ -15,12 +15,6 @@ class Checked(Data):
     n_train: int = 8192
     n_validation: int = 1024
 
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        if min(self.n_train, self.n_validation) < 1:
-            bad.append(f"data.n_train={self.n_train} and data.n_validation={self.n_validation} must be above 0")
-        return bad
-
 
 @dataclass
 class Countdown(Checked):
@@ -34,12 +28,11 @@ class Countdown(Checked):
 
     def problems(self) -> list[str]:
         bad = super().problems()
-        if not 2 <= self.min_count <= self.max_count <= 10:
+        if self.min_count > self.max_count:
             bad.append(
-                f"data.min_count={self.min_count} and data.max_count={self.max_count}: 2 <= min <= max <= 10 must hold"
+                f"data.min_count={self.min_count} and data.max_count={self.max_count}: min <= max must hold: lower the "
+                "first"
             )
-        if min(self.max_value, self.max_target) < 1:
-            bad.append(f"data.max_value={self.max_value} and data.max_target={self.max_target} must be at least 1")
         return bad
 
 

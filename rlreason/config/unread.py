@@ -42,13 +42,13 @@ def complaints(run: Run, conf: Path) -> dict[str, str]:
         if not given or condition.read(run):
             continue
         for key in given:
-            if settings[key].value not in _of_options(run, key, conf):
+            if settings[key].value not in of_options(run, key, conf):
                 spelled = f"{key}={typed_word(settings[key].value)}"
                 found[key] = f"{spelled} has no effect: it is read {condition.where}: {condition.cure}"
     return found
 
 
-def _of_options(run: Run, key: str, conf: Path) -> list[Any]:
+def of_options(run: Run, key: str, conf: Path) -> list[Any]:
     """What the chosen option of the key's group, known by its name, gives it; and the options that it builds on."""
     group, _, rest = key.partition(".")
     homes, kinds = (conf, *_own_option_folders()), ("scale", f"scale/{run.algorithm}", "eval", "experiment")

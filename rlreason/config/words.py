@@ -60,7 +60,7 @@ def check_words(words: Sequence[str], note: Callable[[str], object] = print) -> 
             if asked.starts:
                 if asked.multirun:
                     asked = replace(asked, overrides=with_own_names(asked.overrides, asked.config_name, note))
-                _check_runs(asked)
+                asked = replace(asked, folder=_check_runs(asked))
             else:
                 if asked.multirun:  # about what all the runs of the sweep share
                     asked = replace(asked, overrides=fixed(asked.overrides))
@@ -82,13 +82,16 @@ def _check_question(asked: Asked) -> None:
         raise ConfigError(f"--package={part} is no part of the config: python -m rlreason --cfg job shows it whole")
 
 
-def _check_runs(asked: Asked) -> None:
+def _check_runs(asked: Asked) -> Path:
+    """Refuse runs that could not begin; returns the folder that they will write to."""
     name, multirun = asked.config_name, asked.multirun
     said: dict[str, str] = {}  # of each setting that some run would not read, what is to be said of it
     nobody: dict[str, str] = {}  # what none of them would read
     words = {word.partition("=")[0] for word in asked.overrides}
+    runs = []
     for number, combination in enumerate(itertools.islice(runs_of(asked.overrides, multirun, name), MOST_RUNS_CHECKED)):
         run = _checked(combination, name, of_sweep=multirun)
+        runs.append(run)
         said |= complaints(run, resource_dir("conf"))
         unread = unread_keys(run)
         nobody = {key: where for key, where in unread.items() if not number or key in nobody}
@@ -100,10 +103,16 @@ def _check_runs(asked: Asked) -> None:
         print(f"note: {key} has no effect: it is read {nobody[key]}")
     plain = [word for word in asked.overrides if not multirun or word.startswith(("sweep=", "hydra.", "hydra/"))]
     job = _composed(plain, name).hydra
-    key, folder = ("hydra.sweep.dir", job.sweep.dir) if multirun else ("hydra.run.dir", job.run.dir)
-    if not folder:
-        raise ConfigError(f"{key}={folder or ''} names no folder: give one, or leave it out")
-    _check_writable(Path(folder))
+    key, place = ("hydra.sweep.dir", job.sweep.dir) if multirun else ("hydra.run.dir", job.run.dir)
+    if not place:
+        raise ConfigError(f"{key}={place or ''} names no folder: give one, or leave it out")
+    folder = Path(place)
+    _check_writable(folder)
+    from rlreason.setup.preflight import preflight  # the grader's rooms: only where runs are to start
+
+    for line in preflight(runs, folder):
+        print(f"note: {line}")
+    return folder
 
 
 def _check_writable(folder: Path) -> None:

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlreason.config.rollout import INSTALL_VLLM as INSTALL
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
 from rlreason.memory import model_size
 from rlreason.policy import Policy
 
 NEWEST = (0, 32)
-INSTALL = "pip install 'vllm>=0.26,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
 
 
 def require_vllm() -> None:

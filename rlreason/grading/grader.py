@@ -16,9 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
 
+from rlreason.config.ranges import out_of_range
 from rlreason.grading import answers, formats, plugin
 from rlreason.grading.incidents import IncidentLog
-from rlreason.grading.metrics import grading_warnings
+from rlreason.grading.metrics import event, grading_warnings
 from rlreason.grading.pool import Pool, Reply
 from rlreason.grading.verdict import Gold, Settings, Verdict, gold_texts
 from rlreason.types import Grade
@@ -58,6 +59,7 @@ class Grader:
         self._pool = Pool(workers, timeout_s, memory_mb, self.plugin)
         self._log = IncidentLog(log_path)
         self._cache: OrderedDict[tuple[Any, ...], Grade] = OrderedDict()
+        self._reasons: dict[str, str] = {}  # kind of failure -> why a plug-in failed so last
         self._lock = threading.Lock()
         _graders.add(self)
 
@@ -95,7 +97,7 @@ class Grader:
 
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
         """What went wrong in these grades, and what may be meant otherwise, in one sentence each."""
-        said = grading_warnings(grades) + ([f"grading: {self.broken}"] if self.broken else [])
+        said = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
         top = max((grade.answer for grade in grades), default=0.0)
         if self.plugin and top > 1 + plugin.ROUNDING and not self.whole_is_named:
             said.append(
@@ -113,6 +115,10 @@ class Grader:
     def broken(self) -> str | None:
         """Why the worker processes cannot be had any more, in words."""
         return self._pool.broken
+
+    def why_not(self, grade: Grade) -> str:
+        """Why a plug-in gave no reward for the response that got this grade last, in words."""
+        return self.broken or self._reasons.get(event(grade), "")
 
     def close(self) -> None:
         """End the worker processes. The grader still works afterwards; it starts new ones when it must."""
@@ -170,13 +176,14 @@ class Grader:
         begin = time.perf_counter()
         replies = self._pool.run([[response, json.loads(gold)] for response, gold in todo])
         each = 1000 * (time.perf_counter() - begin) / len(todo)
-        for (response, gold), reply in zip(todo, replies, strict=True):
-            if reply.status != "ok":
-                self._log.add(response, gold, reply)
-        return {
-            job: replace(plugin.grade(reply, self.correct_at), milliseconds=each)
-            for job, reply in zip(todo, replies, strict=True)
-        }
+        grades: dict[tuple[Any, ...], Grade] = {}
+        for job, reply in zip(todo, replies, strict=True):
+            grade = plugin.grade(reply, self.correct_at)
+            grades[job] = replace(grade, milliseconds=each)
+            if failed := plugin.failure(reply, grade):
+                self._reasons[event(grade)] = failed.error
+                self._log.add(job[0], job[1], failed)
+        return grades
 
     def _remember(self, known: dict[tuple[Any, ...], Grade], fresh: dict[tuple[Any, ...], Grade]) -> None:
         for job in known:
@@ -209,14 +216,9 @@ def _check(reward: str, extract: str, timeout_s: float, rel_tol: float, workers:
         raise ValueError(f"reward={reward!r} is none of {sorted(FORMATS)}; name one, or a plug-in as module:function")
     if extract not in get_args(formats.Extract):
         raise ValueError(f"grading.extract={extract!r}; choose one of {list(get_args(formats.Extract))}")
-    if not 0 < timeout_s <= 60:
-        raise ValueError(f"grading.timeout_s={timeout_s} must lie in (0, 60] seconds; 2 is enough for honest answers")
-    if not 0 <= rel_tol < 0.1:
-        raise ValueError(f"grading.rel_tol={rel_tol} must lie in [0, 0.1); 1e-6 asks for six right digits")
-    if workers < 1:
-        raise ValueError(f"grading.workers={workers} must be at least 1")
-    if memory_mb < 256:
-        raise ValueError(f"grading.memory_mb={memory_mb} must be at least 256; the symbolic library needs about 100")
+    numbers = {"timeout_s": timeout_s, "rel_tol": rel_tol, "workers": workers, "memory_mb": memory_mb}
+    if bad := out_of_range({f"grading.{name}": number for name, number in numbers.items()}):
+        raise ValueError("; ".join(bad))
 
 
 def _renew_after_fork() -> None:

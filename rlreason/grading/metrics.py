@@ -6,7 +6,7 @@ for another purpose is counted there.
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlreason.types import Grade
 
@@ -29,7 +29,7 @@ def grading_metrics(grades: Sequence[Grade]) -> dict[str, float]:
     """
     if not grades:
         return {}
-    n, events = len(grades), Counter(map(_event, grades))
+    n, events = len(grades), Counter(map(event, grades))
     formatted = sum(grade.format > 0 for grade in grades)
     correct = sum(grade.outcome == "correct" for grade in grades)
     rates = {
@@ -46,11 +46,15 @@ def grading_metrics(grades: Sequence[Grade]) -> dict[str, float]:
     return {f"grading/{name}": value for name, value in ({"responses": float(n)} | rates | counts | paths).items()}
 
 
-def grading_warnings(grades: Sequence[Grade]) -> list[str]:
-    """One sentence for each kind of failure that touched more than 0.5% of the responses."""
-    events, n = Counter(map(_event, grades)), len(grades)
+def grading_warnings(grades: Sequence[Grade], reasons: Mapping[str, str] | None = None) -> list[str]:
+    """One sentence for each kind of failure that touched more than 0.5% of the responses.
+
+    `reasons`: for a kind of failure, how the last one came about, where that is known.
+    """
+    last = {name: f" (the last: {reason})" for name, reason in (reasons or {}).items()}
+    events, n = Counter(map(event, grades)), len(grades)
     return [
-        f"grading: {events[name]} of {n} responses ({events[name] / n:.1%}) {words}; "
+        f"grading: {events[name]} of {n} responses ({events[name] / n:.1%}) {words}{last.get(name, '')}; "
         "they earned no reward, and that says nothing about the model"
         for name, words in COUNTED.items()
         if events[name] > WARN_SHARE * n
@@ -59,10 +63,10 @@ def grading_warnings(grades: Sequence[Grade]) -> list[str]:
 
 def grading_failures(grades: Sequence[Grade]) -> int:
     """Grades that say something about the grader instead of the model: they count as not correct, but not unseen."""
-    return sum(_event(grade) in COUNTED for grade in grades)
+    return sum(event(grade) in COUNTED for grade in grades)
 
 
-def _event(grade: Grade) -> str:
+def event(grade: Grade) -> str:
     """The counter of a grade; `plain` for verdicts on the model rather than on the grader."""
     if grade.outcome == "error":
         return {"killed": "kills", "bad_gold": "bad_golds", "bad_response": "bad_responses"}.get(grade.path, "errors")

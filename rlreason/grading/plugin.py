@@ -22,6 +22,21 @@ def key(response: str, gold: Any) -> tuple[str, str] | Grade:
         return Grade(0.0, 0.0, 0.0, "error", "bad_gold")
 
 
+def failure(reply: Reply, grade: Grade) -> Reply | None:
+    """The reply as one that failed, with the reason in words, where the plug-in gave no reward; else None.
+
+    >>> unusable = Reply("ok", {"value": "1.0"})
+    >>> failure(unusable, grade(unusable)).error
+    "returned '1.0', and must return a number, or a dictionary with a number as reward"
+    """
+    if reply.status != "ok":
+        return reply
+    if grade.path != "plugin_value":
+        return None
+    value = repr(reply.value.get("value"))[:100]
+    return Reply("error", error=f"returned {value}, and must return a number, or a dictionary with a number as reward")
+
+
 def grade(reply: Reply, correct_at: float = 1.0) -> Grade:
     """A number is a reward; a dictionary must hold `reward` and may hold the two others. All else is an
     error, never a silent zero among the wrong answers.

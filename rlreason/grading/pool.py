@@ -125,6 +125,16 @@ class Pool:
         with self._lock:
             self._fill()
 
+    def wait(self) -> str:
+        """Until every worker is ready; returns why none can start, or an empty text."""
+        with self._lock:
+            self._fill()
+            while not self.broken and not all(worker.ready for worker in self._workers):
+                self._wait()
+                for worker in list(self._workers):
+                    self._step(worker, {}, [])
+            return self.broken
+
     def run(self, requests: Sequence[Any]) -> list[Reply]:
         if not requests:
             return []

@@ -8,7 +8,6 @@ which also ends C code that Python signals cannot interrupt).
 
 import contextlib
 import ctypes
-import importlib
 import json
 import os
 import resource
@@ -19,8 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rlreason.grading.framing import LENGTH, pack
+from rlreason.grading.imports import NotImportable, described, load
 
 PR_SET_PDEATHSIG = 1
+MAX_REASON = 500  # characters of an error that are told
 ALARM_SLACK_S = 1.0  # the parent kills first; the alarm is for a worker whose parent is gone
 
 
@@ -38,7 +39,8 @@ def main() -> None:
     try:
         handle = _load(options["plugin"])
     except BaseException as error:
-        os.write(replies, pack({"ready": False, "error": f"{type(error).__name__}: {error}"[:500]}))
+        why = str(error) if isinstance(error, NotImportable) else described(error)
+        os.write(replies, pack({"ready": False, "error": why[:MAX_REASON]}))
         return
     limit = options["memory_mb"] * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -67,8 +69,7 @@ def _load(plugin: str | None) -> Callable[[Any], dict[str, Any]]:
         from rlreason.grading import second_opinion
 
         return lambda request: second_opinion.judge(*request).as_dict()
-    module, _, name = plugin.partition(":")
-    function = getattr(importlib.import_module(module), name)
+    function = load(plugin)
     return lambda request: {"value": function(*request)}
 
 
@@ -79,7 +80,7 @@ def _answer(handle: Callable[[Any], dict[str, Any]], request: Any) -> dict[str, 
     except MemoryError:
         return {"error": "MemoryError"}
     except BaseException as error:
-        return {"error": f"{type(error).__name__}: {error}"[:300]}
+        return {"error": described(error)[:MAX_REASON]}
     return reply
 
 

@@ -1,6 +1,5 @@
 """`algorithm=best_of_n`: what the best, the likeliest and the most frequent of N responses are worth."""
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rlreason.console import Console
 from rlreason.errors import ConfigError
 from rlreason.evaluation import is_correct, share
 from rlreason.grading.formats import Extract
+from rlreason.grading.imports import NotImportable, described, load
 from rlreason.jobs.evaluate import announce, cases, closing
 from rlreason.jobs.plot import draw_best_of_n
 from rlreason.jobs.respond import Responses, conclude, respond
@@ -81,15 +81,15 @@ def load_scorer(name: str | None) -> Scorer | None:
     """A function by its `module:function` name, tried once."""
     if name is None:
         return None
-    module, _, function = name.partition(":")
     try:
-        found: Scorer = getattr(importlib.import_module(module), function)
+        found: Scorer = load(name)
         float(found("How many?", "probe"))
-    except Exception as error:  # whatever a stranger's module does
-        reason = f"{type(error).__name__}: {error}"
+    except NotImportable as error:
+        raise ConfigError(f"scorer={name}: {error}") from error
+    except Exception as error:  # whatever a stranger's function does
         raise ConfigError(
-            f"scorer={name} cannot be imported, or fails on ('How many?', 'probe') ({reason}): give module:function, "
-            "importable from here, returning a number"
+            f"scorer={name} fails on ('How many?', 'probe'): {described(error)}: it must return a number for any "
+            "question and response"
         ) from error
     return found
 

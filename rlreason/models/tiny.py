@@ -9,6 +9,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from rlreason.config.model import TINY_CONTEXT
+
 END = "<|endoftext|>"
 PAD = "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -51,7 +53,7 @@ def build_model(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
-        max_position_embeddings=512,
+        max_position_embeddings=TINY_CONTEXT,
         initializer_range=init_scale,
         tie_word_embeddings=True,
         bos_token_id=None,

@@ -11,6 +11,7 @@ from rlreason.config.data import Data, Fields, FileData, Stories
 from rlreason.config.evaluation import evaluation_of
 from rlreason.config.imitation import SFT
 from rlreason.config.jobs import Asking
+from rlreason.config.rules import too_many_asked
 from rlreason.config.run import Run, Training
 from rlreason.config.store import resource_dir
 from rlreason.config.tasks import Countdown, Gym
@@ -56,14 +57,17 @@ def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = 
     asked, judge = evaluation.data, judge or grader
     fill_asked = partial(render, load_template(evaluation.prompt.file, resource_dir("prompts")))
     if asked is not data and not uses_training_data(run):
-        validation = read_asked(asked, fill_asked, say)
+        validation = enough(run, read_asked(asked, fill_asked, say))
         return Loaded([], told(say, *gold_checked(validation, judge, asked)), {"validation": len(validation)})
     template = run.prompt.trace if traces else ""
     if traces:
         check_template(template)
     train, validation = read_splits(data, say, traces)
     sizes = {"train_read": len(train)}
-
+    if isinstance(run, Asking) and run.split == "train":
+        enough(run, train)
+    elif asked is data:
+        enough(run, validation)
     if not uses_training_data(run):
         train = []  # nothing is learned: training data must not stop a measurement
     own = run if isinstance(run, Training) else evaluation
@@ -71,7 +75,7 @@ def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = 
     if isinstance(data, FileData):
         train, validation = answered(data, train, validation, fill, say)
     if asked is not data:
-        validation = read_asked(asked, fill_asked, say)
+        validation = enough(run, read_asked(asked, fill_asked, say))
     if not uses_training_data(run):
         return Loaded([], told(say, *gold_checked(validation, judge, asked)), {"validation": len(validation)})
     train = told(say, *without_overlap(train, validation, data.overlap, fill))
@@ -92,6 +96,13 @@ def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = 
         say(f"! data.limit={data.limit} is more than the {len(train)} training problems there are: all are used")
     train = subset(train, data.limit, run.seed)
     return Loaded(train, validation, sizes | {"train": len(train), "validation": len(validation)})
+
+
+def enough(run: Run, asked: Problems) -> Problems:
+    """The problems that evaluations ask from, unless the settings ask for more than there are."""
+    if bad := too_many_asked(run, len(asked), resource_dir("conf")):
+        raise ConfigError("\n".join(bad))
+    return asked
 
 
 def gold_checked(

@@ -36,6 +36,7 @@ from rlreason.setup.model import (
     make_policy,
     teach_habits,
 )
+from rlreason.setup.preflight import own_functions
 from rlreason.setup.prompts import PromptIds, check_prompt, encoder, remarks
 from rlreason.setup.start import Start
 from rlreason.types import Problem, Sample
@@ -149,6 +150,8 @@ def build(run: Run, folder: Path, console: Console) -> House:
             engine = make_engine(run, policy, folder, console.say, demand)
     except BaseException:
         graders.close()
+        if mirror is not None:
+            mirror.abandon()
         raise
 
     def asked(count: int | None) -> list[Problem]:
@@ -193,11 +196,15 @@ def sampled(settings: Run | Evaluation) -> Sampling:
 
 def check_reward(run: Run, grader: Grader, problems: Sequence[Problem]) -> None:
     """A reward of the user's own is tried once, before anything is trained with it."""
-    if grader.plugin and grader.grade_batch(["probe"], [problems[0].answer])[0].outcome == "error":
+    if not grader.plugin:
+        return
+    gold = problems[0].answer
+    (grade,) = grader.grade_batch(["probe"], [gold])
+    if grade.outcome == "error":
+        setting = next((key for key, name in own_functions(run) if name == grader.plugin), grader.plugin)
         raise ConfigError(
-            f"the reward {grader.plugin} (prompt.reward, eval.reward, data.verifier) cannot be imported, or fails on "
-            "('probe', a gold answer): give module:function, importable from here, returning a number or a dict with "
-            "reward"
+            f"{setting} fails on the response 'probe' and the reference answer {gold[:40]!r}: "
+            f"{grader.why_not(grade)}: mend it"
         )
 
 

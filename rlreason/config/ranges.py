@@ -1,0 +1,185 @@
+"""The range of every number that can be set, in one table: rules of a run and the parts themselves read it here.
+
+A range keeps out what no run can mean (a share above 1) and what would end a run late and badly: a size beyond what
+memory or an address space holds, a time that the operating system cannot wait, a number that float32 cannot hold. It
+imports nothing, so that the grader's own processes may read it too.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class Range(NamedTuple):
+    """From `low` to `high`, both allowed unless `above` or `below` says otherwise; `cure` ends the complaint."""
+
+    low: float
+    high: float
+    cure: str = ""
+    above: bool = False  # low itself is not allowed
+    below: bool = False  # high itself is not allowed
+
+    def broken_by(self, number: float) -> str:
+        """The rule that the number breaks, in words; empty where it lies in the range.
+
+        >>> Range(0, 1, above=True).broken_by(0), Range(1, 9).broken_by(3), Range(1, 9).broken_by(10)
+        ('must be above 0', '', 'must be at most 9')
+        """
+        if isinstance(number, float) and not math.isfinite(number):
+            return "must be finite"
+        if number < self.low or (self.above and number == self.low):
+            if self.above:
+                return f"must be above {self.low:g}"
+            return "must not be negative" if self.low == 0 else f"must be at least {self.low:g}"
+        if number > self.high or (self.below and number == self.high):
+            high = self.high if isinstance(self.high, int) else f"{self.high:g}"
+            return f"must be {'below' if self.below else 'at most'} {high}"
+        return ""
+
+
+PROCESSORS = os.cpu_count() or 1
+MOST_SIDE_BY_SIDE = max(64, PROCESSORS)  # threads, or processes: a run may be repeated on a machine with fewer
+MAX_SEED = 2**63 - 1  # numpy takes no seed below 0, and torch none of more than 64 bits
+MOST = 10**9  # steps, updates, tokens: more than any run will do, and few enough for every counter
+MADE = 10**6  # problems that are made up, and responses in one step: these are held in memory
+LARGE = 1e6  # a coefficient that float32 can still multiply by
+TINIEST = 1e-12  # what float32 can still add to a number and divide by
+
+SEED = Range(0, MAX_SEED, "try {key}=0")
+SHARE = Range(0, 1, "it is a share")
+STEPS = Range(1, MOST)
+OR_NONE = Range(0, MOST)
+RESPONSES = Range(1, MADE)
+
+RANGES: dict[str, Range] = {
+    "seed": SEED,
+    "threads": Range(1, MOST_SIDE_BY_SIDE, f"this machine has {PROCESSORS} processors, and null chooses"),
+    "micro_batch_tokens": Range(1, MOST),
+    "eval_problems": Range(1, MOST, "null asks all of them"),
+    "interim_eval_problems": Range(1, MOST, "null asks all of them"),
+    "eval.problems": Range(1, MOST, "null asks all of them"),
+    "eval.final_problems": Range(1, MOST, "null asks all of them"),
+    "eval.samples": Range(1, MADE, "each problem needs a response: try eval.samples=1"),
+    "log_generations": Range(0, MADE),
+    # training
+    "learning_rate": Range(0, 1e30, above=True),
+    "warmup_steps": OR_NONE,
+    "weight_decay": Range(0, 1e30),
+    "adam_betas": Range(0, 1, "try [0.9,0.95]", below=True),
+    "max_grad_norm": Range(0, 1e30, above=True),
+    "train_batch_size": RESPONSES,
+    "micro_batch_size": Range(1, MADE, "null lets micro_batch_tokens decide"),
+    "gradient_accumulation_steps": Range(1, MADE, "null lets micro_batch_tokens decide"),
+    "eval_every": OR_NONE,
+    "save_rollouts_every": OR_NONE,
+    "n_steps": STEPS,
+    "epochs": Range(0, LARGE, above=True),
+    # GRPO and expert iteration
+    "loss.cliprange": Range(0, LARGE, above=True),
+    "loss.cliprange_low": Range(0, 1, "the ratio is kept above 1 - cliprange_low: try 0.2", above=True),
+    "loss.cliprange_high": Range(0, LARGE, "the ratio is kept below 1 + cliprange_high: try 0.2", above=True),
+    "loss.dual_clip": Range(1, LARGE, "3.0 is usual", above=True),
+    "loss.ratio_cap": Range(1, LARGE, "it is the largest weight: try 5.0"),
+    "length_norm.constant": Range(
+        0,
+        MOST,
+        "the loss is divided by it: give the length of a long response in tokens, or null for sampling.max_tokens",
+        above=True,
+    ),
+    "advantage_eps": Range(0, LARGE),
+    "kl_coef": Range(0, LARGE),
+    "entropy_coef": Range(0, LARGE, "above 0 it rewards entropy"),
+    "overlong_cache": Range(1, MOST, "null takes a fifth of sampling.max_tokens"),
+    "mismatch_cap": Range(1, LARGE, "it is the largest weight: 2.0 is usual"),
+    "rollout_batch_size": RESPONSES,
+    "question_batch_size": RESPONSES,
+    "group_size": RESPONSES,
+    "epochs_per_rollout": Range(1, LARGE, "each rollout batch is used at least once: try 1"),
+    "refill_rounds": Range(0, LARGE),
+    "skip_solved": Range(0, MOST, "0 leaves no question out"),
+    "sft_epochs": Range(1, LARGE),
+    "max_per_question": Range(1, MADE, "null keeps all that are correct"),
+    # jobs that do not train
+    "samples": Range(1, MADE, "each problem needs a response: try samples=1"),
+    "n_list": Range(1, MADE, "try n_list=[1,4,8]"),
+    # groups
+    "sampling.temperature": Range(0, LARGE, "try 1.0"),
+    "sampling.min_tokens": OR_NONE,
+    "sampling.max_tokens": STEPS,
+    "grading.timeout_s": Range(0.01, 60, "2 seconds are enough for honest answers"),
+    "grading.rel_tol": Range(0, 0.1, "1e-6 asks for six right digits", below=True),
+    "grading.correct_at": Range(0, LARGE, "try 1.0: at 0 everything counts as correct", above=True),
+    "grading.workers": Range(1, MOST_SIDE_BY_SIDE, f"this machine has {PROCESSORS} processors: try 1"),
+    "grading.memory_mb": Range(256, 2**20, "the symbolic library needs about 100: try 1536"),
+    "guards.parity_bound": Range(0, LARGE, "try 0.05", above=True),
+    "rollout.max_rows": Range(1, MADE, "try 256"),
+    "rollout.async_steps": Range(0, 1),
+    "rollout.kv_cache_gb": Range(0, LARGE, "null lets it be planned", above=True),
+    "rollout.timeout_s": Range(0.1, 1e6, "try 600"),
+    "model.width": Range(1, 1024, "it is a tiny model: try 128"),
+    "model.layers": Range(1, 32, "it is a tiny model: try 2"),
+    "model.heads": Range(1, 64, "try 4"),
+    "model.warm_start.steps": Range(0, 10**6, "0 leaves it out"),
+    "model.warm_start.batch_size": Range(1, 2**16, "try 64"),
+    "model.warm_start.learning_rate": Range(0, 1e30, "try 3e-3", above=True),
+    "model.warm_start.hasty_share": SHARE,
+    "model.warm_start.slip_share": SHARE,
+    "model.lora.rank": Range(0, 2**16, "0 trains without adapters"),
+    "model.lora.alpha": Range(0, LARGE, "try 32", above=True),
+    # data
+    "data.limit": Range(1, MOST, "null uses every problem"),
+    "data.min_pass_rate": SHARE,
+    "data.max_pass_rate": SHARE,
+    "data.seed": SEED,
+    "data.split_seed": SEED,
+    "data.n_train": RESPONSES,
+    "data.n_validation": RESPONSES,
+    "data.min_events": Range(1, 99),
+    "data.max_events": Range(1, 99),
+    "data.max_value": Range(1, MADE),
+    "data.max_target": Range(1, MOST),
+    "data.min_count": Range(2, 10),
+    "data.max_count": Range(2, 10),
+    "data.max_chars": Range(1, MOST),
+}
+
+
+def range_of(key: str) -> Range | None:
+    """The range of a setting; a group inside another group keeps the ranges that it has outside.
+
+    >>> range_of("eval.sampling.max_tokens") is RANGES["sampling.max_tokens"], range_of("prompt.file")
+    (True, None)
+    """
+    return RANGES.get(key) or RANGES.get(key.partition(".")[2])
+
+
+def out_of_range(settings: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> list[str]:
+    """Complaints about numbers, one line each; of a list of numbers every member counts. Keys are dotted.
+
+    >>> out_of_range({"grading.workers": 0, "grading.extract": "strict", "threads": None})[0].partition(":")[0]
+    'grading.workers=0 must be at least 1'
+    """
+    pairs = settings.items() if isinstance(settings, Mapping) else settings
+    return [line for key, value in pairs if (line := _complaint(key, value))]
+
+
+def _complaint(key: str, value: Any) -> str:
+    numbers = [n for n in (value if isinstance(value, list) else [value]) if _is_number(n)]
+    bounds = range_of(key)
+    if bounds is None or not numbers:
+        return ""
+    rule = next((rule for number in numbers if (rule := bounds.broken_by(number))), "")
+    if not rule:
+        return ""
+    cure = "give a number" if rule == "must be finite" else bounds.cure.format(key=key)
+    shown = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+    return f"{key}={_short(shown)} {rule}" + (f": {cure}" if cure else "")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _short(number: str) -> str:
+    return number if len(number) <= 40 else f"{number[:20]}...({len(number)} digits)"

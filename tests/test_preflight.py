@@ -1,0 +1,269 @@
+"""What is found before anything slow is loaded, and what a start that failed leaves behind: nothing."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_end_to_end import SMALL, rlreason
+
+from rlreason.config.groups import Logger
+from rlreason.config.store import typed
+from rlreason.errors import ConfigError, DataError, ResourceError
+from rlreason.grading import Grader
+from rlreason.mirror import refuse_without_login
+from rlreason.records import CONTENTS, Records
+from rlreason.setup.model import VOCABULARY
+from rlreason.setup.preflight import NEEDED, missing_packages, not_importable, own_functions, preflight, room_for
+from rlreason.setup.space import TINY_VOCABULARY, in_words, space_needed, tiny_weights
+from rlreason.undo import Ended, undone_when_refused
+
+MODULES = {
+    "good.py": "def f(response, gold):\n    return 1.0\n\nnumber = 3\n",
+    "inner.py": "import not_installed_anywhere\n",
+    "broken.py": "def f(:\n",
+    "raises.py": "def fill():\n    raise KeyError('x')\n\nfill()\n",
+    "exits.py": "import sys\n\nsys.exit(3)\n",
+    "later.py": "calls = 0\n\ndef f(response, gold):\n    global calls\n    calls += 1\n    if calls > 2:\n"
+                "        raise ValueError('no more than two')\n    return 1.0\n",
+}  # fmt: skip
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """Functions of a user's own in the current folder, where Python looks."""
+    for name, text in MODULES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere:f", "there is no module nowhere in {here} or among the installed packages: mend the name"),
+        ("good.deeper:f", "there is no module good.deeper in {here}"),
+        ("good:g", "module good ({here}/good.py) has no function g: write it there, or name another"),
+        ("good:numbre", "has no function numbre: did you mean good:number?"),
+        ("good:number", "number in module good is of type int: name a function"),
+        ("inner:f", "importing inner fails: ModuleNotFoundError: No module named 'not_installed_anywhere' ({here}/inn"),
+        ("broken:f", "importing broken fails: SyntaxError: invalid syntax ({here}/broken.py, line 1)"),
+        ("raises:f", "importing raises fails: KeyError: 'x' ({here}/raises.py, line 2)"),
+        ("exits:f", "importing exits fails: SystemExit: 3 ({here}/exits.py, line 3)"),
+    ],
+)
+def test_a_function_that_cannot_be_had_is_one_line_with_the_imports_own_reason(modules, name, says):
+    why = not_importable(f"prompt.reward={name}", name)
+    assert why.startswith(f"prompt.reward={name}: ")
+    assert says.format(here=modules) in why
+    assert len(why.splitlines()) == 1
+
+
+def test_a_module_in_the_current_folder_where_python_does_not_look(modules, monkeypatch):
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(modules))])
+    why = not_importable("scorer=good:f", "good:f")
+    assert f"module good lies in {modules}, where Python does not look: set PYTHONPATH={modules}" in why
+
+
+def test_a_function_that_can_be_had_is_no_matter(modules):
+    assert not_importable("prompt.reward=good:f", "good:f") == ""
+
+
+def test_a_plug_in_that_fails_later_says_why(modules, tmp_path):
+    log = tmp_path / "grading_incidents.jsonl"
+    with Grader(reward="later:f", log_path=log) as grader:
+        grades = grader.grade_batch(["a", "b", "c"], ["1", "1", "1"])
+        (warning,) = grader.warnings(grades)
+    assert "1 of 3 responses" in warning
+    assert f"(the last: ValueError: no more than two ({modules}/later.py, line 7))" in warning
+    assert "no more than two" in json.loads(log.read_text())["error"]
+
+
+def test_every_function_of_the_users_own_is_tried(composed):
+    assert own_functions(typed(composed())) == []
+    mine = typed(composed("algorithm=best_of_n", "prompt.reward=a:b", "scorer=c:d"))
+    assert own_functions(mine) == [("prompt.reward=a:b", "a:b"), ("scorer=c:d", "c:d")]
+    countdown = typed(composed("data=countdown", "model=smollm2_135m", "data.verifier=mine.sums"))
+    assert own_functions(countdown) == [("data.verifier=mine.sums", "mine.sums:r1_zero")]
+
+
+def test_runs_that_could_not_begin_are_refused_together(composed, modules):
+    words = ("prompt.reward=nowhere:f", "prompt.file=none.prompt")
+    with pytest.raises(ConfigError) as caught:
+        preflight([typed(composed(*words)), typed(composed(*words, "seed=1")), typed(composed())], modules)
+    template, reward = str(caught.value).splitlines()
+    assert template.startswith("prompt.file=none.prompt is neither in")
+    assert reward.startswith("prompt.reward=nowhere:f: there is no module")
+    assert preflight([typed(composed())], modules) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"what?", "never uses the question"),
+        (b"{question} {", "double literal braces"),
+        (b"\xff", "text file in UTF-8"),
+    ],
+)
+def test_a_template_that_cannot_be_filled_is_found_early(composed, tmp_path, content, says):
+    (tmp_path / "mine.prompt").write_bytes(content)
+    with pytest.raises(ConfigError, match=says):
+        preflight([typed(composed(f"prompt.file={tmp_path}/mine.prompt"))], tmp_path)
+
+
+def test_the_packages_that_a_run_needs(composed, gsm8k, monkeypatch):
+    cloud = ("model=smollm2_135m", f"data.path={gsm8k}")
+    asked = {
+        "vllm": typed(composed("rollout=vllm")),
+        "peft": typed(composed("model.lora.rank=2")),
+        "bitsandbytes": typed(composed("optimizer=adamw_8bit")),
+        "datasets": typed(composed(cloud[0], "data.path=openai/gsm8k")),
+        "reasoning_gym": typed(composed(cloud[0], "data=reasoning_gym", "data.task=gcd")),
+        "wandb": typed(composed("logger=wandb")),
+    }
+    plain = typed(composed(*cloud))
+    for needed in NEEDED:
+        assert [name for name, run in asked.items() if needed.by(run)] == [needed.package]
+        assert not needed.by(plain)
+        assert "install" in needed.cure(asked[needed.package])
+    assert missing_packages(plain) == []
+
+
+def test_wandb_without_a_login_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    import wandb
+
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.chdir(tmp_path)
+    wandb.teardown()
+    with pytest.raises(ConfigError, match=r"no login was found here.*wandb login.*offline") as caught:
+        refuse_without_login(Logger("wandb"))
+    assert len(str(caught.value).splitlines()) == 1
+    refuse_without_login(Logger("wandb", mode="offline"))
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    refuse_without_login(Logger("wandb"))
+    wandb.teardown()
+
+
+def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):
+    run = typed(composed())
+    need = space_needed(run)
+    assert need.model == 4 * tiny_weights(128, 2)
+    assert need.responses > 80 * 256 * 2000  # 80 steps of 256 responses
+    assert space_needed(typed(composed("save_model=false"))).model == 0
+    assert space_needed(typed(composed("save_rollouts_every=0"))).responses < need.responses / 2
+    assert space_needed(typed(composed("algorithm=evaluate", "eval_problems=10"))).responses == 10 * (2000 + 30 * 24)
+    assert TINY_VOCABULARY == VOCABULARY
+    assert room_for([run], tmp_path / "not/there/yet") == []
+    thousand = [typed(composed("scale=paper", "model=smollm2_135m", "n_steps=1000000000", "data.path=a/b"))]
+    (note,) = room_for(thousand, tmp_path)
+    assert "and this may write" in note
+    big = composed("model.width=1024", "model.layers=32", "model.heads=64")
+    with pytest.raises(ResourceError, match=r"free, and this writes at least .*free some space.*save_model=false"):
+        room_for([typed(big)] * 2000, tmp_path)
+    assert in_words(need.model) == "2.8 MB"
+
+
+TORCH_FREE = """
+import sys
+from rlreason.config.store import register
+from rlreason.config.words import check_words
+register()
+check_words(["prompt.reward=rlreason.grading.verifiers.countdown:r1_zero", "threads=1"])
+import rlreason.setup.preflight
+sys.exit("torch" in sys.modules or "transformers" in sys.modules)
+"""
+
+
+def test_everything_that_is_checked_before_a_run_needs_no_torch(tmp_path):
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", TORCH_FREE], cwd=tmp_path, env=env, check=False).returncode == 0
+
+
+# What a start that failed leaves
+
+
+def refused(folder: Path, act, planned: Path | None = None, code: int = 2) -> None:
+    """A start in which `act` is done to the run folder before the mistake is found."""
+
+    def start() -> None:
+        with undone_when_refused(planned or folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            act(folder)
+            raise Ended(code, folder)
+
+    with pytest.raises(Ended):
+        start()
+
+
+def begin(folder: Path) -> None:
+    (folder / ".hydra").mkdir(exist_ok=True)
+    Records(folder, "seed: 0\n")
+    (folder / "grading_incidents.jsonl").write_text("{}\n")
+
+
+def test_a_start_that_failed_leaves_no_folder(tmp_path):
+    refused(tmp_path / "runs/grpo/today", begin)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").mkdir()
+    refused(tmp_path / "runs/grpo/11-59", begin, planned=tmp_path / "runs/grpo/11-58")  # a second later
+    assert [path.name for path in tmp_path.rglob("*")] == ["runs"]
+
+
+def test_what_was_there_before_stays(tmp_path):
+    (tmp_path / "mine.txt").write_text("x")
+    refused(tmp_path, begin)
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine.txt"]
+
+
+def test_what_was_set_aside_is_put_back(tmp_path):
+    Records(tmp_path, "seed: 1\n").metrics({"train_step": 1.0})
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    refused(tmp_path, begin)
+    now = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name in CONTENTS}
+    assert now == before
+    assert not list(tmp_path.glob("broken_off_*"))
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_what_anyone_would_want_stays(tmp_path, code):
+    def measure(folder: Path) -> None:
+        Records(folder, "seed: 0\n").metrics({"train_step": 1.0})
+
+    refused(tmp_path / "run", measure if code == 2 else begin, code=code)
+    assert (tmp_path / "run/config.yaml").exists()
+
+
+def test_an_evaluation_that_goes_on_keeps_its_files(tmp_path):
+    for name in ("responses.unfinished.jsonl", "config.yaml", "provenance.json"):
+        (tmp_path / name).write_text("{}\n")
+    refused(tmp_path, lambda folder: (folder / "status.json").write_text("{}"))
+    assert (tmp_path / "responses.unfinished.jsonl").exists()
+    assert (tmp_path / "status.json").exists()
+
+
+@pytest.mark.slow
+def test_a_run_whose_data_is_no_use_leaves_nothing_and_has_its_exit_code(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\nnonsense\n')
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    words = ["model=local", "model.path=model", "data=jsonl", "data.train=rows.jsonl", "data.validation=rows.jsonl"]
+    done = rlreason(*words, cwd=tmp_path)
+    assert done.returncode == DataError.exit_code
+    assert "line 2 is not JSON" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_is_refused_before_its_first_run_and_leaves_nothing(tmp_path):
+    done = rlreason("-m", "prompt.reward=r1_zero,nowhere:f", *SMALL, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("rlreason: prompt.reward=nowhere:f: there is no module nowhere")
+    assert not list(tmp_path.iterdir())

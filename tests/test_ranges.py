@@ -1,0 +1,148 @@
+"""Every number that can be set has a range: within it a run starts, outside it is refused in one line."""
+
+import functools
+import itertools
+import math
+from contextlib import nullcontext
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from rlreason.config.ranges import RANGES, range_of
+from rlreason.config.rules import broken_rules
+from rlreason.config.store import SCHEMAS, resource_dir, typed
+from rlreason.config.words import check_words
+from rlreason.errors import ConfigError
+from rlreason.grading import Grader
+
+CONF = resource_dir("conf")
+CLOUD = "model=smollm2_135m"
+#: Words that compose, and between them have every setting there is.
+RUNS = {
+    "grpo": [],
+    "clip": ["loss=grpo_clip", "loss.dual_clip=3", "overlong=penalty", "length_norm=constant", "kl_placement=loss",
+             "kl_coef=0.1", "mismatch=truncate", "mismatch_cap=2", "refill_rounds=1"],
+    "cispo": ["objective=cispo", "rollout=vllm"],
+    "ei": ["algorithm=ei"],
+    "sft": ["algorithm=sft", CLOUD, "model.lora.rank=8", "data.n_validation=9", "data.validation=null"],
+    "evaluate": ["algorithm=evaluate"],
+    "best_of_n": ["algorithm=best_of_n"],
+    "countdown": [CLOUD, "data=countdown"],
+    "gym": [CLOUD, "data=reasoning_gym", "data.task=gcd"],
+}  # fmt: skip
+EXTREMES = (0, -1, 1, 10**6, 10**9 + 1, 10**12, 2**63, 10**20)
+FRACTIONS = (0.0, -1.0, 1e-9, 1e-320, 0.5, 1.0, 1.5, 1e12, 1e38, 1e308, math.nan, math.inf, -math.inf)
+
+
+def numeric(annotation: Any) -> set[type]:
+    """The kinds of numbers in an annotation: int, float, or none of them."""
+    inner = get_args(annotation)
+    return set().union(*map(numeric, inner)) if inner else {annotation} & {int, float}
+
+
+def numbers_of(settings: Any, prefix: str = "") -> dict[str, set[type]]:
+    """Key -> kinds of numbers that it takes, of every setting that takes any."""
+    hints, found = get_type_hints(type(settings)), dict[str, set[type]]()
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if is_dataclass(value):
+            found |= numbers_of(value, f"{prefix}{field.name}.")
+        elif kinds := numeric(hints[field.name]):
+            found[f"{prefix}{field.name}"] = kinds
+    return found
+
+
+@pytest.fixture
+def composed_run(composed, gsm8k):
+    return lambda name: typed(composed(*RUNS[name], *([f"data.path={gsm8k}"] if name == "sft" else [])))
+
+
+def test_every_number_has_a_range():
+    found = set()
+    for group, nodes in SCHEMAS.items():
+        prefix = "" if group == "schema" else f"{group.removeprefix('schema/')}."
+        for node in nodes.values():
+            found |= numbers_of(node(), prefix).keys()
+    found |= {f"model.lora.{key}" for key in ("rank", "alpha")}
+    assert not sorted(key for key in found if range_of(key) is None), "give these a range in config/ranges.py"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_extreme_value_is_accepted_or_one_line(composed_run, name):
+    """Whatever number is given, checking ends at once and says at most one line on the setting itself."""
+    run = composed_run(name)
+    for key, kinds in numbers_of(run).items():
+        *path, last = key.split(".")
+        holder = functools.reduce(getattr, path, run)
+        before = getattr(holder, last)
+        for number in (*map(float, EXTREMES), *FRACTIONS) if float in kinds else EXTREMES:
+            setattr(holder, last, [number, 0.9] if isinstance(before, list) else number)
+            bad, out = broken_rules(run, CONF), range_of(key).broken_by(number)
+            assert all(len(line.splitlines()) == 1 and len(line) < 400 for line in bad)
+            about = [line for line in bad if line.startswith((f"{key}=", f"{last}="))]
+            assert not out or (len(about) == 1 and out in about[0]), (key, number, bad)
+            held = math.isfinite(number) if isinstance(number, float) else abs(number) < 2**63
+            assert held or out, (key, number)
+        setattr(holder, last, before)
+    assert broken_rules(run, CONF) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("seed=99999999999999999999", "must be at most 9223372036854775807: try seed=0"),
+        ("seed=-1", "must not be negative: try seed=0"),
+        ("threads=10000", "must be at most"),
+        ("grading.memory_mb=1", "must be at least 256"),
+        ("grading.timeout_s=100", "must be at most 60"),
+        ("grading.timeout_s=1e-9", "must be at least 0.01"),
+        ("grading.rel_tol=0.5", "must be below 0.1"),
+        ("grading.workers=100000", "must be at most"),
+        ("model.width=100000", "must be at most 1024"),
+        ("model.layers=1000", "must be at most 32"),
+        ("rollout_batch_size=1000000000", "must be at most 1000000"),
+        ("data.n_train=1000000000000", "must be at most 1000000"),
+        ("n_steps=100000000000000000000000000000000000000000000000000", "must be at most 1000000000"),
+        ("data.limit=0", "must be at least 1: null uses every problem"),
+        ("model.lora.rank=-1", "must not be negative: 0 trains without adapters"),
+        ("adam_betas=[0.9,1]", "must be below 1: try [0.9,0.95]"),
+    ],
+)
+def test_a_number_out_of_its_range_is_one_line_with_the_rule_and_the_cure(word, says):
+    with pytest.raises(ConfigError) as caught:
+        check_words([word])
+    line = next(line for line in str(caught.value).splitlines() if line.startswith(word.partition("=")[0]))
+    assert says in line
+    assert len(line) < 200
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["micro_batch_tokens=48"], "micro_batch_tokens=48 must be above sampling.max_tokens=48, so that a prompt"),
+        (["sampling.max_tokens=600"], "sampling.max_tokens=600 must be below 512, the tiny model's context"),
+        (["eval_problems=2000"], "eval_problems=2000 is more than the 1024 problems there are to ask: set eval_prob"),
+        (["algorithm=evaluate", "split=train", "data.limit=5", "eval_problems=6"], "more than the 5 problems"),
+        (["data.n_validation=100", "interim_eval_problems=101"], "interim_eval_problems=101 is more than the 100"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_anything_is_loaded(words, says):
+    with pytest.raises(ConfigError) as caught:
+        check_words(words)
+    assert says in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_what_a_scale_asks_for_is_an_upper_bound(composed):
+    typed(composed("scale=laptop", "data.n_validation=9"))  # which asks 32
+    typed(composed("data.n_validation=9"))  # interim_eval_problems is 256
+
+
+def test_the_grader_and_the_config_have_the_same_ranges():
+    """What the config accepts the grader takes, and what it refuses the grader refuses."""
+    names = ("timeout_s", "rel_tol", "workers", "memory_mb")
+    for name, number in itertools.product(names, (0, 1, 0.05, 0.5, 50, 256, 10**6, 10**9)):
+        refused = bool(RANGES[f"grading.{name}"].broken_by(number))
+        with pytest.raises(ValueError, match=rf"grading\.{name}={number}") if refused else nullcontext():
+            Grader(**{name: number})
