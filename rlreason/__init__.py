@@ -6,5 +6,7 @@ __version__ = "0.1.0"
 
 if sys.argv[:1] == ["-m"]:  # Python is looking for the module to run, and most have nothing to run
     from rlreason.modules import refuse_idle
+    from rlreason.signals import quiet
 
     refuse_idle()
+    quiet()

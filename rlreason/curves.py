@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from rlreason.entry import Parser, answered
+from rlreason.entry import Parser, ended
 from rlreason.errors import ConfigError
+from rlreason.signals import held, removed_if_left
 
 Panel = tuple[str, tuple[tuple[str, str], ...]]  # heading, ((metric, label), ...)
 PANELS: tuple[Panel, ...] = (
@@ -75,8 +77,10 @@ def draw_curves(folder: Path, title: str) -> Path:
     for ax in list(axes.T.flat if columns > 2 else axes.flat)[len(panels) :]:
         ax.remove()
     fig.suptitle(title, fontsize=11, x=0.01, ha="left")
-    path = folder / "curves.png"
-    fig.savefig(path, dpi=130)
+    path, partial = folder / "curves.png", folder / "curves.png.partial"
+    with held(), removed_if_left(partial):
+        fig.savefig(partial, dpi=130, format="png")
+        os.replace(partial, path)
     plt.close(fig)
     return path
 
@@ -127,4 +131,4 @@ def title_of(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(answered(lambda: main(sys.argv[1:])))
+    ended(lambda: main(sys.argv[1:]))

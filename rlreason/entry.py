@@ -3,8 +3,10 @@
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
+from rlreason import signals
 from rlreason.errors import ConfigError
 from rlreason.status import RESOURCES, exit_code
 
@@ -26,7 +28,10 @@ def say(error: BaseException) -> bool:
     if isinstance(error, ConfigError):
         say_mistake(error)
     elif isinstance(error, KeyboardInterrupt):
-        print("\nrlreason: stopped; what was recorded stays in the run folder", file=sys.stderr)
+        by, far = signals.asked(), f" {error}" if str(error) else "; what was recorded stays in the run folder"
+        with suppress(OSError):  # the terminal may be gone
+            line = "rlreason: stopped" + f" by {by}" * bool(by) + far
+            print(chr(10) * sys.stderr.isatty() + line, file=sys.stderr, flush=True)
     elif exit_code(error) == RESOURCES:
         print(f"rlreason: {shortage(error)}", file=sys.stderr)
     else:
@@ -53,8 +58,27 @@ def answered(command: Callable[[], int | None]) -> int:
         return command() or 0
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stdout = None  # type: ignore[assignment]  # nothing is flushed into the closed pipe at exit
-        return 141
+        return exit_code(KeyboardInterrupt()) if signals.asked() else 141
     except (Exception, KeyboardInterrupt) as error:
+        signals.arrived()
+        if signals.asked() and not isinstance(error, KeyboardInterrupt):
+            error = KeyboardInterrupt()  # it failed because everything ends
         if not say(error):
             raise
         return exit_code(error)
+
+
+def ended(
+    command: Callable[[], int | None], limit_s: float = signals.LIMIT_S, patient: tuple[int, ...] = ()
+) -> NoReturn:
+    """Do it and end the process; a signal ends it politely, within `limit_s`."""
+    with signals.stoppable(limit_s, patient):
+        try:
+            code = answered(command)
+        except KeyboardInterrupt as error:  # it came while the end was being told
+            signals.arrived()
+            say(error)
+            code = exit_code(error)
+        if signals.asked():
+            signals.leave(code)
+    sys.exit(code)

@@ -5,24 +5,25 @@ The only room that knows Hydra's runner. Heavy libraries are imported when a che
 """
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.arms import Sweep, stoppable
+from rlreason import signals
+from rlreason.arms import PATIENCE_S, Sweep
 from rlreason.config.flags import Asked, read
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.run import Training
 from rlreason.config.store import register, resource_dir, typed
 from rlreason.config.words import check_rules, check_words
-from rlreason.entry import answered, say
+from rlreason.entry import ended, say
 from rlreason.errors import ConfigError
 from rlreason.records import CONTENTS
 from rlreason.status import ending, exit_code, read_status, status_of, sweep_code, write_status
@@ -35,6 +36,8 @@ def main(cfg: DictConfig) -> float:
     try:
         return arm(cfg) if HydraConfig.get().mode is RunMode.MULTIRUN else job(cfg)
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
+        if signals.asked():  # what fails because everything ends is no error of its own
+            raise KeyboardInterrupt from None
         if not say(error):
             raise  # Hydra prints the traceback and ends with 1
         sys.exit(exit_code(error))
@@ -61,10 +64,12 @@ def job(cfg: DictConfig) -> float:
 
             accuracy = start(run, folder, config)
     except BaseException as error:
+        if signals.asked() and not isinstance(error, KeyboardInterrupt):
+            error = KeyboardInterrupt()
         if _stamp(folder) != before:  # the folder became this run's own
             with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
                 mark_ended(folder, error)
-        raise
+        raise error
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)
     return accuracy
@@ -75,8 +80,9 @@ def mark_ended(folder: Path, error: BaseException) -> None:
     if read_status(folder) == "running":
         text = next(iter(str(error).splitlines()), "")
         named = f"{type(error).__name__}: {text}".rstrip(": ")
-        stopped = "by a signal" if isinstance(error, KeyboardInterrupt) else ""
-        write_status(folder, status_of(error), stopped or (text if isinstance(error, ConfigError) else named))
+        if isinstance(error, KeyboardInterrupt):
+            named = f"by {signals.asked() or 'a signal'} {text}".strip()
+        write_status(folder, status_of(error), text if isinstance(error, ConfigError) else named)
 
 
 def _stamp(folder: Path) -> int | None:
@@ -95,8 +101,11 @@ def arm(cfg: DictConfig) -> float:
 
 def cli() -> None:
     """Entry of `python -m rlreason` and of the `rlreason` script. A user's mistake: one line, exit code 2."""
+    signals.follow()
     register()
-    sys.exit(answered(command))
+    of_sweep = JOB_OF_SWEEP in os.environ
+    # The sweep waits longer than its run may take; what it passes on to the run is no second signal there.
+    ended(command, patient=(signal.SIGTERM,)) if of_sweep else ended(command, limit_s=PATIENCE_S + 10)
 
 
 def command() -> int:
@@ -105,10 +114,9 @@ def command() -> int:
     question = not read(words).starts
     asked = check_words(words, note=partial(print, file=sys.stderr if question else sys.stdout))
     sys.argv[1:] = asked.words()
-    with stoppable():
-        if asked.multirun and asked.starts:
-            return sweep(asked)
-        main()
+    if asked.multirun and asked.starts:
+        return sweep(asked)
+    main()
     if asked.flags.keys() & {"cfg", "info"}:
         check_rules(asked)  # the config was shown; what is wrong with it is said too
     return 0
@@ -116,7 +124,7 @@ def command() -> int:
 
 def sweep(asked: Asked) -> int:
     """Every run of a sweep, then the table of what they came to, of those so far where it was stopped."""
-    with TemporaryDirectory(prefix="rlreason-sweep-") as place:
+    with signals.temporary_folder("rlreason-sweep-") as place:
         runs = Sweep(asked.sources(), str(Path(place) / "arms.jsonl"))
         runs.announce()
         try:

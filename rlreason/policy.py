@@ -24,6 +24,7 @@ from rlreason.errors import ConfigError
 from rlreason.logprobs import chunked_log_probs
 from rlreason.memory import model_size, round_weights
 from rlreason.packing import PackedBatch, pack, within_budget
+from rlreason.signals import held, removed_if_left
 
 Pairs = Sequence[tuple[list[int], list[int]]]  # (prompt ids, response ids)
 
@@ -221,9 +222,13 @@ class Policy:
     def save(self, folder: Path) -> None:
         """Write a model folder that `transformers` loads. Written beside its place and renamed when whole."""
         partial = folder.with_name(folder.name + ".partial")
-        self.model.save_pretrained(partial, state_dict={name: w.cpu() for name, w in self.named_weights()})
-        self.tokenizer.save_pretrained(partial)
-        os.replace(partial, folder)
+        with held(), removed_if_left(partial):
+            self._save(partial)
+            os.replace(partial, folder)
+
+    def _save(self, folder: Path) -> None:
+        self.model.save_pretrained(folder, state_dict={name: w.cpu() for name, w in self.named_weights()})
+        self.tokenizer.save_pretrained(folder)
 
 
 def load_policy(path: str, dtype: str = "auto", weights: str = "float32") -> Policy:

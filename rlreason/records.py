@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from rlreason import __version__
 from rlreason.errors import ConfigError
+from rlreason.signals import held
 from rlreason.status import write_status
 from rlreason.types import Grade, Problem, Response, Sample
 from rlreason.writing import write_whole
@@ -55,13 +56,16 @@ class Records:
         write_status(folder, "running")
         write_whole(folder / "config.yaml", config)
         write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
+        self.train_step = 0.0  # of the newest row
         self.metrics_path = folder / "metrics.jsonl"
         self.metrics_path.write_text("")
 
     def metrics(self, row: dict[str, float]) -> None:
         """One flat row, every counter of `counters.py` in it."""
-        with self.metrics_path.open("a") as file:
-            file.write(json.dumps(finite(row), allow_nan=False) + "\n")
+        with held():
+            with self.metrics_path.open("a") as file:
+                file.write(json.dumps(finite(row), allow_nan=False) + "\n")
+            self.train_step = row.get("train_step", 0)
         if self.mirror:
             self.mirror.log(row)
 
@@ -95,8 +99,9 @@ class Records:
 
     def summary(self, summary: dict[str, Any]) -> None:
         """Written last: a folder with `summary.json` holds a run that came to an end of its own."""
-        write_status(self.folder, summary["status"], summary.get("reason", ""))
-        write_whole(self.folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
+        with held():
+            write_status(self.folder, summary["status"], summary.get("reason", ""))
+            write_whole(self.folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
         if self.mirror:
             self.mirror.finish(summary)
 

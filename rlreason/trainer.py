@@ -12,23 +12,25 @@ from typing import Any
 
 import torch
 
+from rlreason import signals
 from rlreason.algorithms.base import Collected
 from rlreason.algorithms.feed import Feed
 from rlreason.algorithms.rollouts import measure, rollout_metrics
 from rlreason.config.run import Run, Training
 from rlreason.console import Console, Stopwatch
 from rlreason.counters import Counters
-from rlreason.curves import draw_curves
+from rlreason.curves import draw_curves, title_of
 from rlreason.grading.metrics import grading_metrics
 from rlreason.guards import Guards
 from rlreason.learner import Learner, averaged
-from rlreason.narration import closing, header, objective_of, short_objective, shown_generations
+from rlreason.narration import closing, header, objective_of, shown_generations
 from rlreason.records import Records, refuse_occupied
 from rlreason.schedule import evaluation_due, learning_rate_at
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.house import House, build
 from rlreason.setup.learner import make_learner
 from rlreason.setup.protocol import protocol_of
+from rlreason.stopped import wind_up
 from rlreason.validation import Evaluated, Validation
 
 
@@ -52,6 +54,10 @@ def train(run: Run, folder: Path, config: str) -> float:
         console.say("\n" + card.text)
         feed = Feed(algorithm, ahead=run.rollout.async_steps > 0)
         return loop(run, house, feed, learner, records, console, counters)
+    except BaseException as error:
+        if signals.asked() is None and not isinstance(error, KeyboardInterrupt):
+            raise
+        raise KeyboardInterrupt(wind_up(run, house, feed, records, counters, console)) from None
     finally:
         house.close()  # first, so that what is being sampled ahead ends
         if feed is not None:
@@ -103,9 +109,8 @@ def loop(
             rate = learning_rate_at(done, 1 / count, total, run.learning_rate, run.lr_schedule, run.warmup_steps)
             holds = same_temperature and place == 0 and not collected.restart  # the weights that sampled
             gap_from = run.sampling.min_tokens if holds else None
-            update = learner.update(batch, rate, gap_from)
+            update = learner.update(batch, rate, gap_from, counters.learned)
             updates.append(update)
-            counters.learned(update)
             if place == 0:  # the row of the first update tells what was sampled for the step, the last one's its times
                 of_step |= sampled(collected, held)
             if place + 1 < count:
@@ -167,7 +172,7 @@ def loop(
         "seconds": round(counters.row()["time/total"], 1),
         "threads": torch.get_num_threads(),
     }
-    draw_curves(records.folder, title=f"{run.model.name}, {run.data.name}: {short_objective(run)}, seed {run.seed}")
+    draw_curves(records.folder, title_of(records.folder))
     records.summary(summary)
     closing(console, run, records.folder, before, after, house.eval_problems, summary)
     return float(summary["accuracy"])

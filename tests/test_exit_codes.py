@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlreason.arms import Sweep, came_to, stoppable
+from rlreason import signals
+from rlreason.arms import Sweep, came_to
 from rlreason.entry import answered
 from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
 from rlreason.main import mark_ended
@@ -124,7 +125,7 @@ def test_a_request_to_end_stops_a_run_as_ctrl_c_does(monkeypatch):
     monkeypatch.setenv(JOB_OF_SWEEP, "grid")
 
     def run() -> None:
-        with stoppable():
+        with signals.stoppable(patient=(signal.SIGTERM,)):
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(1)

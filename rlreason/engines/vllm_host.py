@@ -4,7 +4,6 @@ vLLM's own transport between GPUs is NCCL. `host` is its stand-in for machines w
 a file on a memory disk as the wire. The engine's process imports this module too. It must not know runs or samples.
 """
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo, WeightTransfe
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rlreason.engines.vllm import VLLMEngine, repack_tied_head
+from rlreason.signals import temporary_folder
 
 MEMORY_DISK = Path("/dev/shm")
 
@@ -105,7 +105,7 @@ class HostSender(TrainerWeightTransferEngine[HostInit]):
         return cls(client=client, source=source)
 
     def send_weights(self) -> None:
-        with tempfile.TemporaryDirectory(dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None) as folder:
+        with temporary_folder("rlreason-weights-", MEMORY_DISK if MEMORY_DISK.is_dir() else None) as folder:
             path = str(Path(folder) / "weights.safetensors")
             save_file({name: weight.contiguous().cpu() for name, weight in self.source or ()}, path)
             self.client.start_weight_update()

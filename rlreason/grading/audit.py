@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlreason.entry import ended
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading.grader import FORMATS, Grader
 from rlreason.grading.metrics import grading_warnings
 from rlreason.grading.saved import RunGrading, read_grading
+from rlreason.signals import held, removed_if_left
 from rlreason.types import Grade
 
 EXAMPLES = 5
@@ -125,7 +127,7 @@ def save(files: Sequence[tuple[Path, list[Row]]], grades: Sequence[Grade]) -> No
     position = 0
     for path, rows in files:
         temporary = path.with_suffix(".jsonl.new")
-        with temporary.open("w", encoding="utf-8") as lines:
+        with held(), removed_if_left(temporary), temporary.open("w", encoding="utf-8") as lines:
             for row, grade in zip(rows, grades[position : position + len(rows)], strict=True):
                 lines.write(json.dumps(regraded(row, grade), ensure_ascii=False) + "\n")
         os.replace(temporary, path)
@@ -145,4 +147,4 @@ def regraded(row: Row, grade: Grade) -> Row:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended(main)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlreason.entry import ended
 from rlreason.errors import ConfigError
 from rlreason.grading.audit import grade_rows
 from rlreason.grading.grader import FORMATS
@@ -93,4 +94,4 @@ def disagreeing(rows: Sequence[Row], graded: RunGrading) -> list[Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended(main)

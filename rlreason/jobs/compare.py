@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlreason.entry import ended
 from rlreason.errors import ConfigError
 from rlreason.jobs.plot import draw_best_of_n
 from rlreason.jobs.tables import curves_table
@@ -57,4 +58,4 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended(main)

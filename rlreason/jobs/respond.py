@@ -30,6 +30,7 @@ from rlreason.protocol import Protocol
 from rlreason.records import finite
 from rlreason.setup.house import House
 from rlreason.setup.protocol import protocol_of
+from rlreason.signals import held
 from rlreason.status import write_status
 from rlreason.types import Problem, Sample
 from rlreason.writing import write_whole
@@ -91,6 +92,8 @@ def ask(
     began = time.monotonic()
     try:
         fresh = house.rollouts.sample(left, house.sampling, n, PURPOSE, finished) if left else []
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"with {progress.answered} of {len(problems) * n} responses kept") from None
     finally:
         store.close()
     seconds = time.monotonic() - began
@@ -165,9 +168,10 @@ def conclude(folder: Path, house: House, responses: Responses, store: Store, mor
     if house.mirror:
         house.mirror.log(row)
         house.mirror.finish(summary)
-    write_status(folder, status, reason)
-    write_whole(folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
-    store.remove()
+    with held():
+        write_status(folder, status, reason)
+        write_whole(folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
+        store.remove()
 
 
 class Progress:

@@ -61,8 +61,10 @@ class House:
     seconds_to_build: float
 
     def close(self) -> None:
-        self.engine.close()
-        self.grader.close()
+        try:
+            self.engine.close()
+        finally:
+            self.grader.close()
 
 
 def build(run: Run, folder: Path, console: Console) -> House:
@@ -89,8 +91,10 @@ def build(run: Run, folder: Path, console: Console) -> House:
         else:
             describe_weights(run.model, policy, learned=False)
         engine = make_engine(run, policy, folder, console.say)
-    except BaseException:
+    except BaseException as error:
         grader.close()
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt("before the first step") from None
         raise
 
     def asked(count: int | None) -> list[Problem]:
