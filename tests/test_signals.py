@@ -2,12 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -292,6 +293,76 @@ def updates(folder: Path) -> int:
 
 
 @pytest.mark.slow
+def test_an_evaluation_that_is_stopped_keeps_its_responses_and_goes_on(tmp_path):
+    words = ["-m", "rlreason", "algorithm=evaluate", "model=tiny", "model.width=32", "model.warm_start.steps=4"]
+    words += ["data.n_train=256", "data.n_validation=512", "eval_problems=512", "hydra.run.dir=run"]
+    process = Process(tmp_path, *words, "rollout.max_rows=8", "sampling.max_tokens=64")
+    log = tmp_path / "run/responses.unfinished.jsonl"
+    wait_for(lambda: process.popen.poll() is not None or (log.exists() and log.read_text().count("\n") > 9))
+    process.send(signal.SIGINT, group=True)
+    process.ends()
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert status["status"] == "interrupted"
+    assert re.fullmatch(r"by SIGINT with \d+ of 512 responses kept", status["reason"])
+    assert log.read_text().endswith("\n")
+    assert not (tmp_path / "run/summary.json").exists()
+
+
+#: Phase -> (settings, what shows that it has begun, from the run folder and what was said).
+PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
+    "warm start": (["model.warm_start.steps=100000"], lambda run, said: "teaching a new" in said),
+    "engine": ([], lambda run, said: "starting vLLM" in said),
+    "sampling": (
+        ["rollout_batch_size=1024", "sampling.max_tokens=220", "sampling.min_tokens=219", "eval_every=100"],
+        lambda run, said: (run / "evals").exists(),
+    ),
+    "grading": (
+        ["prompt.reward=slow_reward:slowly", "grading.timeout_s=20", "eval_every=100"],
+        lambda run, said: (run / "evals").exists(),
+    ),
+    "update": (
+        ["epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=100"],
+        lambda run, said: updates(run) > 2,
+    ),
+    "evaluation": (
+        ["eval_problems=4000", "data.n_validation=4000", "sampling.max_tokens=220", "sampling.min_tokens=219"],
+        lambda run, said: "records " in said,
+    ),
+    "ahead": (
+        ["rollout.async_steps=1", "rollout.sleep=false", "loss=grpo_clip", "rollout_batch_size=512", "eval_every=100"],
+        lambda run, said: updates(run) > 0,
+    ),
+    "saving": (
+        ["n_steps=1", "eval_every=100", "model.width=512", "model.layers=8"],
+        lambda run, said: (run / "model.partial").exists(),
+    ),
+}
+NOWHERE = {("hf", "engine"), ("hf", "ahead")}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("engine", "phase"), [(e, p) for e in ("hf", "vllm") for p in PHASES if (e, p) not in NOWHERE])
+def test_every_phase_ends_politely(tmp_path, engine, phase, number):
+    more, begun = PHASES[phase]
+    if engine == "vllm":
+        pytest.importorskip("vllm")
+        more = ["rollout=vllm", "rollout.kv_cache_gb=0.5", "rollout.max_rows=32", "model.width=128", *more]
+    (tmp_path / "slow_reward.py").write_text(SLOW_REWARD)
+    given = {word.split("=")[0]: word for word in [*RUN[2:], *more]}  # the last one counts
+    process, folder = Process(tmp_path, *RUN[:2], *given.values()), tmp_path / "run"
+    wait_for(lambda: process.popen.poll() is not None or begun(folder, process.said), 300)
+    assert process.popen.poll() is None, process.said
+    time.sleep(0 if phase == "saving" else 0.5)
+    process.send(number, group=number == signal.SIGINT)
+    process.ends()
+    status, rows = left(folder)
+    assert status["reason"].startswith(f"by {signal.Signals(number).name} ")
+    learned = max((row["train_step"] for row in rows), default=0)
+    assert (folder / "model/model.safetensors").exists() == bool(learned)
+
+
+@pytest.mark.long
 def test_a_sweep_that_alone_is_told_to_end_passes_it_on_and_goes_on_later(tmp_path):
     words = ["-m", "rlreason", "-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=100000"]
     process = Process(tmp_path, *words)

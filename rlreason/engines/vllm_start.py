@@ -26,6 +26,7 @@ from rlreason.policy import Policy
 from rlreason.signals import temporary_folder
 
 NEWEST = (0, 32)
+FILES = "rlreason-vllm-"  # how folders for an engine's temporary files begin
 INSTALL = "pip install 'vllm>=0.26,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
 
 
@@ -225,7 +226,7 @@ def place_for_files() -> contextlib.AbstractContextManager[str]:
 
     The path of a socket takes 107 characters at most, so a long name of the temporary folder is left for /tmp.
     """
-    return temporary_folder("rlreason-vllm-", Path("/tmp") if len(tempfile.gettempdir()) > 40 else None)
+    return temporary_folder(FILES, Path("/tmp") if len(tempfile.gettempdir()) > 40 else None)
 
 
 @contextlib.contextmanager
