@@ -20,7 +20,7 @@ from rlreason import signals
 from rlreason.arms import PATIENCE_S, Sweep
 from rlreason.config.flags import Asked, read
 from rlreason.config.leaves import refuse_own_input
-from rlreason.config.run import Training
+from rlreason.config.run import Run, Training
 from rlreason.config.store import register, resource_dir, typed
 from rlreason.config.words import check_rules, check_words
 from rlreason.entry import ended, say
@@ -55,14 +55,8 @@ def job(cfg: DictConfig) -> float:
     refuse_own_input(run, folder, CONTENTS)
     before = _stamp(folder)
     try:
-        if isinstance(run, Training):
-            from rlreason.trainer import train  # torch loads here
-
-            accuracy = train(run, folder, config)
-        else:
-            from rlreason.jobs.start import start
-
-            accuracy = start(run, folder, config)
+        with signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
+            accuracy = started(run, folder, config)
     except BaseException as error:
         if signals.asked() and not isinstance(error, KeyboardInterrupt):
             error = KeyboardInterrupt()
@@ -73,6 +67,17 @@ def job(cfg: DictConfig) -> float:
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)
     return accuracy
+
+
+def started(run: Run, folder: Path, config: str) -> float:
+    """Train, or do a job that does not train; returns the accuracy."""
+    if isinstance(run, Training):
+        from rlreason.trainer import train  # torch loads here
+
+        return train(run, folder, config)
+    from rlreason.jobs.start import start
+
+    return start(run, folder, config)
 
 
 def mark_ended(folder: Path, error: BaseException) -> None:

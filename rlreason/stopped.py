@@ -23,11 +23,13 @@ def wind_up(
     """
     signals.arrived()
     folder, learned = records.folder, counters.train_step
+    if (folder / "summary.json").exists():
+        return "when everything was recorded"
     far = "before the first step"
     if feed is not None and feed.begun:
         far = f"in step {feed.begun} of {feed.n_steps}, after {learned} optimizer update{'s' * (learned != 1)}"
     saves = run.save_model and learned > 0 and not (folder / "model").exists()
-    draws = counters.eval_step > 0
+    draws = '"eval/accuracy"' in records.metrics_path.read_text()
 
     def last_row() -> None:
         if learned > records.train_step:  # the newest update had no row yet
