@@ -43,6 +43,7 @@ class _Stop:
     limit_s: float = LIMIT_S
     patient: frozenset[int] = frozenset()  # these never count as a second signal
     process: int = field(default_factory=os.getpid)
+    main: int = field(default_factory=lambda: threading.main_thread().ident or 0)
     first: int | None = None  # the signal that asked for the end
     at: float = 0.0  # on the monotonic clock
     held: int = 0  # blocks that must not be interrupted, one inside the other
@@ -151,7 +152,7 @@ def _watch(stop: _Stop) -> None:
             leave_at_once(f"the stop took more than {stop.limit_s:.0f} s: left at once")
         if not stop.arrived and (stop.lost or spent > repeat_at) and stop.first is not None:
             stop.lost, stop.again, repeat_at = False, True, spent + LOST_S
-            _thread.interrupt_main(signal.Signals(stop.first))
+            signal.pthread_kill(stop.main, stop.first)  # a real one, which wakes whatever sleeps
 
 
 @contextmanager

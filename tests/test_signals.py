@@ -184,7 +184,7 @@ def test_a_stop_that_python_dropped_comes_again():
 
     def work() -> None:
         Dropping()
-        time.sleep(5)
+        time.sleep(50)
 
     with pytest.raises(KeyboardInterrupt), signals.stoppable():
         work()

@@ -66,12 +66,12 @@ def end_with(trainer: int) -> None:
     def watch() -> None:
         with contextlib.suppress(ProcessLookupError):
             select.select([os.pidfd_open(trainer)], [], [])
+        if Path(files).name.startswith(FILES):
+            shutil.rmtree(files, ignore_errors=True)
         for number in (signal.SIGTERM, signal.SIGKILL):  # asked first, it gives its shared memory back
             with contextlib.suppress(ProcessLookupError):
                 os.kill(engine, number)
             time.sleep(ENDING_S)
-            if Path(files).name.startswith(FILES):
-                shutil.rmtree(files, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
