@@ -5,8 +5,10 @@ import sys
 __version__ = "0.1.0"
 
 if sys.argv[:1] == ["-m"]:  # Python is looking for the module to run, and most have nothing to run
+    from rlreason.quiet import quiet
+
+    quiet()
+
     from rlreason.modules import refuse_idle
-    from rlreason.signals import quiet
 
     refuse_idle()
-    quiet()

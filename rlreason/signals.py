@@ -1,6 +1,6 @@
 """How a process of this program ends on SIGINT, SIGTERM or SIGHUP: politely at the first, at once at the second.
 
-    while Python imports      `quiet`: one line, exit code 130; nothing was begun that could be left behind
+    while Python imports      quiet.py: one line, exit code 130
     in a command              `stoppable`: KeyboardInterrupt in the main thread, or where a `held` block ends
     a second signal, or       `leave_at_once`: what runs below this process is killed, its temporary folders go
     a stop that takes long
@@ -26,8 +26,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
 
+from rlreason.quiet import CODE, end_with
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-CODE = 130  # as in the table of status.py
 LIMIT_S = 120.0  # for a polite end: the model is saved, curves are drawn
 ONCE_S = 0.5  # signals so close together are one: `timeout` and some launchers send theirs twice
 LOST_S = 30.0  # after which a library counts as having swallowed the KeyboardInterrupt
@@ -56,11 +57,6 @@ class _Stop:
 _stop = _Stop()
 _folders: set[Path] = set()  # to be removed, however the process ends
 _farewells: list[Callable[[], object]] = []  # quick calls before an end at once
-
-
-def quiet() -> None:
-    """While a command is being imported, a signal ends the process with one line."""
-    _install(lambda number, frame: _end_with(f"stopped by {signal.Signals(number).name}"))
 
 
 @contextmanager
@@ -204,7 +200,8 @@ def leave_at_once(text: str) -> NoReturn:
         with suppress(BaseException):
             farewell()
     _clear()
-    _end_with(text)
+    end_with(text)
+    raise SystemExit(CODE)  # not reached
 
 
 def _last_resort() -> None:
@@ -219,13 +216,6 @@ def _clear() -> None:
     for path in list(_folders):
         with suppress(OSError):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _end_with(text: str) -> NoReturn:
-    """Past Python's streams, one of which may be what was interrupted."""
-    with suppress(OSError):
-        os.write(2, f"{chr(10) * os.isatty(2)}rlreason: {text}\n".encode())
-    os._exit(CODE)
 
 
 def below(process: int) -> list[int]:
@@ -247,4 +237,4 @@ def follow() -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != int(parent):
-        _end_with("stopped: what it was started by has ended")
+        end_with("stopped: what it was started by has ended")
