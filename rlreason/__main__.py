@@ -1,5 +1,14 @@
-"""`python -m rlreason`."""
+"""`python -m rlreason`, and the `rlreason` script: nothing slow is imported before signals are heeded."""
 
-from rlreason.main import cli
+from rlreason.quiet import quiet
 
-cli()
+
+def main() -> None:
+    quiet()
+    from rlreason.main import cli
+
+    cli()
+
+
+if __name__ == "__main__":
+    main()

@@ -8,18 +8,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 
+from rlreason import signals
 from rlreason.errors import ConfigError, ReaderGone
 from rlreason.status import ending, read_status, write_status
 from rlreason.sweeps import JOB_OF_SWEEP, Arm
 
 SWEEP = "RLREASON_SWEEP"  # environment: a `Sweep`, for the processes that a launcher starts them in
-PATIENCE_S = 60.0  # for a run that was told to stop to tidy up
+PATIENCE_S = signals.LIMIT_S + 10  # for a run that was told to stop to tidy up
+AT_ONCE_S = 3.0  # for one that was told twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,23 @@ class Sweep:
             return arm
         print(f"\n== {folder.name}", flush=True)
         argv = [sys.executable, "-m", "rlreason", *self.sources, *overrides, f"hydra.run.dir='{folder}'"]
-        process = subprocess.Popen(argv, env=os.environ | {JOB_OF_SWEEP: name})
+        env = os.environ | {JOB_OF_SWEEP: name}
+        if threading.current_thread() is threading.main_thread():  # the kernel goes by the thread that starts it
+            env[signals.FOLLOWS] = str(os.getpid())
+        process = None
         try:
+            with signals.held():  # a run that was started is known
+                process = subprocess.Popen(argv, env=env)
             process.wait()
         except KeyboardInterrupt:
+            signals.arrived()
+            if process is None:
+                raise
             _stop(process)
+            self.note(came_to(folder, process.returncode))
             raise
-        finally:
-            arm = came_to(folder, process.returncode)
-            self.note(arm)
+        arm = came_to(folder, process.returncode)
+        self.note(arm)
         return arm
 
 
@@ -75,13 +83,23 @@ def _finished_before(folder: Path, config: str) -> Arm | None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a run as Ctrl-C does, and wait until it has written down how it ended; at a second Ctrl-C at once."""
-    try:
-        process.send_signal(signal.SIGINT)  # where the terminal has sent it one already, the run ignores this one
-        process.wait(PATIENCE_S)
-    except (KeyboardInterrupt, subprocess.TimeoutExpired):
-        process.kill()
-        process.wait()
+    """End a run politely, and wait until it has written down how it ended; at a second signal at once.
+
+    Ctrl-C on a terminal has told the run already: SIGTERM, which a run of a sweep may meet more than once, is then no
+    second signal to it. SIGINT is one.
+    """
+
+    def at_once() -> None:
+        process.send_signal(signal.SIGINT)
+        process.wait(AT_ONCE_S)
+
+    with signals.before_leaving(at_once):
+        try:
+            process.terminate()
+            process.wait(PATIENCE_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # the latter in a launcher's own process
+            process.kill()
+            process.wait()
 
 
 def came_to(folder: Path, code: int) -> Arm:
@@ -95,27 +113,3 @@ def came_to(folder: Path, code: int) -> Arm:
     if code < 0 and read_status(folder) == "running":  # it had no chance to say so itself
         write_status(folder, "failed", reason)
     return Arm(folder.name, {"status": "failed"}, reason)
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """SIGTERM, by which schedulers and `kill` end a run, stops it as Ctrl-C does: its status is written down.
-
-    A run of a sweep heeds the first signal alone: Ctrl-C reaches it from the terminal and from the sweep.
-    """
-    of_sweep = JOB_OF_SWEEP in os.environ
-    heeded = (signal.SIGINT, signal.SIGTERM) if of_sweep else (signal.SIGTERM,)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if of_sweep:  # for the rest of this process
-            for again in heeded:
-                signal.signal(again, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is stop:
-                signal.signal(number, handler)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlreason.types import Sample
 
@@ -32,6 +32,7 @@ class Counters:
     seconds_total: float = 0.0  # before `began`
     began: float | None = None  # on the monotonic clock
     active_since: float | None = None  # None: set-up or evaluation
+    newest: dict[str, float] = field(default_factory=dict)  # metrics of the newest update
 
     def start(self) -> None:
         """Time counts from here on."""
@@ -55,6 +56,7 @@ class Counters:
 
     def learned(self, update: Mapping[str, float]) -> None:
         """An optimizer update has these metrics; one in which nothing carried loss is none."""
+        self.newest = dict(update)
         self.train_step += not update.get("train/empty_updates")
         self.tokens_trained += int(update.get("train/tokens", 0))
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from rlreason.console import Console
-from rlreason.entry import Parser, answered
+from rlreason.entry import Parser, ended
 from rlreason.errors import ConfigError
 from rlreason.writing import whole
 
@@ -133,4 +133,4 @@ def title_of(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(answered(lambda: main(sys.argv[1:])))
+    ended(lambda: main(sys.argv[1:]))

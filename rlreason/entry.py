@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from rlreason import signals
 from rlreason.errors import ConfigError, ReaderGone
 from rlreason.status import RESOURCES, exit_code
 from rlreason.streams import folded, settle_streams, width_of
@@ -31,12 +32,20 @@ def say(error: BaseException) -> bool:
     if isinstance(error, ConfigError):
         complain(str(error))
     elif isinstance(error, KeyboardInterrupt):
-        complain("\nstopped; what was recorded stays in the run folder")
+        with suppress(OSError):  # the terminal may be gone
+            far = "" if str(error) else "; what was recorded stays in the run folder"
+            complain("\n" * sys.stderr.isatty() + f"stopped {why_stopped(error)}{far}")
     elif exit_code(error) == RESOURCES:
         complain(shortage(error))
     else:
         return False
     return True
+
+
+def why_stopped(error: KeyboardInterrupt) -> str:
+    """What ended a command before its end, and how far it was, as far as the error tells."""
+    by = "" if isinstance(error, ReaderGone) else f"by {signals.asked() or 'a signal'}"
+    return f"{by} {error}".strip()
 
 
 def shortage(error: BaseException) -> str:
@@ -63,9 +72,28 @@ def answered(command: Callable[[], int | None]) -> int:
         finally:
             sys.stdout.flush()  # here, so that a reader who has left, or a full disk, is not met at the process's end
     except ReaderGone:
-        return ReaderGone.exit_code
+        return exit_code(KeyboardInterrupt()) if signals.asked() else ReaderGone.exit_code
     except (Exception, KeyboardInterrupt) as error:
+        signals.arrived()
+        if signals.asked() and not isinstance(error, KeyboardInterrupt):
+            error = KeyboardInterrupt()  # it failed because everything ends
         with suppress(ReaderGone):
             if not say(error):
                 raise
         return exit_code(error)
+
+
+def ended(
+    command: Callable[[], int | None], limit_s: float = signals.LIMIT_S, patient: tuple[int, ...] = ()
+) -> NoReturn:
+    """Do it and end the process; a signal ends it politely, within `limit_s`."""
+    with signals.stoppable(limit_s, patient):
+        try:
+            code = answered(command)
+        except KeyboardInterrupt as error:  # it came while the end was being told
+            signals.arrived()
+            say(error)
+            code = exit_code(error)
+        if signals.asked():
+            signals.leave(code)
+    sys.exit(code)

@@ -6,7 +6,7 @@ memory and nothing else. It must not know where samples come from or how credit 
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +20,7 @@ from rlreason.objectives.mismatch import mismatch_weights
 from rlreason.optimizers import make_optimizer
 from rlreason.packing import PackedBatch, pack, within_budget
 from rlreason.policy import Policy
+from rlreason.signals import held
 from rlreason.statistics import gap_metrics
 from rlreason.types import Sample
 
@@ -78,24 +79,33 @@ class Learner:
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
     def update(
-        self, samples: Sequence[Sample], learning_rate: float | None = None, gap_from: int | None = 0
+        self,
+        samples: Sequence[Sample],
+        learning_rate: float | None = None,
+        gap_from: int | None = 0,
+        counted: Callable[[dict[str, float]], None] = lambda metrics: None,
     ) -> dict[str, float]:
         """One optimizer step on `samples`; returns its metrics, averaged over all its response tokens.
 
         Samples without `old_log_probs` are taken to be on-policy: their old log-probabilities are today's. The
         gap between the engine's log-probabilities and ours is measured from token `gap_from` on (before it, the
-        engine sampled under a ban on ending), or not at all.
+        engine sampled under a ban on ending), or not at all. `counted` is called with the metrics as soon as the
+        weights have moved: a signal that ends the run comes before both or after both.
         """
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
-        return self._step(*self._backward(samples, gap_from))
+        gathered = self._backward(samples, gap_from)
+        with held():
+            metrics = self._step(*gathered)
+            counted(metrics)
+        return metrics
 
     def restart(self) -> None:
         """Back to the weights that the learner was made with, and an optimizer that has seen nothing."""
         if self._start is None:
             raise ValueError("this learner kept no copy of its first weights: make it with can_restart=True")
-        with torch.no_grad():
+        with held(), torch.no_grad():
             for parameter, first in zip(self.parameters, self._start, strict=True):
                 parameter.copy_(first)
         self.optimizer.state.clear()

@@ -5,18 +5,19 @@ The only room that starts jobs by Hydra. Heavy libraries are imported when a che
 """
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.arms import Sweep, stoppable
+from rlreason import signals
+from rlreason.arms import PATIENCE_S, Sweep
 from rlreason.config.flags import Asked, composing, read
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.mistakes import in_one_line, mistakes_in
@@ -25,7 +26,7 @@ from rlreason.config.run import Training
 from rlreason.config.store import register, typed
 from rlreason.config.words import check_rules, check_words
 from rlreason.console import Console
-from rlreason.entry import answered
+from rlreason.entry import ended, why_stopped
 from rlreason.errors import ConfigError
 from rlreason.modules import find_modules_here
 from rlreason.noise import noise_kept
@@ -43,6 +44,8 @@ def main(cfg: DictConfig) -> float:
         with noise_kept():
             return job(cfg)
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
+        if signals.asked():  # what fails because everything ends is no error of its own
+            raise KeyboardInterrupt from None
         raise Ended(error, run_folder()) from error
 
 
@@ -58,17 +61,20 @@ def job(cfg: DictConfig) -> float:
     refuse_own_input(run, folder, CONTENTS)
     before = _stamp(folder)
     try:
-        with Console().wait("loading torch and transformers"):
-            if isinstance(run, Training):
-                from rlreason.trainer import train as start
-            else:
-                from rlreason.jobs.start import start
-        accuracy = start(run, folder, config)
+        with signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
+            with Console().wait("loading torch and transformers"):
+                if isinstance(run, Training):
+                    from rlreason.trainer import train as start
+                else:
+                    from rlreason.jobs.start import start
+            accuracy = start(run, folder, config)
     except BaseException as error:
+        if signals.asked() and not isinstance(error, KeyboardInterrupt):
+            error = KeyboardInterrupt()
         if _stamp(folder) != before:  # the folder became this run's own
             with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
                 mark_ended(folder, error)
-        raise
+        raise error
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)
     return accuracy
@@ -84,8 +90,9 @@ def mark_ended(folder: Path, error: BaseException) -> None:
     if read_status(folder) == "running":
         text = next(iter(str(error).splitlines()), "")
         named = f"{type(error).__name__}: {text}".rstrip(": ")
-        stopped = text or "by a signal" if isinstance(error, KeyboardInterrupt) else ""
-        write_status(folder, status_of(error), stopped or (text if isinstance(error, ConfigError) else named))
+        if isinstance(error, KeyboardInterrupt):
+            named = why_stopped(error)
+        write_status(folder, status_of(error), text if isinstance(error, ConfigError) else named)
 
 
 def _stamp(folder: Path) -> int | None:
@@ -104,7 +111,10 @@ def arm(cfg: DictConfig) -> float:
 
 def cli() -> None:
     """Entry of `python -m rlreason` and of the `rlreason` script. A user's mistake: one line, exit code 2."""
-    sys.exit(answered(command))
+    signals.follow()
+    of_sweep = JOB_OF_SWEEP in os.environ
+    # The sweep waits longer than its run may take; what it passes on to the run is no second signal there.
+    ended(command, patient=(signal.SIGTERM,)) if of_sweep else ended(command, limit_s=PATIENCE_S + 10)
 
 
 def command() -> int:
@@ -117,13 +127,12 @@ def command() -> int:
         asked = check_words(words, note=partial(print, file=sys.stderr if question else sys.stdout))
         try:
             with (
-                stoppable(),
                 composing(asked) as hydra,
                 in_one_line(asked.overrides, asked.config_name, composing=not asked.starts),
             ):
                 return begin(hydra, asked) if asked.starts else tell(asked)
-        except Ended as ended:
-            error = ended.error
+        except Ended as end:
+            error = end.error
         raise error  # with its own cause and traceback
 
 
@@ -150,7 +159,7 @@ def tell(asked: Asked) -> int:
 
 def sweep(hydra: Hydra, asked: Asked) -> int:
     """Every run of a sweep, then the table of what they came to, of those so far where it was stopped."""
-    with TemporaryDirectory(prefix="rlreason-sweep-") as place:
+    with signals.temporary_folder("rlreason-sweep-") as place:
         runs = Sweep(asked.sources(), str(Path(place) / "arms.jsonl"))
         runs.announce()
         try:

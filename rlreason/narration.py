@@ -84,10 +84,6 @@ def objective_of(run: Training) -> Card:
     return imitation_card(run.length_norm.kind, run.length_norm.divisor, sampled=isinstance(run, EI))
 
 
-def short_objective(run: Training) -> str:
-    return f"loss={run.loss.loss_type}" if isinstance(run, GRPO) else run.algorithm
-
-
 def shown_generations(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], count: int) -> None:
     """The first few responses of an evaluation, so that a wrong format or prompt is seen before hours are spent."""
     by_id = {p.id: p for p in problems}

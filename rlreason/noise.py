@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TextIO
 
+from rlreason import quiet
 from rlreason.errors import ConfigError
 
 NAME = "log.txt"
@@ -102,6 +103,7 @@ def noise_kept() -> Iterator[None]:
     noise, sieve, hook = _Noise(), Sieve(python, terminal), threading.excepthook
     threading.excepthook = lambda told: _show(told, terminal)
     _under_way.append(noise)
+    quiet.terminal = screen
     crashes = not faulthandler.is_enabled()
     if crashes:
         faulthandler.enable(terminal)
@@ -124,6 +126,7 @@ def noise_kept() -> Iterator[None]:
             faulthandler.disable()
         threading.excepthook, sieve.terminal = hook, python  # a library may have kept the sieve
         os.dup2(screen, 2)
+        quiet.terminal = 2
         with suppress(OSError):
             os.write(2, unsaid)
         os.close(screen)

@@ -24,6 +24,7 @@ from rlreason import __version__
 from rlreason.errors import ConfigError
 from rlreason.noise import keep_noise_in
 from rlreason.processors import usable_processors
+from rlreason.signals import held
 from rlreason.status import write_status
 from rlreason.types import Grade, Problem, Response, Sample
 from rlreason.writing import append_line, write_whole
@@ -63,12 +64,15 @@ class Records:
         keep_noise_in(folder)
         write_whole(folder / "config.yaml", config)
         write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
+        self.train_step = 0.0  # of the newest row
         self.metrics_path = folder / "metrics.jsonl"
         write_whole(self.metrics_path, "")
 
     def metrics(self, row: dict[str, float]) -> None:
         """One flat row, every counter of `counters.py` in it."""
-        append_line(self.metrics_path, json.dumps(finite(row), allow_nan=False))
+        with held():
+            append_line(self.metrics_path, json.dumps(finite(row), allow_nan=False))
+            self.train_step = row.get("train_step", 0)
         if self.mirror:
             self.mirror.log(row)
 
@@ -106,8 +110,9 @@ class Records:
 
     def summary(self, summary: dict[str, Any]) -> None:
         """Written last: a folder with `summary.json` holds a run that came to an end of its own."""
-        write_status(self.folder, summary["status"], summary.get("reason", ""))
-        write_whole(self.folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
+        with held():
+            write_status(self.folder, summary["status"], summary.get("reason", ""))
+            write_whole(self.folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
         if self.mirror:
             self.mirror.finish(summary)
 

@@ -13,18 +13,20 @@ from typing import Any
 
 import torch
 
+from rlreason import signals
 from rlreason.algorithms.base import Collected
 from rlreason.algorithms.feed import Feed
 from rlreason.algorithms.rollouts import measure, rollout_metrics
 from rlreason.config.run import Run, Training
 from rlreason.console import Console, Stopwatch
 from rlreason.counters import Counters
-from rlreason.curves import draw_curves
+from rlreason.curves import draw_curves, title_of
+from rlreason.entry import why_stopped
 from rlreason.evaluation import more_accuracies
 from rlreason.grading.metrics import grading_metrics
 from rlreason.guards import Guards
 from rlreason.learner import Learner, averaged
-from rlreason.narration import closing, header, objective_of, short_objective, shown_generations
+from rlreason.narration import closing, header, objective_of, shown_generations
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.records import Records, refuse_occupied
 from rlreason.schedule import evaluation_due, learning_rate_at
@@ -32,6 +34,7 @@ from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.house import House, build
 from rlreason.setup.learner import make_learner
 from rlreason.setup.protocol import protocol_of
+from rlreason.stopped import wind_up
 from rlreason.validation import Evaluated, Validation
 
 
@@ -55,6 +58,12 @@ def train(run: Run, folder: Path, config: str) -> float:
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         feed = Feed(algorithm, ahead=run.rollout.async_steps > 0)
         return loop(run, house, feed, learner, records, console, counters)
+    except BaseException as error:
+        if signals.asked() is None and not isinstance(error, KeyboardInterrupt):
+            raise
+        stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
+        far = wind_up(run, house, feed, records, counters, console, why_stopped(stop))
+        raise type(stop)(f"{stop} {far}".strip()) from None
     finally:
         house.close()  # first, so that what is being sampled ahead ends
         if feed is not None:
@@ -109,9 +118,8 @@ def loop(
             holds = same_temperature and place == 0 and not collected.restart  # the weights that sampled
             gap_from = run.sampling.min_tokens if holds else None
             with console.wait(f"step {step}: update {place + 1}/{count}", logged=True):
-                update = learner.update(batch, rate, gap_from)
+                update = learner.update(batch, rate, gap_from, counters.learned)
             updates.append(update)
-            counters.learned(update)
             if place == 0:  # the row of the first update tells what was sampled for the step, the last one's its times
                 of_step |= sampled(collected, held)
             if place + 1 < count:
@@ -176,7 +184,7 @@ def loop(
         "threads": torch.get_num_threads(),
     }
     with console.wait("drawing the curves"):
-        draw_curves(records.folder, title=f"{run.model.name}, {run.data.name}: {short_objective(run)}, seed {run.seed}")
+        draw_curves(records.folder, title_of(records.folder))
     with console.wait("closing the records"):
         records.summary(summary)
     closing(console, run, records.folder, before, after, house.eval_problems, summary, house.mirror)

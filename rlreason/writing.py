@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlreason.errors import ResourceError, UnwritableError
+from rlreason.signals import held, removed_if_left
 
 FULL = {
     errno.ENOSPC: "free some space",
@@ -26,7 +27,7 @@ def whole(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + ".partial")
     _remove(partial)  # of a process that was killed
     try:
-        with explained(path):
+        with held(), removed_if_left(partial), explained(path):  # a signal waits until it has been written
             yield partial
             os.replace(partial, path)
     except BaseException:

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlreason.arms import Sweep, came_to, stoppable
+from rlreason.arms import Sweep, came_to
 from rlreason.entry import answered
 from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
 from rlreason.main import mark_ended
 from rlreason.status import read_status, write_status
-from rlreason.sweeps import JOB_OF_SWEEP, Arm, arms_table
+from rlreason.sweeps import Arm, arms_table
 from tests.test_end_to_end import SMALL, rlreason
 
 
@@ -117,27 +117,6 @@ def test_the_runs_of_a_sweep_are_noted_by_whichever_process_starts_them(tmp_path
     sweep.note(Arm("a", {"status": "finished"}))
     sweep.note(Arm("b", {"status": "failed"}, "exit code 2"))
     assert [arm.name for arm in Sweep([], sweep.log).arms()] == ["a", "b"]
-
-
-def test_a_request_to_end_stops_a_run_as_ctrl_c_does(monkeypatch):
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    monkeypatch.setenv(JOB_OF_SWEEP, "grid")
-
-    def run() -> None:
-        with stoppable():
-            try:
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(1)
-            finally:
-                os.kill(os.getpid(), signal.SIGINT)  # while it tidies up: heard once is enough
-
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run()
-        os.kill(os.getpid(), signal.SIGINT)  # or on its way out
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @pytest.mark.slow

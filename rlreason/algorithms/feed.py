@@ -5,8 +5,11 @@ weights move to the engine. It must not know engines or the optimizer.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 
 from rlreason.algorithms.base import Algorithm, Collected
+
+CLOSING_S = 10.0  # a last decoding step, a last score
 
 
 class Feed:
@@ -15,10 +18,12 @@ class Feed:
     def __init__(self, algorithm: Algorithm, ahead: bool = False) -> None:
         self.algorithm, self.ahead = algorithm, ahead
         self.n_steps = algorithm.n_steps
+        self.begun = 0  # the step that was asked for last
         self._next: Future[Collected] | None = None
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampling ahead")
 
     def take(self, step: int) -> Collected:
+        self.begun = step
         collected = self.algorithm.collect(step) if self._next is None else self._next.result()
         self._next = None
         if self.ahead and step < self.n_steps:
@@ -31,4 +36,6 @@ class Feed:
             self._next.result()
 
     def close(self) -> None:
-        self._beside.shutdown(wait=True, cancel_futures=True)
+        """Sampling ahead ends with its engine and its grader, which are to be closed before."""
+        self._beside.shutdown(wait=False, cancel_futures=True)
+        wait_for([self._next] if self._next is not None else [], CLOSING_S)

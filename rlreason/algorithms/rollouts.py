@@ -49,27 +49,30 @@ class Rollouts:
         prompts = [Prompt(p.id, self.prompt_ids(p), seed_for(self.seed, purpose, p.id)) for p in problems]
         samples: dict[int, Future[Sample]] = {}
         waiting: deque[Future[Sample]] = deque()
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading") as beside:
+        beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
 
-            def grade(place: int, response: Response) -> Sample:
-                gold = problems[place // n].answer
-                sample = Sample(response, self.grader.grade_batch([response.text], [gold])[0])
-                if self.beside is not None:
-                    sample.prompt_grade = self.beside.grade_batch([response.text], [gold])[0]
-                if finished is not None:
-                    finished(place % n, sample)
-                return sample
+        def grade(place: int, response: Response) -> Sample:
+            gold = problems[place // n].answer
+            sample = Sample(response, self.grader.grade_batch([response.text], [gold])[0])
+            if self.beside is not None:
+                sample.prompt_grade = self.beside.grade_batch([response.text], [gold])[0]
+            if finished is not None:
+                finished(place % n, sample)
+            return sample
 
-            def take(place: int, response: Response) -> None:
-                samples[place] = beside.submit(grade, place, response)
-                self.tell(f"{len(samples)}/{len(prompts) * n} responses")
-                waiting.append(samples[place])
-                while waiting[0].done() and len(waiting) > 1:
-                    waiting.popleft().result()  # what failed there, such as a full disk, is said now and not at the end
+        def take(place: int, response: Response) -> None:
+            samples[place] = beside.submit(grade, place, response)
+            self.tell(f"{len(samples)}/{len(prompts) * n} responses")
+            waiting.append(samples[place])
+            while waiting[0].done() and len(waiting) > 1:
+                waiting.popleft().result()  # what failed there, such as a full disk, is said now and not at the end
 
+        try:
             self.engine.generate(prompts, sampling, n, take)
             self.tell("grading")
             return [samples[place].result() for place in range(len(prompts) * n)]
+        finally:
+            beside.shutdown(wait=False, cancel_futures=True)  # after an interruption, nobody asks for the grades
 
 
 def measure(samples: Sequence[Sample], of: Measure) -> None:

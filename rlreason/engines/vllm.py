@@ -7,8 +7,10 @@ It must not know rewards, answers or steps.
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,20 +23,23 @@ from rlreason.engines.own_thread import OwnThread
 from rlreason.engines.stops import Stops
 from rlreason.engines.vllm_start import (
     engine_settings,
+    files_into,
     generators_kept,
     import_vllm,
     last_lines,
-    model_folder,
     noise_into,
+    place_for_files,
     plan_memory,
     process_state_kept,
     sampling_fields,
+    write_model,
 )
 from rlreason.errors import ConfigError, EngineError
 from rlreason.policy import Policy
 from rlreason.types import Response
 
 T = TypeVar("T")
+CLOSING_S = 10.0  # for what is under way to end when the engine stops
 
 
 class VLLMEngine:
@@ -66,6 +71,7 @@ class VLLMEngine:
         self._probe = probe_prompt(policy.head.shape[0], self.max_len)
         self._failure: str | None = None
         self._owner = OwnThread("vllm")
+        self._files = ExitStack()
         try:
             self._start(kv_cache_gb)
         except BaseException:
@@ -83,9 +89,12 @@ class VLLMEngine:
 
         def make() -> Any:
             torch.set_num_threads(threads)  # a setting of each thread
-            with process_state_kept(), model_folder(self.policy) as folder:
+            with process_state_kept(), files_into(place_of_files):
                 return self._make(folder, settings)
 
+        # Made and removed here and not in vLLM's thread, which nobody waits for when a start is interrupted.
+        place_of_files = self._files.enter_context(place_for_files())
+        folder = write_model(self.policy, Path(place_of_files) / "model")
         with noise_into(self.log):  # here and not in vLLM's thread: a start that hangs must not keep the terminal
             self.llm: Any = self._call(make)
         self._push()
@@ -152,7 +161,7 @@ class VLLMEngine:
                             finished(place, responses[place])
             finally:
                 if under_way and self._failure is None:  # interrupted: the next call must not meet these
-                    self._call(lambda: engine.abort_request(sorted(under_way)))
+                    self._call(lambda: engine.abort_request(sorted(under_way)), CLOSING_S)
         return [responses[place] for place in range(len(prompts) * n)]
 
     def _response(self, prompt: Prompt, output: Any, stops: Stops) -> Response:
@@ -219,14 +228,16 @@ class VLLMEngine:
 
         return tuple(self.llm.apply_model(compare)[0])
 
-    def _call(self, function: Callable[[], T]) -> T:
+    def _call(self, function: Callable[[], T], limit_s: float = math.inf) -> T:
         """Run on vLLM's thread; whatever goes wrong there becomes one error, and the engine counts as dead."""
         if self._failure is not None:
             raise EngineError(f"rollout=vllm: the engine is dead since: {self._failure}")
         try:
-            return self._owner.call(function, self.timeout_s)
+            return self._owner.call(function, min(self.timeout_s, limit_s))
         except TimeoutError as error:
             reason = f"no answer within rollout.timeout_s={self.timeout_s:g}: it hangs, or needs more"
+            if limit_s < self.timeout_s:
+                reason = f"no answer within {limit_s:g} s"
             raise self._failed(reason) from error
         except Exception as error:
             raise self._failed(f"{type(error).__name__}: {error}") from error
@@ -241,10 +252,11 @@ class VLLMEngine:
         self._failure = self._failure or "it was closed"  # whoever still samples in another thread ends here
         if llm is not None:
             try:
-                self._owner.call(lambda: _shut_down(llm), min(self.timeout_s, 10.0))
+                self._owner.call(lambda: _shut_down(llm), min(self.timeout_s, CLOSING_S))
             except Exception as error:
                 self.say(f"! vLLM did not shut down in good order: {type(error).__name__}: {error}")
         self._owner.stop()
+        self._files.close()
 
 
 def repack_tied_head(model: nn.Module) -> None:

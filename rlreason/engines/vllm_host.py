@@ -4,7 +4,14 @@ vLLM's own transport between GPUs is NCCL. `host` is its stand-in for machines w
 a file on a memory disk as the wire. The engine's process imports this module too. It must not know runs or samples.
 """
 
+import contextlib
+import os
+import select
+import shutil
+import signal
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +33,12 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo, WeightTransfe
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rlreason.engines.vllm import VLLMEngine, repack_tied_head
+from rlreason.engines.vllm_start import FILES
+from rlreason.signals import temporary_folder
 
 MEMORY_DISK = Path("/dev/shm")
+TRAINER = "RLREASON_TRAINER"  # environment: the process with which the engine's is to end
+ENDING_S = 5.0
 
 
 def row_digests(weight: Tensor) -> Tensor:
@@ -43,6 +54,31 @@ def row_digests(weight: Tensor) -> Tensor:
     bits = bits.reshape(len(weight), -1)
     odd = torch.arange(bits.shape[1], device=bits.device) * -7046029254386353131 | 1  # int64 wraps around
     return torch.cat([(part.long() * odd).sum(1) for part in bits.split(1024)])  # a slice at a time: 8 bytes a number
+
+
+def end_with(trainer: int) -> None:
+    """See to it that the engine ends when the trainer's process is gone, however that ended: vLLM does not look.
+
+    This is vLLM's worker: a process below the engine's, or the engine's itself.
+    """
+    engine, files = os.getpid() if os.getppid() == trainer else os.getppid(), tempfile.gettempdir()
+
+    def watch() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            select.select([os.pidfd_open(trainer)], [], [])
+        if Path(files).name.startswith(FILES):
+            shutil.rmtree(files, ignore_errors=True)
+        for number in (signal.SIGTERM, signal.SIGKILL):  # asked first, it gives its shared memory back
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(engine, number)
+            time.sleep(ENDING_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if TRAINER in os.environ and os.environ[TRAINER] != str(os.getpid()):
+    end_with(int(os.environ[TRAINER]))
 
 
 class WorkerExtension:
@@ -105,7 +141,7 @@ class HostSender(TrainerWeightTransferEngine[HostInit]):
         return cls(client=client, source=source)
 
     def send_weights(self) -> None:
-        with tempfile.TemporaryDirectory(dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None) as folder:
+        with temporary_folder("rlreason-weights-", MEMORY_DISK if MEMORY_DISK.is_dir() else None) as folder:
             path = str(Path(folder) / "weights.safetensors")
             save_file({name: weight.contiguous().cpu() for name, weight in self.source or ()}, path)
             self.client.start_weight_update()

@@ -46,13 +46,14 @@ class VLLMProcess(VLLMEngine):
         from vllm.config import WeightTransferConfig
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
-        from rlreason.engines.vllm_host import Client, HostInit, Source
+        from rlreason.engines.vllm_host import TRAINER, Client, HostInit, Source
 
         settings |= {
             "weight_transfer_config": WeightTransferConfig(backend=self.transport),
             "worker_extension_cls": "rlreason.engines.vllm_host.WorkerExtension",
         }
         own, before = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}, dict(os.environ)
+        own[TRAINER] = str(os.getpid())
         if self.transport == "nccl":
             own["CUDA_VISIBLE_DEVICES"] = second_gpu(before.get("CUDA_VISIBLE_DEVICES"))
         os.environ |= own  # what a process that starts now will see

@@ -24,8 +24,10 @@ from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
 from rlreason.memory import model_size
 from rlreason.policy import Policy
+from rlreason.signals import temporary_folder
 
 NEWEST = (0, 32)
+FILES = "rlreason-vllm-"  # how folders for an engine's temporary files begin
 
 
 def require_vllm() -> None:
@@ -207,18 +209,42 @@ def sampling_fields(sampling: Sampling, end_ids: Iterable[int], sees_special: bo
     }
 
 
-@contextlib.contextmanager
-def model_folder(policy: Policy) -> Iterator[str]:
-    """A folder with the model's shape and tokenizer but no weights: those are handed over like all later ones.
+def write_model(policy: Policy, folder: Path) -> str:
+    """Fill a folder with the model's shape and tokenizer but no weights: those are handed over like all later ones.
 
     It holds no generation_config.json, so a model's own top-k or penalties have no way into sampling.
     """
     config = copy.deepcopy(policy.model.config)
     config.architectures = [type(getattr(policy.model, "_orig_mod", policy.model)).__name__]
-    with tempfile.TemporaryDirectory(prefix="rlreason-vllm-") as folder:
-        config.save_pretrained(folder)
-        policy.tokenizer.save_pretrained(folder)
-        yield folder
+    config.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def place_for_files() -> contextlib.AbstractContextManager[str]:
+    """A folder for all temporary files of an engine: its sockets and the file at which its parts meet stay behind it.
+
+    The path of a socket takes 107 characters at most, so a long name of the temporary folder is left for /tmp.
+    """
+    return temporary_folder(FILES, Path("/tmp") if len(tempfile.gettempdir()) > 40 else None)
+
+
+@contextlib.contextmanager
+def files_into(folder: str) -> Iterator[None]:
+    """Whatever asks for the temporary folder here, or in a process that starts now, gets this one."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    cache_dir()  # of compiled code, which is to outlive a run: named now, it stays where it is
+    chosen, variable = tempfile.gettempdir(), os.environ.get("TMPDIR")
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = chosen
+        if variable is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = variable
 
 
 def generators_kept() -> contextlib.AbstractContextManager[None]:

@@ -5,13 +5,12 @@ any other function, and prints where they disagree. It knows rollout files; it m
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlreason.console import Console
-from rlreason.entry import Parser, answered, complain
+from rlreason.entry import Parser, answered, complain, ended
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading.grader import FORMATS, Grader
 from rlreason.grading.metrics import grading_warnings
@@ -143,4 +142,4 @@ def regraded(row: Row, grade: Grade) -> Row:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended(lambda: _main(None))

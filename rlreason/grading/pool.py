@@ -119,6 +119,7 @@ class Pool:
         self._workers: list[Worker] = []
         self._owner = os.getpid()
         self._lock = threading.Lock()
+        self._closing = False
 
     def start(self) -> None:
         """Start the processes now; they load their libraries while the caller goes on."""
@@ -143,7 +144,13 @@ class Pool:
             return self._run(requests)
 
     def close(self) -> None:
+        """End the processes now; a `run` that waits for them in another thread ends with an error."""
+        self._closing = True
+        if self._owner == os.getpid():
+            for worker in list(self._workers):
+                worker.process.kill()
         with self._lock:
+            self._closing = False
             for worker in self._workers:
                 worker.stop() if self._owner == os.getpid() else worker.release()
             self._workers = []
@@ -176,6 +183,8 @@ class Pool:
                     task = waiting.pop()
                     worker.send(task, requests[task], self.timeout_s)
             self._wait()
+            if self._closing:
+                raise RuntimeError("the grader was closed while it graded")
             for worker in list(self._workers):
                 self._step(worker, results, waiting)
         return [results[index] for index in range(len(requests))]

@@ -4,12 +4,11 @@ Shows responses of an evaluation or of a training run's newest evaluation, with 
 and writes them as Markdown.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlreason.console import Console
-from rlreason.entry import Parser, answered
+from rlreason.entry import Parser, answered, ended
 from rlreason.errors import ConfigError
 from rlreason.grading.audit import grade_rows
 from rlreason.grading.grader import FORMATS
@@ -90,4 +89,4 @@ def disagreeing(rows: Sequence[Row], graded: RunGrading) -> list[Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended(lambda: _main(None))

@@ -4,13 +4,12 @@ Runs that were measured differently are refused, unless told to; then the pictur
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlreason.console import Console
-from rlreason.entry import Parser, answered
+from rlreason.entry import Parser, answered, ended
 from rlreason.errors import ConfigError
 from rlreason.jobs.plot import draw_best_of_n
 from rlreason.jobs.tables import curves_table
@@ -60,4 +59,4 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended(lambda: _main(None))

@@ -31,6 +31,7 @@ from rlreason.protocol import Protocol
 from rlreason.records import finite
 from rlreason.setup.house import House
 from rlreason.setup.protocol import protocol_of
+from rlreason.signals import held
 from rlreason.status import write_status
 from rlreason.types import Problem, Sample
 from rlreason.writing import write_whole
@@ -98,8 +99,12 @@ def ask(
         progress.add(sample)
 
     began = time.monotonic()
-    with console.wait("sampling", more=house.drawn):
-        fresh = examiner.rollouts.sample(left, examiner.sampling, n, PURPOSE, finished) if left else []
+    try:
+        with console.wait("sampling", more=house.drawn):
+            fresh = examiner.rollouts.sample(left, examiner.sampling, n, PURPOSE, finished) if left else []
+    except KeyboardInterrupt as stopped:
+        kept = f"with {progress.answered} of {len(problems) * n} responses kept"
+        raise type(stopped)(f"{stopped} {kept}".strip()) from None
     seconds = time.monotonic() - began
     by_problem = store.samples | {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
     samples = [s for p in problems for s in by_problem[p.id]]
@@ -173,9 +178,10 @@ def conclude(folder: Path, house: House, responses: Responses, store: Store, mor
     if house.mirror:
         house.mirror.log(row)
         house.mirror.finish(summary)
-    write_status(folder, status, reason)
-    write_whole(folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
-    store.remove()
+    with held():
+        write_status(folder, status, reason)
+        write_whole(folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
+        store.remove()
 
 
 class Progress:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlreason.config.store import register
 from rlreason.console import Console
-from rlreason.entry import Parser, answered
+from rlreason.entry import Parser, ended
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
@@ -41,4 +41,4 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(answered(lambda: main(sys.argv[1:])))
+    ended(lambda: main(sys.argv[1:]))

@@ -91,10 +91,12 @@ class House:
         return f", {self.engine.drawn} tokens"
 
     def close(self) -> None:
-        self.engine.close()
-        for grader in (self.grader, self.examiner.grader, self.examiner.beside):
-            if grader is not None:
-                grader.close()
+        try:
+            self.engine.close()
+        finally:
+            for grader in (self.grader, self.examiner.grader, self.examiner.beside):
+                if grader is not None:
+                    grader.close()
 
     def prompts(self, samples: Sequence[Sample]) -> list[str]:
         """The text that each of these is a response to, as the model read it."""
@@ -148,10 +150,12 @@ def build(run: Run, folder: Path, console: Console) -> House:
         demand = partial(demand_of, run, prompt_ids, asked_ids, train, validation)
         with console.wait("starting the engine", logged=True):
             engine = make_engine(run, policy, folder, console.say, demand)
-    except BaseException:
+    except BaseException as error:
         graders.close()
         if mirror is not None:
             mirror.abandon()
+        if isinstance(error, KeyboardInterrupt):
+            raise type(error)(f"{error} before the first step".strip()) from None
         raise
 
     def asked(count: int | None) -> list[Problem]:

@@ -1,0 +1,375 @@
+"""A process that is told to end: politely the first time, at once the second, and nothing is left behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rlreason import signals
+from rlreason.algorithms.feed import Feed
+from rlreason.grading.pool import Pool
+from tests.test_end_to_end import SMALL
+from tests.test_exit_codes import wait_for
+
+psutil = pytest.importorskip("psutil")
+ROOT = Path(__file__).parents[1]
+SLOW_REWARD = """
+import time
+calls = 0
+def slowly(response, gold):  # but for the probe and the first evaluation
+    global calls
+    calls += 1
+    time.sleep(15 if calls > 9 else 0)
+    return 0.5
+"""
+
+
+class Process:
+    """A command in a process group and with a temporary folder of its own."""
+
+    def __init__(self, cwd: Path, *argv: str, **env: str) -> None:
+        self.cwd, self.temporary = cwd, cwd / "temporary"
+        self.temporary.mkdir()
+        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{cwd}", "TMPDIR": str(self.temporary)}
+        own["TORCHINDUCTOR_CACHE_DIR"] = str(cwd / "cache")  # torch's cache of compiled code outlives every run
+        with (cwd / "out").open("w") as out:
+            self.popen = subprocess.Popen(
+                [sys.executable, *argv],
+                cwd=cwd,
+                env=os.environ | own | env,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=heed,
+            )
+        self.family: list[psutil.Process] = []
+        self.shared: set[str] = set()
+
+    @property
+    def said(self) -> str:
+        return (self.cwd / "out").read_text()
+
+    def until(self, words: str) -> None:
+        wait_for(lambda: words in self.said or self.popen.poll() is not None, 200)
+        assert self.popen.poll() is None, self.said
+
+    def send(self, number: int, group: bool = False) -> None:
+        if not self.family:
+            top = psutil.Process(self.popen.pid)
+            self.family = top.children(recursive=True)
+            self.shared = {m.path for p in (top, *self.family) for m in p.memory_maps() if "/dev/shm" in m.path}
+        os.killpg(self.popen.pid, number) if group else self.popen.send_signal(number)
+
+    def ends(self, seconds: float = 30, code: int = 130) -> None:
+        """In time, with this code, without a traceback; no process, shared memory or temporary file is left."""
+        assert self.popen.wait(seconds) == code, self.said
+        assert "Traceback" not in self.said
+        assert psutil.wait_procs(self.family, timeout=2)[1] == []
+        assert not [path for path in self.shared if Path(path).exists()]
+        kept = "torchinductor_"  # a cache of torch, which outlives every run
+        assert [path for path in self.temporary.iterdir() if not path.name.startswith(kept)] == []
+        assert not list(self.cwd.rglob("*.partial"))
+
+
+def heed() -> None:
+    """Whatever started the tests may ignore SIGINT, as a shell does for what it runs behind `&`."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def left(folder: Path) -> tuple[dict[str, str], list[dict[str, float]]]:
+    """(status, rows) of a run that was stopped, after a look at what every such run leaves."""
+    assert not (folder / "summary.json").exists()
+    status = json.loads((folder / "status.json").read_text())
+    assert status["status"] == "interrupted"
+    text = (folder / "metrics.jsonl").read_text()
+    assert not text or text.endswith("\n")
+    rows = [json.loads(line) for line in text.splitlines()]
+    if any("eval/accuracy" in row for row in rows):
+        assert (folder / "curves.png").read_bytes()[-8:-4] == b"IEND"
+    return status, rows
+
+
+@pytest.fixture(autouse=True)
+def _nothing_asked() -> Iterator[None]:
+    yield
+    with signals.stoppable():  # forgets the signal
+        pass
+
+
+def me(number: int) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", signals.SIGNALS)
+def test_a_signal_interrupts_and_has_a_name(number):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), signals.stoppable():
+        me(number)
+    assert signals.asked() == signal.Signals(number).name
+    assert signal.getsignal(number) is before
+
+
+def test_a_block_that_is_held_is_never_cut_in_two():
+    done = []
+
+    def work() -> None:
+        with signals.held():
+            with signals.held():
+                me(signal.SIGTERM)
+            done.append("inner")
+            me(signal.SIGTERM)  # sent twice at once, as `timeout` does
+            done.append("outer")
+        done.append("behind")
+
+    with pytest.raises(KeyboardInterrupt), signals.stoppable():
+        work()
+    assert done == ["inner", "outer"]
+
+
+def test_other_threads_hold_nothing_up():
+    begun, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with signals.held():
+            begun.set()
+            end.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait(10)
+    try:
+        with pytest.raises(KeyboardInterrupt), signals.stoppable():
+            me(signal.SIGINT)
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_whoever_tidies_up_is_not_interrupted_by_the_same_signal_again():
+    tidied = []
+    with signals.stoppable(patient=(signal.SIGTERM,)):
+        try:
+            me(signal.SIGINT)
+        except KeyboardInterrupt:
+            signals.arrived()
+            time.sleep(signals.ONCE_S)
+            me(signal.SIGTERM)
+            with signals.held():
+                tidied.append(True)
+    assert tidied
+
+
+def test_an_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.stoppable():
+            me(signal.SIGHUP)
+        assert signals.asked() is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_stop_that_python_dropped_comes_again():
+    class Dropping:
+        def __del__(self) -> None:
+            me(signal.SIGINT)  # what is raised in here, Python only prints
+
+    def work() -> None:
+        Dropping()
+        time.sleep(50)
+
+    with pytest.raises(KeyboardInterrupt), signals.stoppable():
+        work()
+
+
+def test_closing_a_grader_ends_whoever_waits_for_it(tmp_path, monkeypatch):
+    (tmp_path / "slow_reward.py").write_text("import time\ndef f(response, gold):\n    time.sleep(30)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    pool, ended = Pool(1, 40.0, 1024, "slow_reward:f"), []
+
+    def wait() -> None:
+        with pytest.raises(RuntimeError, match="closed while it graded"):
+            pool.run([["a", "b"]])
+        ended.append(True)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_for(lambda: pool._workers and pool._workers[0].task is not None)
+    began = time.monotonic()
+    pool.close()
+    thread.join(5)
+    assert ended
+    assert time.monotonic() - began < 3
+
+
+def test_closing_a_feed_does_not_wait_for_what_hangs(monkeypatch):
+    class Hanging:
+        n_steps = 2
+
+        def collect(self, step: int) -> int:
+            if step == 2:
+                end.wait(30)
+            return step
+
+    end = threading.Event()
+    monkeypatch.setattr("rlreason.algorithms.feed.CLOSING_S", 0.1)
+    feed = Feed(Hanging(), ahead=True)
+    assert feed.take(1) == 1
+    began = time.monotonic()
+    feed.close()
+    assert time.monotonic() - began < 5
+    end.set()
+
+
+HELPLESS = """
+import subprocess, sys, time
+from rlreason import signals
+from rlreason.entry import ended
+
+def command():
+    with signals.temporary_folder("mine-"):
+        subprocess.Popen(["sleep", "600"])
+        print("ready", flush=True)
+        try:
+            time.sleep(600)
+        finally:
+            print("tidying", flush=True)
+            time.sleep(600)
+
+ended(command, limit_s=float(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("limit_s", [600.0, 1.0])
+def test_a_second_signal_or_the_limit_ends_all_at_once(tmp_path, limit_s):
+    process = Process(tmp_path, "-c", HELPLESS, str(limit_s))
+    process.until("ready")
+    process.send(signal.SIGINT)
+    process.until("tidying")
+    if limit_s > 100:
+        time.sleep(signals.ONCE_S + 0.1)
+        process.send(signal.SIGTERM)
+    process.ends(10)
+    assert "left at once" in process.said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", [("-m", "rlreason"), ("-c", "from rlreason.__main__ import main; main()")])
+def test_a_signal_while_python_imports_is_one_line(tmp_path, words):
+    process = Process(tmp_path, "-X", "importtime", *words, "n_steps=0")
+    process.until("omegaconf")
+    process.send(signal.SIGINT)
+    process.ends(5)
+    assert process.said.splitlines()[-1] == "rlreason: stopped by SIGINT"
+
+
+RUN = ["-m", "rlreason", *SMALL, "n_steps=100000", "hydra.run.dir=run"]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_in_an_update_keeps_its_model_rows_and_curves(tmp_path):
+    more = ["epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=1000000"]
+    process = Process(tmp_path, *RUN, *more)
+    wait_for(lambda: process.popen.poll() is not None or updates(tmp_path / "run") > 2)
+    process.send(signal.SIGTERM)
+    process.ends()
+    status, rows = left(tmp_path / "run")
+    assert status["reason"] == f"by SIGTERM in step 1 of 100000, after {rows[-1]['train_step']} optimizer updates"
+    assert [row["train_step"] for row in rows] == list(range(len(rows)))  # the evaluation, then each update
+    assert (tmp_path / "run/model/model.safetensors").exists()
+    assert "rlreason: stopped by SIGTERM in step 1" in process.said.splitlines()[-1]
+
+
+def updates(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_text().count("train/loss") if path.exists() else 0
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_is_stopped_keeps_its_responses_and_goes_on(tmp_path):
+    words = ["-m", "rlreason", "algorithm=evaluate", "model=tiny", "model.width=32", "model.warm_start.steps=4"]
+    words += ["data.n_train=256", "data.n_validation=512", "eval_problems=512", "hydra.run.dir=run"]
+    process = Process(tmp_path, *words, "rollout.max_rows=8", "sampling.max_tokens=64")
+    log = tmp_path / "run/responses.unfinished.jsonl"
+    wait_for(lambda: process.popen.poll() is not None or (log.exists() and log.read_text().count("\n") > 9))
+    process.send(signal.SIGINT, group=True)
+    process.ends()
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert status["status"] == "interrupted"
+    assert re.fullmatch(r"by SIGINT with \d+ of 512 responses kept", status["reason"])
+    assert log.read_text().endswith("\n")
+    assert not (tmp_path / "run/summary.json").exists()
+
+
+#: Phase -> (settings, what shows that it has begun, from the run folder and what was said).
+PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
+    "warm start": (["model.warm_start.steps=100000"], lambda run, said: "teaching a new" in said),
+    "engine": ([], lambda run, said: "starting vLLM" in said),
+    "sampling": (
+        ["rollout_batch_size=1024", "sampling.max_tokens=220", "sampling.min_tokens=219", "eval_every=100"],
+        lambda run, said: (run / "evals").exists(),
+    ),
+    "grading": (
+        ["prompt.reward=slow_reward:slowly", "grading.timeout_s=20", "eval_every=100"],
+        lambda run, said: (run / "evals").exists(),
+    ),
+    "update": (
+        ["epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=100"],
+        lambda run, said: updates(run) > 2,
+    ),
+    "evaluation": (
+        ["eval_problems=4000", "data.n_validation=4000", "sampling.max_tokens=220", "sampling.min_tokens=219"],
+        lambda run, said: "records " in said,
+    ),
+    "ahead": (
+        ["rollout.async_steps=1", "rollout.sleep=false", "loss=grpo_clip", "rollout_batch_size=512", "eval_every=100"],
+        lambda run, said: updates(run) > 0,
+    ),
+    "saving": (
+        ["n_steps=1", "eval_every=100", "model.width=512", "model.layers=8"],
+        lambda run, said: (run / "model.partial").exists(),
+    ),
+}
+NOWHERE = {("hf", "engine"), ("hf", "ahead")}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("engine", "phase"), [(e, p) for e in ("hf", "vllm") for p in PHASES if (e, p) not in NOWHERE])
+def test_every_phase_ends_politely(tmp_path, engine, phase, number):
+    more, begun = PHASES[phase]
+    if engine == "vllm":
+        pytest.importorskip("vllm")
+        more = ["rollout=vllm", "rollout.kv_cache_gb=0.5", "rollout.max_rows=32", "model.width=128", *more]
+    (tmp_path / "slow_reward.py").write_text(SLOW_REWARD)
+    given = {word.split("=")[0]: word for word in [*RUN[2:], *more]}  # the last one counts
+    process, folder = Process(tmp_path, *RUN[:2], *given.values()), tmp_path / "run"
+    wait_for(lambda: process.popen.poll() is not None or begun(folder, process.said), 300)
+    assert process.popen.poll() is None, process.said
+    time.sleep(0 if phase == "saving" else 0.5)
+    process.send(number, group=number == signal.SIGINT)
+    process.ends()
+    status, rows = left(folder)
+    assert status["reason"].startswith(f"by {signal.Signals(number).name} ")
+    learned = max((row["train_step"] for row in rows), default=0)
+    assert (folder / "model/model.safetensors").exists() == bool(learned)
+
+
+@pytest.mark.long
+def test_a_sweep_that_alone_is_told_to_end_passes_it_on_and_goes_on_later(tmp_path):
+    words = ["-m", "rlreason", "-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=100000"]
+    process = Process(tmp_path, *words)
+    wait_for(lambda: process.popen.poll() is not None or any(updates(f) for f in tmp_path.glob("grid/seed=0*")))
+    process.send(signal.SIGTERM)
+    process.ends()
+    (folder,) = (f for f in (tmp_path / "grid").iterdir() if f.is_dir())
+    left(folder)
+    assert (folder / "model").is_dir()
