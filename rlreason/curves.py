@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
 
 from rlreason.console import Console
 from rlreason.entry import Parser, ended
@@ -127,9 +127,13 @@ def main(words: Sequence[str]) -> None:
 
 def title_of(folder: Path) -> str:
     """Model, data, objective and seed of a run, from its `config.yaml`."""
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    objective = f"loss={config['loss']['loss_type']}" if "loss" in config else config["algorithm"]
-    return f"{config['model']['name']}, {config['data']['name']}: {objective}, seed {config['seed']}"
+    config = OmegaConf.load(folder / "config.yaml")
+
+    def named(key: str) -> str:
+        return str(OmegaConf.select(config, key, default=""))  # another version's config may lack it
+
+    objective = f"loss={loss}" if (loss := named("loss.loss_type")) else named("algorithm")
+    return f"{named('model.name')}, {named('data.name')}: {objective}, seed {named('seed')}"
 
 
 if __name__ == "__main__":

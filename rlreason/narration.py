@@ -44,7 +44,8 @@ def prompt_words(prompt: Prompt, traces: bool) -> str:
     """The prompt's option, and what is used in place of its own settings, its trace only where `traces` are read."""
     path = resource_dir("conf") / "prompt" / f"{prompt.name}.yaml"
     shipped = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    keys = ("file", "system", "enable_thinking", "reward", "stop", *(["trace"] if traces else []))
+    chat = ("system", "enable_thinking") if prompt.chat else ()
+    keys = ("file", *chat, "reward", "stop", *(["trace"] if traces else []))
     used = {key: getattr(prompt, key) for key in keys}
     apart = [f"prompt.{key}={_short(str(value), 60)}" for key, value in used.items() if value != shipped.get(key)]
     return f"prompt={prompt.name}" + f" with {', '.join(apart)}" * bool(apart)

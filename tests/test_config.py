@@ -36,10 +36,10 @@ def mistake(*words: str) -> str:
 def test_every_option_composes_and_keeps_the_rules(composed, gsm8k, group, option):
     overrides = [f"{group}={option}"]
     files = ("gsm8k", "math", "tulu_math", "jsonl", "paper")  # the last asks for longer responses than tiny can hold
-    if (group == "model" and option != "tiny") or group == "experiment" or option in files:
+    if (group == "model" and option != "tiny") or group == "experiment" or option in (*files, "leaderboard", "chat"):
         overrides.append(f"data.path={gsm8k}")
-    if option in (*files, "countdown", "reasoning_gym"):
-        overrides.append("model=smollm2_135m")
+    if option in (*files, "countdown", "reasoning_gym", "leaderboard", "chat"):
+        overrides += ["model=smollm2_135m", *(["micro_batch_tokens=8192"] if option == "leaderboard" else [])]
     if option == "reasoning_gym":
         overrides.append("data.task=leg_counting")
     if (group, option) == ("baseline", "none"):

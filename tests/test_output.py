@@ -211,7 +211,7 @@ def lines_of(written: str) -> list[str]:
 
 LONG = "engine and trainer disagree by 0.200 nats per token (guards.parity_bound=0.05): weights or precision differ"
 METRICS = dict.fromkeys(("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high", "eval/format"), 0.5)
-METRICS |= {"eval/problems": 1024, "eval/length": 1024.0, "eval/truncated": 0.5}
+METRICS |= {"eval/problems": 1024, "eval/samples": 1024, "eval/length": 1024.0, "eval/truncated": 0.5}
 ROW = {
     "reward/mean": -0.25,
     "reward/format": 0.5,

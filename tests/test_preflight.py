@@ -189,14 +189,14 @@ def test_everything_that_is_checked_before_a_run_needs_no_torch(tmp_path):
 # What a start that failed leaves
 
 
-def refused(folder: Path, act, planned: Path | None = None, code: int = 2) -> None:
+def refused(folder: Path, act, planned: Path | None = None, error: Exception | None = None) -> None:
     """A start in which `act` is done to the run folder before the mistake is found."""
 
     def start() -> None:
         with undone_when_refused(planned or folder):
             folder.mkdir(parents=True, exist_ok=True)
             act(folder)
-            raise Ended(code, folder)
+            raise Ended(error or ConfigError("a mistake"), folder)
 
     with pytest.raises(Ended):
         start()
@@ -231,12 +231,12 @@ def test_what_was_set_aside_is_put_back(tmp_path):
     assert not list(tmp_path.glob("broken_off_*"))
 
 
-@pytest.mark.parametrize("code", [1, 2])
-def test_what_anyone_would_want_stays(tmp_path, code):
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), ConfigError("a mistake")])
+def test_what_anyone_would_want_stays(tmp_path, error):
     def measure(folder: Path) -> None:
         Records(folder, "seed: 0\n").metrics({"train_step": 1.0})
 
-    refused(tmp_path / "run", measure if code == 2 else begin, code=code)
+    refused(tmp_path / "run", measure if isinstance(error, ConfigError) else begin, error=error)
     assert (tmp_path / "run/config.yaml").exists()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rlreason.config.leaves import leaves
 from rlreason.config.ranges import out_of_range
-from rlreason.config.run import Run
+from rlreason.config.run import Run, Training
 from rlreason.config.unread import complaints, of_options
 
 
@@ -26,10 +26,14 @@ def broken_rules(run: Run, conf: Path, of_sweep: bool = False) -> list[str]:
 
 def too_many_asked(run: Run, there: int | None, conf: Path) -> list[str]:
     """Complaints about more problems than `there` are: what a scale asks for is an upper bound and no mistake."""
-    bounds = ("eval.problems", "eval_problems", "interim_eval_problems")  # the first that is set counts
-    counts = (run.eval.problems, run.eval_problems, getattr(run, "interim_eval_problems", None))
-    asked = {key: count for key, count in zip(bounds, counts, strict=True) if count is not None}
-    asked = dict(list(asked.items())[:1]) | {"eval.final_problems": run.eval.final_problems}
+    if run.eval.problems is not None:
+        asked: dict[str, int | None] = {"eval.problems": run.eval.problems}
+    elif run.eval_problems is not None:  # where both are set, it bounds both
+        asked: dict[str, int | None] = {"eval.problems": run.eval.problems}
+    else:
+        asked = {"interim_eval_problems": getattr(run, "interim_eval_problems", None)}
+    if isinstance(run, Training):
+        asked["eval.final_problems"] = run.eval.final_problems
     return [
         f"{key}={count} is more than the {there} problems there are to ask: set {key}={there}, or null for all of them"
         for key, count in asked.items()

@@ -137,7 +137,7 @@ def own_functions(run: Run) -> list[tuple[str, str]]:
             found.append((next(f"{key}={one}" for key, one in given.items() if one == value), name))
     if isinstance(run, BestOfN) and run.scorer is not None:
         found.append((f"scorer={run.scorer}", run.scorer))
-    return found
+    return list(dict.fromkeys(found))
 
 
 def not_importable(setting: str, name: str) -> str:

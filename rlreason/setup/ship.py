@@ -17,7 +17,7 @@ from rlreason.config.model import TinyModel
 from rlreason.config.run import Run
 from rlreason.config.store import register, resource_dir, typed
 from rlreason.console import Console
-from rlreason.entry import answered
+from rlreason.entry import ended
 from rlreason.errors import ConfigError
 from rlreason.models.keeping import SUFFIX, Weights, checksum, copied, write_weights
 from rlreason.policy import Policy
@@ -71,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(answered(main))
+    ended(main)
