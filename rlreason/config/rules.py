@@ -26,10 +26,11 @@ def broken_rules(run: Run, conf: Path, of_sweep: bool = False) -> list[str]:
 
 def too_many_asked(run: Run, there: int | None, conf: Path) -> list[str]:
     """Complaints about more problems than `there` are: what a scale asks for is an upper bound and no mistake."""
+    asked: dict[str, int | None]
     if run.eval.problems is not None:
-        asked: dict[str, int | None] = {"eval.problems": run.eval.problems}
+        asked = {"eval.problems": run.eval.problems}
     elif run.eval_problems is not None:  # where both are set, it bounds both
-        asked: dict[str, int | None] = {"eval.problems": run.eval.problems}
+        asked = {"eval_problems": run.eval_problems}
     else:
         asked = {"interim_eval_problems": getattr(run, "interim_eval_problems", None)}
     if isinstance(run, Training):

@@ -56,4 +56,4 @@ def grading_settings(grading: Grading, reward: str) -> dict[str, Any]:
 
 def reward_name(reward: str, data: Data) -> str:
     """A prompt's reward, or the data's own verifier of answers in that prompt's form."""
-    return verifiers.reward_name(reward, data.verifier)
+    return reward if ":" in reward else verifiers.reward_name(reward, data.verifier)

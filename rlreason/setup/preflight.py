@@ -128,13 +128,13 @@ def own_functions(run: Run) -> list[tuple[str, str]]:
     """(the setting that names it, `module:function`) of every function that is not part of this program."""
     rewards = {"eval.reward": run.eval.reward, "prompt.reward": run.prompt.reward}
     rewards["eval.prompt.reward"] = run.eval.prompt.reward if run.eval.prompt else None
-    verifiers = {"data.verifier": run.data.verifier, "eval.data.verifier": run.eval.data and run.eval.data.verifier}
     found = []
     for reward, data in judges(run):
-        if ":" in (name := reward_name(reward, data.verifier)):
-            given = rewards if ":" in reward else verifiers
-            value = reward if ":" in reward else data.verifier
-            found.append((next(f"{key}={one}" for key, one in given.items() if one == value), name))
+        if ":" in reward:  # which grades data with a verifier too
+            found.append((next(f"{key}={reward}" for key, one in rewards.items() if one == reward), reward))
+        elif data.verifier is not None:
+            key = "data.verifier" if data is run.data else "eval.data.verifier"
+            found.append((f"{key}={data.verifier}", reward_name(reward, data.verifier)))
     if isinstance(run, BestOfN) and run.scorer is not None:
         found.append((f"scorer={run.scorer}", run.scorer))
     return list(dict.fromkeys(found))
