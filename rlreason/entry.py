@@ -33,8 +33,7 @@ def say(error: BaseException) -> bool:
         complain(str(error))
     elif isinstance(error, KeyboardInterrupt):
         with suppress(OSError):  # the terminal may be gone
-            far = "" if str(error) else "; what was recorded stays in the run folder"
-            complain("\n" * sys.stderr.isatty() + f"stopped {why_stopped(error)}{far}")
+            complain("\n" * sys.stderr.isatty() + f"stopped {why_stopped(error)}")
     elif exit_code(error) == RESOURCES:
         complain(shortage(error))
     else:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TextIO
 
-from rlreason import quiet
+from rlreason import quiet, signals
 from rlreason.errors import ConfigError
 
 NAME = "log.txt"
@@ -80,8 +80,8 @@ class _Noise:
         self.spool.seek(0)
         return self.spool.read()
 
-    def close(self) -> None:
-        self.spool.close()
+    def tidy(self) -> None:
+        """Where nothing was said, there is no file."""
         if self.path is not None:
             with suppress(OSError):
                 if not self.path.stat().st_size:
@@ -110,7 +110,8 @@ def noise_kept() -> Iterator[None]:
     sys.stderr = sieve  # type: ignore[assignment]
     unsaid = b""
     try:
-        yield
+        with signals.before_leaving(noise.tidy):
+            yield
     except EXPECTED:
         raise
     except BaseException:
@@ -118,19 +119,20 @@ def noise_kept() -> Iterator[None]:
         raise
     finally:
         _under_way.remove(noise)
-        if sys.stderr is sieve:
-            sys.stderr = python
-        with suppress(OSError):
-            python.flush()
-        if crashes:
-            faulthandler.disable()
-        threading.excepthook, sieve.terminal = hook, python  # a library may have kept the sieve
-        os.dup2(screen, 2)
-        quiet.terminal = 2
-        with suppress(OSError):
-            os.write(2, unsaid)
-        os.close(screen)
-        noise.close()
+        if not signals.asked():  # else the process is about to end, and threads of libraries still have things to say
+            if sys.stderr is sieve:
+                sys.stderr = python
+            with suppress(OSError):
+                python.flush()
+            if crashes:
+                faulthandler.disable()
+            threading.excepthook, sieve.terminal = hook, python  # a library may have kept the sieve
+            os.dup2(screen, 2)
+            quiet.terminal = 2
+            with suppress(OSError):
+                os.write(2, unsaid)
+            os.close(screen)
+        noise.tidy()
 
 
 def keep_noise_in(folder: Path) -> None:

@@ -63,7 +63,6 @@ class Policy:
         """
         self.device = device or pick_device()
         self.tokenizer = tokenizer
-        self.ends_of_turns: set[int] = set()  # end tokens beside the model's own: those of the chats it is asked in
         self.remarks: list[str] = []  # what was done to the model to save memory, for `describe`
         self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
         self.weights, self.compute_dtype = weights, compute_dtype
@@ -97,10 +96,10 @@ class Policy:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Every token that ends a response: the tokenizer's, those the model's makers list, and a chat's."""
+        """Every token that ends a response: the tokenizer's, and those the model's makers list."""
         listed = self.model.generation_config.eos_token_id if self.model.generation_config else None
         several = listed if isinstance(listed, list) else [listed]
-        return frozenset(i for i in (self.tokenizer.eos_token_id, *several, *self.ends_of_turns) if i is not None)
+        return frozenset(i for i in (self.tokenizer.eos_token_id, *several) if i is not None)
 
     @property
     def max_context(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, UnwritableError
 from rlreason.writing import write_whole
 
 
@@ -98,7 +98,15 @@ def write_status(folder: Path, status: str, reason: str = "") -> None:
     """`status.json`, replaced as a whole: {"status", "reason", "time"}."""
     assert ending(status)
     row = {"status": status, "reason": reason, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    write_whole(folder / "status.json", json.dumps(row, indent=2) + "\n")
+    path, text = folder / "status.json", json.dumps(row, indent=2) + "\n"
+    try:
+        write_whole(path, text)
+    except UnwritableError:
+        if not path.exists():
+            raise
+        with path.open("r+", encoding="utf-8") as file:  # on a full disk there is still the old one's place
+            file.write(text)
+            file.truncate()
 
 
 def sweep_code(statuses: Sequence[str]) -> int:

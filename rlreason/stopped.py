@@ -9,6 +9,7 @@ from rlreason.config.run import Training
 from rlreason.console import Console
 from rlreason.counters import Counters
 from rlreason.curves import draw_curves, title_of
+from rlreason.errors import ConfigError
 from rlreason.records import Records
 from rlreason.setup.house import House
 from rlreason.status import write_status
@@ -64,4 +65,5 @@ def try_to(console: Console, act: Callable[[], object]) -> None:
         act()
     except Exception as error:
         with suppress(OSError):
-            console.say(f"! while stopping: {type(error).__name__}: {error}")
+            named = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            console.say(f"! while stopping: {named}")

@@ -15,7 +15,8 @@ from rlreason.models.tiny import build_model
 from rlreason.policy import Policy
 from rlreason.protocol import differences
 from rlreason.setup.formats import shipped
-from rlreason.setup.prompts import check_prompt, encoder, remarks, trace_end
+from rlreason.setup.house import sampled
+from rlreason.setup.prompts import check_prompt, encoder, end_of_turn, remarks
 from rlreason.setup.protocol import protocol_of
 from rlreason.setup.traces import make_traces
 from rlreason.types import Problem
@@ -133,6 +134,8 @@ def test_what_a_template_cannot_do_is_one_line_before_the_weights_are_loaded(
     with pytest.raises(ConfigError, match=says) as caught:
         check_prompt(run.prompt, run.model)
     assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(ConfigError, match=r"^eval\.prompt\."):
+        check_prompt(run.prompt, run.model, "eval.prompt")
 
 
 def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(tokenizer):
@@ -150,14 +153,14 @@ def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(tokenizer):
     assert (policy.tokenizer.decode(body), last) == ("1+1=2\n\\boxed{2}", end)
     assert given.response.token_ids[-1] == end
     assert given.response.token_ids.count(end) == 1
-    assert policy.end_ids == {policy.tokenizer.eos_token_id, end}  # and a sampled response ends there
-    assert trace_end(settings().prompt, policy.tokenizer) is None  # elsewhere the tokenizer's own
+    assert sampled(run, policy).end_ids == {end}  # and a sampled response ends there
+    assert sampled(settings("model=smollm2_135m"), policy).end_ids == set()  # of another prompt's, training's own
+    assert end_of_turn(settings().prompt, policy.tokenizer) is None  # elsewhere the tokenizer's own
 
 
 def test_a_template_that_ends_no_turn_leaves_it_to_the_end_of_text(tokenizer):
     policy = asking(with_template(tokenizer, "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"))
-    encoder(policy, prompt())
-    assert policy.end_ids == {policy.tokenizer.eos_token_id}
+    assert end_of_turn(prompt(), policy.tokenizer) is None
 
 
 def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_alone(tokenizer):

@@ -60,8 +60,9 @@ class HFEngine:
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, stops: Stops, collect: Callable[[Row], None]
     ) -> None:
         """Decode up to `max_rows` rows side by side; waiting groups join as others end."""
-        ended = ending_rule(self.policy.end_ids, sampling, stops)
-        banned = torch.tensor(sorted(self.policy.end_ids), device=self.policy.device)
+        end_ids = self.policy.end_ids | sampling.end_ids
+        ended = ending_rule(end_ids, sampling, stops)
+        banned = torch.tensor(sorted(end_ids), device=self.policy.device)
         # Rows of about one length should run together, because attention reaches over the longest of them.
         waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids)))
 

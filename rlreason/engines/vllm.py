@@ -133,7 +133,7 @@ class VLLMEngine:
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None
     ) -> list[Response]:
         engine, stops = self.llm.llm_engine, Stops(self.policy.tokenizer, sampling.stop, sampling.min_tokens)
-        spelled = sampling_fields(sampling, self.policy.end_ids, stops.sees_special)
+        spelled = sampling_fields(sampling, self.policy.end_ids | sampling.end_ids, stops.sees_special)
         spelled["output_kind"] = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         places, under_way = iter(range(len(prompts) * n)), set[str]()
 

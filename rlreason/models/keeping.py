@@ -76,7 +76,7 @@ class Keeper:
     def get(self, key: str, make: Callable[[], Weights]) -> tuple[Weights, bool]:
         """(weights, whether they were found). Two runs that ask at the same time make them once."""
         path = self.folder / f"{key}{SUFFIX}"
-        if (found := self._read(path, key)) is not None:
+        if (found := self._read(path, key, quiet=True)) is not None:
             return found, True
         with self._alone(path) as usable:
             if (found := self._read(path, key)) is not None:  # the run that was waited for has made it
@@ -86,7 +86,7 @@ class Keeper:
                 self._write(path, weights, key)
         return weights, False
 
-    def _read(self, path: Path, key: str) -> Weights | None:
+    def _read(self, path: Path, key: str, quiet: bool = False) -> Weights | None:
         try:
             weights = read_weights(path, key)
             with suppress(OSError):  # a folder that can only be read
@@ -94,7 +94,8 @@ class Keeper:
         except OSError:  # not there, or not to be read
             return None
         except BrokenWeightsError as error:
-            self.say(f"! {path} is broken ({error}): it is made anew")
+            if not quiet:  # it is read again when nobody else can mend it
+                self.say(f"! {path} is broken ({error}): it is made anew")
             return None
         return weights
 

@@ -37,7 +37,7 @@ from rlreason.setup.model import (
     teach_habits,
 )
 from rlreason.setup.preflight import own_functions
-from rlreason.setup.prompts import PromptIds, check_prompt, encoder, remarks
+from rlreason.setup.prompts import PromptIds, check_prompt, encoder, end_of_turn, remarks
 from rlreason.setup.start import Start
 from rlreason.types import Problem, Sample
 
@@ -117,7 +117,8 @@ def build(run: Run, folder: Path, console: Console) -> House:
     learns = not isinstance(run, Asking)
     prompt = run.prompt if learns else evaluation.prompt
     check_prompt(prompt, run.model)
-    check_prompt(evaluation.prompt, run.model)
+    if evaluation.prompt is not prompt:
+        check_prompt(evaluation.prompt, run.model, "eval.prompt")
     with console.wait("starting the logger"):
         mirror = make_mirror(run, folder)
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
@@ -169,7 +170,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
     examiner = Examiner(
         settings=evaluation,
         rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.beside),
-        sampling=sampled(evaluation),
+        sampling=sampled(evaluation, policy),
         measure=measured(evaluation.sampling.temperature),
         grader=graders.evaluation,
         beside=graders.beside,
@@ -179,7 +180,7 @@ def build(run: Run, folder: Path, console: Console) -> House:
         engine=engine,
         grader=graders.training,
         rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part),
-        sampling=sampled(run) if learns else examiner.sampling,
+        sampling=sampled(run, policy) if learns else examiner.sampling,
         measure=measured(run.sampling.temperature) if learns else examiner.measure,
         examiner=examiner,
         train_problems=train,
@@ -193,9 +194,11 @@ def build(run: Run, folder: Path, console: Console) -> House:
     )
 
 
-def sampled(settings: Run | Evaluation) -> Sampling:
-    """How an engine samples, in training or in evaluations: a prompt ends where its own stop strings stand."""
-    return Sampling(**asdict(settings.sampling), stop=tuple(settings.prompt.stop))
+def sampled(settings: Run | Evaluation, policy: Policy) -> Sampling:
+    """How an engine samples, in training or in evaluations: a prompt's responses end as that prompt says."""
+    end = end_of_turn(settings.prompt, policy.tokenizer)
+    ends = frozenset() if end is None else frozenset({end})
+    return Sampling(**asdict(settings.sampling), stop=tuple(settings.prompt.stop), end_ids=ends)
 
 
 def check_reward(run: Run, grader: Grader, problems: Sequence[Problem]) -> None:

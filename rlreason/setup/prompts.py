@@ -1,5 +1,6 @@
 """From the `prompt` settings to the prompts of problems: text for people and protocols, token ids for engines."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from rlreason.chat import Chat
 from rlreason.config.groups import Prompt
 from rlreason.config.model import Model, PretrainedModel
 from rlreason.config.store import resource_dir
+from rlreason.errors import ConfigError
 from rlreason.policy import Policy, load_tokenizer
 from rlreason.prompts import load_template, render
 from rlreason.types import Problem
@@ -23,12 +25,18 @@ def template_of(prompt: Prompt) -> str:
     return load_template(prompt.file, resource_dir("prompts"))
 
 
-def check_prompt(prompt: Prompt, model: Model) -> None:
-    """`ConfigError` where the prompts cannot be made; before the weights are loaded, of a chat with the tokenizer."""
+def check_prompt(prompt: Prompt, model: Model, key: str = "prompt") -> None:
+    """`ConfigError` where the prompts cannot be made; before the weights are loaded, of a chat with the tokenizer.
+
+    `key`: where these settings stand, `prompt` or `eval.prompt`.
+    """
     template_of(prompt)
     if prompt.chat:
         assert isinstance(model, PretrainedModel), "a model made on the spot has no chat template"
-        chat_of(prompt, load_tokenizer(model.folder)).check()
+        try:
+            chat_of(prompt, load_tokenizer(model.folder)).check()
+        except ConfigError as error:
+            raise ConfigError(re.sub(r"\bprompt(?=[.=])", key, str(error))) from error
 
 
 def chat_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Chat:
@@ -36,17 +44,11 @@ def chat_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Chat:
 
 
 def encoder(policy: Policy, prompt: Prompt) -> PromptIds:
-    """A problem -> the token ids of its prompt: the one that came with it word for word, or these settings', filled.
-
-    Of a chat, the end of a turn becomes one of the tokens that end the policy's responses: a model's folder need not
-    name it, as that of a base model with a chat template does not.
-    """
+    """A problem -> the token ids of its prompt: the one that came with it word for word, or these settings', filled."""
     fill: Render = partial(render, template_of(prompt))
     if not prompt.chat:
         return lambda p: policy.encode_prompt(fill(p.question) if p.prompt is None else p.prompt)
     chat = chat_of(prompt, policy.tokenizer)
-    if (end := chat.end_of_turn()) is not None:
-        policy.ends_of_turns.add(end)
 
     def of_chat(problem: Problem) -> list[int]:
         if problem.prompt is not None:
@@ -57,8 +59,8 @@ def encoder(policy: Policy, prompt: Prompt) -> PromptIds:
     return of_chat
 
 
-def trace_end(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that ends a response to imitate, where that is not the tokenizer's own end of text."""
+def end_of_turn(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that ends a response to a chat: a model's folder need not name it, as a base model's does not."""
     return chat_of(prompt, tokenizer).end_of_turn() if prompt.chat else None
 
 

@@ -7,7 +7,7 @@ from rlreason.config.run import Run
 from rlreason.data.traces import trace_text
 from rlreason.errors import ConfigError
 from rlreason.policy import Policy
-from rlreason.setup.prompts import trace_end
+from rlreason.setup.prompts import end_of_turn
 from rlreason.types import Problem, Sample
 
 
@@ -17,7 +17,7 @@ def make_traces(
     """(samples with credit 1, notices). What does not fit is refused, or left out and counted (data.bad_rows)."""
     room = min(run.micro_batch_tokens, policy.max_context)
     key = "micro_batch_tokens" if room == run.micro_batch_tokens else "the model's context"
-    end, traces, too_long = trace_end(run.prompt, policy.tokenizer), [], []
+    end, traces, too_long = end_of_turn(run.prompt, policy.tokenizer), [], []
     for problem in problems:
         text = trace_text(problem, run.prompt.trace)
         ids = policy.encode_response(text, end)
