@@ -38,7 +38,7 @@ def raising(error: BaseException):
         (raising(DataError("no problem is left")), 3, "rlreason: no problem is left"),
         (raising(EngineError("the engine died")), 1, "rlreason: the engine died"),
         (raising(ResourceError("too little memory")), 4, "rlreason: too little memory"),
-        (raising(KeyboardInterrupt()), 130, "rlreason: stopped; what was recorded stays"),
+        (raising(KeyboardInterrupt()), 130, "rlreason: stopped by a signal"),
         (lambda: torch.empty(10**15), 4, "out of memory ([enforce fail"),
         (lambda: bytearray(10**18), 4, "out of memory: lower micro_batch_tokens"),
         (lambda: Path("/dev/full").write_text("x"), 4, "No space left on device: free some space"),

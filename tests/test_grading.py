@@ -71,7 +71,7 @@ def test_a_changed_verdict_demands_a_new_version_and_a_new_case_does_not(tmp_pat
 
 def test_a_comment_in_the_grader_leaves_its_version_alone(tmp_path):
     package = Path(protocol.__file__).parent
-    for name in ("protocol.py", "errors.py", "__init__.py", "types.py", "grading"):
+    for name in ("protocol.py", "errors.py", "__init__.py", "types.py", "grading", "config"):
         source, copy = package / name, tmp_path / "rlreason" / name
         shutil.copytree(source, copy) if source.is_dir() else copy.parent.mkdir(exist_ok=True) or shutil.copy(
             source, copy

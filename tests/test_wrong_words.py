@@ -69,7 +69,7 @@ LINES = [
     # the nearest right word, of the chosen options
     (["sampling.max_token=4"], "did you mean sampling.max_tokens?"),
     (["lr=1e-4"], "lr is no setting of this run: did you mean learning_rate?"),
-    (["temperature=1"], "did you mean sampling.temperature?"),
+    (["temperature=1"], "did you mean sampling.temperature or"),
     (["path=/x"], "did you mean model.path or data.path?"),
     (["wandb=true"], "did you mean logger=wandb?"),
     (["dapo=1"], "did you mean objective=dapo?"),
