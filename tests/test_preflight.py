@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from test_end_to_end import SMALL, rlreason
 
-from rlreason.config.groups import Logger
+from rlreason.config.groups import Grading, Logger
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
 from rlreason.mirror import refuse_without_login
+from rlreason.models.formats import VOCABULARY
 from rlreason.records import CONTENTS, Records
-from rlreason.setup.model import VOCABULARY
-from rlreason.setup.preflight import NEEDED, missing_packages, not_importable, own_functions, preflight, room_for
+from rlreason.setup.preflight import NEEDED, missing_packages, preflight, room_for
+from rlreason.setup.probe import own_functions, unusable
 from rlreason.setup.space import TINY_VOCABULARY, in_words, space_needed, tiny_weights
 from rlreason.undo import Ended, undone_when_refused
 
@@ -57,7 +58,7 @@ def modules(tmp_path, monkeypatch):
     ],
 )
 def test_a_function_that_cannot_be_had_is_one_line_with_the_imports_own_reason(modules, name, says):
-    why = not_importable(f"prompt.reward={name}", name)
+    why = unusable(f"prompt.reward={name}", name, Grading())
     assert why.startswith(f"prompt.reward={name}: ")
     assert says.format(here=modules) in why
     assert len(why.splitlines()) == 1
@@ -65,12 +66,12 @@ def test_a_function_that_cannot_be_had_is_one_line_with_the_imports_own_reason(m
 
 def test_a_module_in_the_current_folder_where_python_does_not_look(modules, monkeypatch):
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(modules))])
-    why = not_importable("scorer=good:f", "good:f")
+    why = unusable("scorer=good:f", "good:f", Grading())
     assert f"module good lies in {modules}, where Python does not look: set PYTHONPATH={modules}" in why
 
 
 def test_a_function_that_can_be_had_is_no_matter(modules):
-    assert not_importable("prompt.reward=good:f", "good:f") == ""
+    assert unusable("prompt.reward=good:f", "good:f", Grading()) == ""
 
 
 def test_a_plug_in_that_fails_later_says_why(modules, tmp_path):
