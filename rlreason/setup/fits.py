@@ -33,7 +33,7 @@ from rlreason.types import Problem
 
 PATIENCE_S = 1.5  # of processor time that all runs of a sweep together may take here; then the house must do
 MOST_BYTES = 20_000_000  # of files that are read here
-MOST_MADE = 20_000  # problems that are made up here
+MOST_STORIES, MOST_COUNTDOWNS = 20_000, 4_000  # that are made up here: about half a second
 MOST_MEASURED = 4_000_000  # characters of prompts that are turned into tokens here
 UNBOUNDED = 1 << 30
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")  # classes that read tokenizer.json as it stands
@@ -148,7 +148,9 @@ def is_near(data: Data) -> bool:
     if isinstance(data, Countdown) and data.path is not None:
         file = locate(None, data.path)
         return file is not None and file.stat().st_size <= MOST_BYTES
-    return isinstance(data, Stories | Countdown) and data.n_train + data.n_validation <= MOST_MADE
+    if not isinstance(data, Stories | Countdown):
+        return False
+    return data.n_train + data.n_validation <= (MOST_STORIES if isinstance(data, Stories) else MOST_COUNTDOWNS)
 
 
 def texts_of(part: Part) -> list[str]:
