@@ -5,20 +5,30 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_end_to_end import SMALL, rlreason
 
-from rlreason.config.groups import Logger
+from rlreason.config.groups import Grading, Logger
+from rlreason.config.model import PretrainedModel
 from rlreason.config.store import typed
+from rlreason.console import Console
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
 from rlreason.mirror import refuse_without_login
+from rlreason.models.formats import VOCABULARY
 from rlreason.records import CONTENTS, Records
-from rlreason.setup.model import VOCABULARY
-from rlreason.setup.preflight import NEEDED, missing_packages, not_importable, own_functions, preflight, room_for
+from rlreason.setup.data import load_data
+from rlreason.setup.fits import Foreseen, context_of, is_near, tokenizer_of
+from rlreason.setup.house import fitting
+from rlreason.setup.model import make_policy
+from rlreason.setup.preflight import NEEDED, missing_packages, preflight, room_for
+from rlreason.setup.probe import own_functions, unusable
+from rlreason.setup.prompts import encoder
 from rlreason.setup.space import TINY_VOCABULARY, in_words, space_needed, tiny_weights
+from rlreason.setup.templates import filling
 from rlreason.undo import Ended, undone_when_refused
 
 MODULES = {
@@ -27,6 +37,10 @@ MODULES = {
     "broken.py": "def f(:\n",
     "raises.py": "def fill():\n    raise KeyError('x')\n\nfill()\n",
     "exits.py": "import sys\n\nsys.exit(3)\n",
+    "judge.py": "def one(response):\n    return 1.0\n\ndef raises(response, gold):\n    raise KeyError(gold)\n\n"
+                "def none(response, gold):\n    return None\n\n"
+                "def slow(response, gold):\n    import time\n    time.sleep(30)\n\n"
+                "def number(response, gold, fast=True):\n    return float(int(gold) > 1)\n",
     "later.py": "calls = 0\n\ndef f(response, gold):\n    global calls\n    calls += 1\n    if calls > 2:\n"
                 "        raise ValueError('no more than two')\n    return 1.0\n",
 }  # fmt: skip
@@ -57,7 +71,7 @@ def modules(tmp_path, monkeypatch):
     ],
 )
 def test_a_function_that_cannot_be_had_is_one_line_with_the_imports_own_reason(modules, name, says):
-    why = not_importable(f"prompt.reward={name}", name)
+    why = unusable(f"prompt.reward={name}", name, Grading())
     assert why.startswith(f"prompt.reward={name}: ")
     assert says.format(here=modules) in why
     assert len(why.splitlines()) == 1
@@ -65,12 +79,44 @@ def test_a_function_that_cannot_be_had_is_one_line_with_the_imports_own_reason(m
 
 def test_a_module_in_the_current_folder_where_python_does_not_look(modules, monkeypatch):
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(modules))])
-    why = not_importable("scorer=good:f", "good:f")
+    why = unusable("scorer=good:f", "good:f", Grading())
     assert f"module good lies in {modules}, where Python does not look: set PYTHONPATH={modules}" in why
 
 
 def test_a_function_that_can_be_had_is_no_matter(modules):
-    assert not_importable("prompt.reward=good:f", "good:f") == ""
+    assert unusable("prompt.reward=good:f", "good:f", Grading()) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("judge:one", "one(response) cannot be called with two texts (too many positional arguments): a reward takes"),
+        ("json:dumps", "dumps(...) cannot be called with two texts"),
+        (
+            "judge:raises",
+            "fails on the response 'probe' and the reference answer '20': KeyError: '20' ({here}/judge.py",
+        ),
+        ("judge:none", "returned None, and must return a number"),
+        ("judge:slow", "needs more than grading.timeout_s=0.5 s for one response: make it faster, or raise it"),
+    ],
+)
+def test_a_reward_that_cannot_judge_is_refused_early(composed, modules, name, says):
+    with pytest.raises(ConfigError) as caught:
+        preflight([typed(composed(f"eval.reward={name}", "grading.timeout_s=0.5"))], modules)
+    assert str(caught.value).startswith(f"eval.reward={name}")
+    assert says.format(here=modules) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_reward_is_tried_on_an_answer_of_its_own_data(composed, modules):
+    rows = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(4)]
+    for half, part in (("train", rows[:2]), ("test", rows[2:])):
+        (modules / f"{half}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    own = ("model=smollm2_135m", "prompt.reward=judge:number", "eval_problems=2")
+    assert preflight([typed(composed(*own, f"data.path={modules}"))], modules) == []
+    assert unusable("prompt.reward=judge:raises", "judge:raises", Grading()) == ""  # which answers suit it is not known
+    with pytest.raises(ConfigError, match="eval_problems=3 is more than the 2 problems there are"):
+        preflight([typed(composed(*own[:2], f"data.path={modules}", "eval_problems=3"))], modules)
 
 
 def test_a_plug_in_that_fails_later_says_why(modules, tmp_path):
@@ -131,6 +177,64 @@ def test_the_packages_that_a_run_needs(composed, gsm8k, monkeypatch):
         assert not needed.by(plain)
         assert "install" in needed.cure(asked[needed.package])
     assert missing_packages(plain) == []
+
+
+def test_the_packages_of_the_data_that_is_read_and_no_other(composed, gsm8k):
+    needs = {needed.package: needed for needed in NEEDED}
+    hub = ("data@eval.data=gsm8k", "eval.data.path=openai/gsm8k")
+    gym = ("data@eval.data=reasoning_gym", "eval.data.task=gcd")
+    for words in ((f"data.path={gsm8k}",), ("algorithm=evaluate",)):
+        for package, own in {"datasets": hub, "reasoning_gym": gym}.items():
+            run = typed(composed("model=smollm2_135m", *words, *own))
+            assert needs[package].by(run)
+            assert needs[package].cure(run).startswith(own[1] if package == "datasets" else "eval.data=reasoning_gym ")
+    files = ("model=smollm2_135m", "data@eval.data=gsm8k", f"eval.data.path={gsm8k}")
+    assert needs["datasets"].by(typed(composed(*files, "data.path=openai/gsm8k")))
+    asks = typed(composed(*files, "algorithm=evaluate"))
+    asks.data.path = "openai/gsm8k"
+    assert not needs["datasets"].by(asks)
+
+
+# What does not fit
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_prompts_are_measured_as_the_policy_encodes_them(composed, tmp_path, made):
+    run = typed(composed("data.n_train=64", "data.n_validation=16", "prompt=r1_zero_short", "micro_batch_tokens=70"))
+    train = load_data(run)[0]
+    policy = make_policy(run, train)
+    if not made:
+        policy.save(tmp_path)
+        run.model = PretrainedModel(name="local", path=str(tmp_path))
+    length = tokenizer_of(run)
+    fill = filling(run.prompt)
+    texts = [*(fill(p.question) for p in train), "", "<answer> \u00e9</answer><|endoftext|>"]
+    assert [length(text) for text in texts] == [len(policy.encode_prompt(text)) for text in texts]
+    assert context_of(run) == policy.max_context
+    early = Foreseen().too_long(run)
+    assert "need 7" in early
+    with pytest.raises(ConfigError) as caught:
+        fitting(run, policy, encoder(policy, run.prompt), "train", train, run.sampling.max_tokens, Console())
+    assert str(caught.value) == early
+    assert Foreseen().too_long(replace(run, micro_batch_tokens=80)) == ""
+
+
+def test_what_takes_long_to_read_or_measure_is_left_to_the_run(composed, tmp_path, gsm8k):
+    near = typed(composed("model=smollm2_135m", f"data.path={gsm8k}", "data.overlap=allow"))
+    assert is_near(near.data)
+    assert Foreseen().too_long(near) == ""
+    assert Foreseen().too_long(replace(near, micro_batch_tokens=1100)) == ""  # a hub's tokenizer
+    assert not is_near(typed(composed("model=smollm2_135m", "data.path=openai/gsm8k")).data)
+    assert not is_near(typed(composed("data.n_train=1000000")).data)
+    (tmp_path / "train.jsonl").write_bytes(b" " * 30_000_000)
+    assert not is_near(near.data)
+
+
+def test_a_sweep_reads_and_measures_once(composed):
+    runs = [typed(composed(f"seed={seed}", "micro_batch_tokens=100")) for seed in range(4)]
+    foreseen = Foreseen()
+    assert [foreseen.too_long(run) for run in runs] == [""] * 4
+    assert all(foreseen.problems(run) is foreseen.problems(runs[0]) for run in runs)
 
 
 def test_wandb_without_a_login_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):

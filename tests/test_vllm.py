@@ -20,7 +20,8 @@ from rlreason.engines.hf import HFEngine
 from rlreason.engines.vllm import VLLMEngine, repack_tied_head
 from rlreason.engines.vllm_start import plan_memory
 from rlreason.errors import ConfigError, EngineError
-from rlreason.models.tiny import PAD, build_model
+from rlreason.models.formats import PAD
+from rlreason.models.tiny import build_model
 from rlreason.policy import Policy, load_policy
 
 pytest.importorskip("vllm")

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from rlreason.config.data import FileData
 from rlreason.config.eval_conditions import EVAL_CONDITIONS
 from rlreason.config.groups import Logger
 from rlreason.config.imitation import SFT
@@ -27,7 +28,12 @@ from rlreason.objectives.rules import READERS
 
 
 def asks_hub(run: Any) -> bool:
-    path, data = run.data.path, run.data
+    return lies_on_hub(run.data)
+
+
+def lies_on_hub(data: FileData) -> bool:
+    """Some of the splits that are read are no files here."""
+    path = data.path
     if path is None or Path(path).expanduser().is_dir():
         return False
     splits = [data.train] if data.n_validation is not None else [data.train, data.validation]

@@ -68,6 +68,10 @@ class Grader:
         if self.symbolic or self.plugin:
             self._pool.start()
 
+    def wait(self) -> str:
+        """Until the workers are ready; returns why they cannot be had, or an empty text."""
+        return self._pool.wait()
+
     def grade_batch(self, responses: Sequence[str], golds: Sequence[Gold]) -> list[Grade]:
         """One grade per response, in order. Equal (answer, gold) pairs are worked out once and remembered.
 

@@ -5,6 +5,7 @@ The processes that grade load rewards with it, and best-of-N its scorer. It must
 
 import difflib
 import importlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
@@ -30,6 +31,24 @@ def load(name: str) -> Callable[..., Any]:
     if not callable(value):
         raise NotImportable(f"{function} in module {module} is of type {type(value).__name__}: name a function")
     return value  # type: ignore[no-any-return]
+
+
+def load_judge(name: str) -> Callable[..., Any]:
+    """The function `module:function`, refused where it cannot be called with two values, as the grader does."""
+    function = load(name)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some functions written in C nothing is known
+        return function
+    try:
+        signature.bind("response", "reference answer")
+    except TypeError as error:
+        taken = str(signature) if len(str(signature)) < 60 else "(...)"
+        raise NotImportable(
+            f"{name.partition(':')[2]}{taken} cannot be called with two texts ({error}): a reward takes (response, "
+            "reference answer), a scorer (question, response)"
+        ) from None
+    return function
 
 
 def _module(name: str) -> ModuleType:

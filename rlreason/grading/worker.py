@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlreason.grading.framing import LENGTH, pack
-from rlreason.grading.imports import NotImportable, described, load
+from rlreason.grading.imports import NotImportable, described, load_judge
 
 PR_SET_PDEATHSIG = 1
 MAX_REASON = 500  # characters of an error that are told
@@ -69,7 +69,7 @@ def _load(plugin: str | None) -> Callable[[Any], dict[str, Any]]:
         from rlreason.grading import second_opinion
 
         return lambda request: second_opinion.judge(*request).as_dict()
-    function = load(plugin)
+    function = load_judge(plugin)
     return lambda request: {"value": function(*request)}
 
 

@@ -6,14 +6,10 @@ It must not know rewards, algorithms or configuration files.
 from collections.abc import Iterable
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlreason.config.model import TINY_CONTEXT
-
-END = "<|endoftext|>"
-PAD = "<|pad|>"
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+from rlreason.models.formats import END, PAD, TAGS, train_tokenizer
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
@@ -22,21 +18,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTo
     A number of up to two digits is one token, the four r1_zero tags are one token each (but not special: they
     stay in the decoded text).
     """
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\d{1,2}| ?[^\s\d]+ ?|\s"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END, PAD],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(texts, trainer)
+    core = train_tokenizer(texts, vocab_size)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD)
     tokenizer.add_tokens(list(TAGS))
     return tokenizer

@@ -12,19 +12,12 @@ from itertools import cycle
 from rlreason.algorithms.sft import imitation_sample
 from rlreason.data.stories import habit_trace
 from rlreason.learner import Learner, TokenObjective
+from rlreason.models.formats import Format
 from rlreason.policy import Policy
 from rlreason.types import Problem
 
 #: In one forward pass. Not a setting: how a step is divided changes the rounding, and the weights with it.
 MICRO_BATCH_TOKENS = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How a question is asked, and how a response to it is written."""
-
-    prompt: Callable[[str], str]  # a question -> its prompt
-    trace: str  # a template with {solution} and {answer}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from rlreason.data.stories import make_stories
 from rlreason.data.traces import check_template, filter_correct, trace_text, with_traces
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
-from rlreason.prompts import load_template, render
+from rlreason.setup.templates import filling
 from rlreason.types import Problem
 
 Say = Callable[[str], None]
@@ -55,7 +55,7 @@ def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = 
     """
     data, evaluation, traces = run.data, evaluation_of(run), handles_traces(run)
     asked, judge = evaluation.data, judge or grader
-    fill_asked = partial(render, load_template(evaluation.prompt.file, resource_dir("prompts")))
+    fill_asked = filling(evaluation.prompt)
     if asked is not data and not uses_training_data(run):
         validation = enough(run, read_asked(asked, fill_asked, say))
         return Loaded([], told(say, *gold_checked(validation, judge, asked)), {"validation": len(validation)})
@@ -71,7 +71,7 @@ def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = 
     if not uses_training_data(run):
         train = []  # nothing is learned: training data must not stop a measurement
     own = run if isinstance(run, Training) else evaluation
-    fill = partial(render, load_template(own.prompt.file, resource_dir("prompts")))
+    fill = filling(own.prompt)
     if isinstance(data, FileData):
         train, validation = answered(data, train, validation, fill, say)
     if asked is not data:

@@ -2,10 +2,9 @@
 
 The prompts of the handouts' prompt ablation share one warm start that holds all of them, so that whichever of them a
 run chooses, it starts from the same weights. Every other prompt, the default and a user's own, has a warm start to
-itself. It knows settings and prompt options; it must not know models.
+itself. It knows settings and prompt options; it must not know torch.
 """
 
-from functools import partial
 from itertools import cycle, islice
 
 from omegaconf import OmegaConf
@@ -17,9 +16,8 @@ from rlreason.config.store import resource_dir
 from rlreason.data.stories import R1_ZERO_TRACE
 from rlreason.errors import ConfigError
 from rlreason.grading.grader import FORMATS
-from rlreason.models.warm_start import Format
-from rlreason.prompts import render
-from rlreason.setup.prompts import template_of
+from rlreason.models.formats import Format
+from rlreason.setup.templates import filling, template_of
 
 #: Prompt options that share a warm start, one for each turn. A prompt with three worked examples is many times as long
 #: as a bare question and ends like r1_zero's: one turn in sixteen suffices to learn it, and keeps the warm start short.
@@ -58,7 +56,7 @@ def shipped(name: str) -> Prompt:
 
 
 def format_of(prompt: Prompt) -> Format:
-    return Format(partial(render, template_of(prompt)), trace_of(prompt))
+    return Format(filling(prompt), trace_of(prompt))
 
 
 def trace_of(prompt: Prompt) -> str:

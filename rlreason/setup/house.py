@@ -12,7 +12,6 @@ import torch
 from rlreason.algorithms.rollouts import Measure, Rollouts
 from rlreason.config.data import Stories
 from rlreason.config.evaluation import Evaluation, evaluation_of
-from rlreason.config.imitation import SFT
 from rlreason.config.jobs import Asking
 from rlreason.config.model import TinyModel
 from rlreason.config.run import Run, Training
@@ -27,6 +26,7 @@ from rlreason.policy import Policy
 from rlreason.records import Mirror
 from rlreason.setup.data import load_data, read_splits
 from rlreason.setup.engine import check_engine, demand_of, make_engine
+from rlreason.setup.fits import longest_prompt, parts, too_long
 from rlreason.setup.graders import make_graders
 from rlreason.setup.model import (
     check_attention,
@@ -36,7 +36,7 @@ from rlreason.setup.model import (
     make_policy,
     teach_habits,
 )
-from rlreason.setup.preflight import own_functions
+from rlreason.setup.probe import own_functions, refusal
 from rlreason.setup.prompts import PromptIds, check_prompt, encoder, end_of_turn, remarks
 from rlreason.setup.start import Start
 from rlreason.types import Problem, Sample
@@ -137,11 +137,10 @@ def build(run: Run, folder: Path, console: Console) -> House:
         choose_threads(run, policy)
         prompt_ids, asked_ids = encoder(policy, prompt), encoder(policy, evaluation.prompt)
         with console.wait("measuring the prompts"):
-            if not isinstance(run, SFT):  # which samples no answers to them; its traces are measured when made
-                most = (run if learns else evaluation).sampling.max_tokens
-                train = fitting(run, policy, prompt_ids, "train", train, most, console)
-            most = evaluation.sampling.max_tokens
-            validation = fitting(run, policy, asked_ids, "validation", validation, most, console)
+            for part in parts(run, train, validation):
+                ids = asked_ids if part.prompt is evaluation.prompt else prompt_ids
+                kept = fitting(run, policy, ids, part.name, part.problems, part.max_tokens, console)
+                train, validation = (kept, validation) if part.name == "train" else (train, kept)
         tiny = run.model if isinstance(run.model, TinyModel) else None
         start = teach_habits(run, tiny, policy, lessons, console) if tiny else None
         if isinstance(run, Training):
@@ -205,14 +204,9 @@ def check_reward(run: Run, grader: Grader, problems: Sequence[Problem]) -> None:
     """A reward of the user's own is tried once, before anything is trained with it."""
     if not grader.plugin:
         return
-    gold = problems[0].answer
-    (grade,) = grader.grade_batch(["probe"], [gold])
-    if grade.outcome == "error":
-        setting = next((key for key, name in own_functions(run) if name == grader.plugin), grader.plugin)
-        raise ConfigError(
-            f"{setting} fails on the response 'probe' and the reference answer {gold[:40]!r}: "
-            f"{grader.why_not(grade)}: mend it"
-        )
+    setting = next((key for key, name in own_functions(run) if name == grader.plugin), grader.plugin)
+    if why := refusal(setting, grader, problems[0].answer, run.grading.timeout_s):
+        raise ConfigError(why)
 
 
 def make_mirror(run: Run, folder: Path) -> Mirror | None:
@@ -234,25 +228,14 @@ def fitting(
 
     What does not fit is refused, or left out and said (data.bad_rows). `name`: train or validation.
     """
-    asked, data = name == "validation", run.data if run.eval.data is None else run.eval.data
-    evaluates = asked or isinstance(run, Asking)
-    own = f"{'eval.' if evaluates and run.eval.sampling.max_tokens is not None else ''}sampling.max_tokens"
-    skip = (data if asked else run.data).bad_rows == "skip"
-    room, key = min((run.micro_batch_tokens, "micro_batch_tokens"), (policy.max_context, "the model's context"))
-    longest, sizes = room - max_tokens, [len(prompt_ids(p)) for p in problems]
-    if not sizes or max(sizes) <= longest:
-        return problems
-    needed, count = max(sizes) + max_tokens, sum(size > longest for size in sizes)
-    if not skip or min(sizes) > longest:
-        raise ConfigError(
-            f"{own}={max_tokens} and the longest prompt need {needed} tokens, more than "
-            f"{key}={room} ({count} of {len(sizes)} {name} prompts): lower {own}"
-            + (f", or set {key}={needed}" if key[0] == "m" else "")
-            + (
-                ""
-                if count == len(sizes)
-                else f", or leave them out with {'eval.' * (asked and data is not run.data)}data.bad_rows=skip"
-            )
-        )
-    console.say(f"! left out: {count} of {len(sizes)} {name} problems, whose prompts are too long for {key}={room}")
-    return [p for p, size in zip(problems, sizes, strict=True) if size <= longest]
+    sizes, context = [len(prompt_ids(p)) for p in problems], policy.max_context
+    if why := too_long(run, name, sizes, max_tokens, context):
+        raise ConfigError(why)
+    longest = longest_prompt(run, max_tokens, context)
+    kept = [p for p, size in zip(problems, sizes, strict=True) if size <= longest]
+    if len(kept) < len(problems):
+        key = "the model's context" if context < run.micro_batch_tokens else "micro_batch_tokens"
+        left = f"{len(problems) - len(kept)} of {len(problems)} {name} problems"
+        room = min(context, run.micro_batch_tokens)
+        console.say(f"! left out: {left}, whose prompts are too long for {key}={room}")
+    return kept

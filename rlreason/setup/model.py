@@ -1,8 +1,6 @@
 """The model of a run, from its `model` settings: loaded, or made on the spot and taught two habits."""
 
-import random
 from collections.abc import Sequence
-from itertools import cycle
 
 import torch
 
@@ -10,9 +8,9 @@ from rlreason.adapters import add_lora, require_peft
 from rlreason.config.model import Model, PretrainedModel, TinyModel
 from rlreason.config.run import Run, Training
 from rlreason.console import Console
-from rlreason.data.stories import habit_trace
 from rlreason.kernels import pick
 from rlreason.memory import freeze, model_size, recompute_layers
+from rlreason.models.formats import VOCABULARY, texts_in
 from rlreason.models.keeping import checksum, copied
 from rlreason.models.tiny import build_model, build_tokenizer
 from rlreason.models.warm_start import Lessons, warm_up
@@ -23,7 +21,6 @@ from rlreason.setup.start import Start, find_or_make
 from rlreason.types import Problem
 
 TINY = 5_000_000  # parameters
-VOCABULARY = 2048  # tokens at most: enough to make every word of every shipped prompt one token
 
 
 def choose_threads(run: Run, policy: Policy | None = None) -> None:
@@ -54,10 +51,7 @@ def make_policy(run: Run, train: Sequence[Problem]) -> Policy:
         return load_policy(run.model.folder, run.model.dtype, run.model.weights, run.model.attention)
     assert isinstance(run.model, TinyModel)
     tiny, device = run.model, pick_device()
-    rng = random.Random("tokenizer")  # the same tokenizer for every seed
-    turns = zip(train[:2000], cycle(dict.fromkeys(formats_of(run))), strict=False)
-    texts = (form.prompt(p.question) + habit_trace(p, rng, 0.5, 0.0, form.trace) for p, form in turns)
-    tokenizer = build_tokenizer(texts, VOCABULARY)
+    tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
     model = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=tiny.seed)
     return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device, DTYPES[tiny.weights], tiny.attention)
 

@@ -10,20 +10,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.config.conditions import asks_hub
-from rlreason.config.data import FileData
-from rlreason.config.jobs import BestOfN
+from rlreason.config.conditions import lies_on_hub
+from rlreason.config.data import Data, FileData
 from rlreason.config.rollout import INSTALL_VLLM
 from rlreason.config.run import Run, Training
 from rlreason.config.store import resource_dir
 from rlreason.config.tasks import Countdown, Gym
-from rlreason.config.uses import judges
+from rlreason.config.uses import data_read
 from rlreason.data.files import locate, may_be_hub_name
 from rlreason.errors import ConfigError, ResourceError
-from rlreason.grading.pool import Pool
-from rlreason.grading.verifiers import reward_name
 from rlreason.mirror import refuse_without_login
 from rlreason.prompts import load_template
+from rlreason.setup.fits import Foreseen
+from rlreason.setup.probe import judged_by, own_functions, unusable
 from rlreason.setup.space import RECORDS, in_words, space_needed
 
 
@@ -39,12 +38,20 @@ def _adapts(run: Run) -> bool:
     return isinstance(run, Training) and run.model.lora.rank > 0
 
 
-def _reads_hub(run: Run) -> bool:
-    data = run.data
+def _on_hub(data: Data) -> bool:
     if isinstance(data, FileData):
-        return asks_hub(run)
+        return lies_on_hub(data)
     path = data.path if isinstance(data, Countdown) else None
     return path is not None and not locate(None, path) and may_be_hub_name(path)
+
+
+def _made_up_by_gym(data: Data) -> bool:
+    return isinstance(data, Gym)
+
+
+def _of_which(run: Run, kind: Callable[[Data], bool]) -> tuple[str, Data]:
+    """The first data set of a kind that a run reads, with the setting that it stands under."""
+    return next((key, data) for key, data in data_read(run).items() if kind(data))
 
 
 NEEDED = (
@@ -70,16 +77,18 @@ NEEDED = (
     ),
     Needed(
         "datasets",
-        _reads_hub,
+        lambda run: any(map(_on_hub, data_read(run).values())),
         lambda run: (
-            f"data.path={getattr(run.data, 'path', None)} is no folder here, and reading it from the hub needs the "
-            "datasets package: pip install 'rlreason[hub]', or give a folder with train.jsonl and test.jsonl"
-        ),
+            "{}.path={.path} is no folder here, and reading it from the hub needs the datasets package: pip install "
+            "'rlreason[hub]', or give a folder with train.jsonl and test.jsonl"
+        ).format(*_of_which(run, _on_hub)),
     ),
     Needed(
         "reasoning_gym",
-        lambda run: isinstance(run.data, Gym),
-        lambda run: f"data={run.data.name} needs the reasoning-gym package: pip install 'rlreason[gym]'",
+        lambda run: any(map(_made_up_by_gym, data_read(run).values())),
+        lambda run: "{}={.name} needs the reasoning-gym package: pip install 'rlreason[gym]'".format(
+            *_of_which(run, _made_up_by_gym)
+        ),
     ),
     Needed(
         "wandb",
@@ -95,14 +104,29 @@ def preflight(runs: Sequence[Run], folder: Path) -> list[str]:
     `folder` is where they will write; it need not be there yet.
     """
     bad = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
-    functions = dict.fromkeys(named for run in runs for named in own_functions(run))
-    bad += [line for setting, name in functions if (line := not_importable(setting, name))]
+    foreseen = None if bad else Foreseen()
+    bad += useless_functions(runs, foreseen)
+    if foreseen and not bad:
+        bad = [line for run in runs if (line := foreseen.too_long(run))]
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
     for run in runs:
         if run.logger.kind == "wandb":
             refuse_without_login(run.logger)
     return room_for(runs, folder)
+
+
+def useless_functions(runs: Sequence[Run], foreseen: Foreseen | None) -> list[str]:
+    """Why functions of the user's own cannot be had or cannot judge, each tried once for all runs."""
+    found: dict[tuple[str, str], str] = {}
+    for run in runs:
+        for setting, name in own_functions(run):
+            if (setting, name) in found:
+                continue
+            loaded = foreseen.problems(run) if foreseen and not setting.startswith("scorer=") else None
+            judged = [] if loaded is None else judged_by(run, name, loaded.train, loaded.validation)
+            found[setting, name] = unusable(setting, name, run.grading, judged[0].answer if judged else None)
+    return [line for line in found.values() if line]
 
 
 def template_problems(run: Run) -> list[str]:
@@ -122,32 +146,6 @@ def template_problems(run: Run) -> list[str]:
 def missing_packages(run: Run) -> list[str]:
     """Packages that the settings ask for and that are not installed. Nothing is imported."""
     return [n.cure(run) for n in NEEDED if n.by(run) and importlib.util.find_spec(n.package) is None]
-
-
-def own_functions(run: Run) -> list[tuple[str, str]]:
-    """(the setting that names it, `module:function`) of every function that is not part of this program."""
-    rewards = {"eval.reward": run.eval.reward, "prompt.reward": run.prompt.reward}
-    rewards["eval.prompt.reward"] = run.eval.prompt.reward if run.eval.prompt else None
-    found = []
-    for reward, data in judges(run):
-        if ":" in reward:  # which grades data with a verifier too
-            found.append((next(f"{key}={reward}" for key, one in rewards.items() if one == reward), reward))
-        elif data.verifier is not None:
-            key = "data.verifier" if data is run.data else "eval.data.verifier"
-            found.append((f"{key}={data.verifier}", reward_name(reward, data.verifier)))
-    if isinstance(run, BestOfN) and run.scorer is not None:
-        found.append((f"scorer={run.scorer}", run.scorer))
-    return list(dict.fromkeys(found))
-
-
-def not_importable(setting: str, name: str) -> str:
-    """Why a function cannot be had, tried in a process of the grader's kind; empty where it can."""
-    pool = Pool(workers=1, timeout_s=1.0, memory_mb=1536, plugin=name)
-    try:
-        why = pool.wait()
-    finally:
-        pool.close()
-    return f"{setting}: {why}" if why else ""
 
 
 def room_for(runs: Sequence[Run], folder: Path) -> list[str]:

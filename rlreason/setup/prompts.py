@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -10,19 +9,12 @@ from transformers import PreTrainedTokenizerBase
 from rlreason.chat import Chat
 from rlreason.config.groups import Prompt
 from rlreason.config.model import Model, PretrainedModel
-from rlreason.config.store import resource_dir
 from rlreason.errors import ConfigError
 from rlreason.policy import Policy, load_tokenizer
-from rlreason.prompts import load_template, render
+from rlreason.setup.templates import Render, filling, template_of
 from rlreason.types import Problem
 
 PromptIds = Callable[[Problem], list[int]]
-Render = Callable[[str], str]  # a question -> text
-
-
-def template_of(prompt: Prompt) -> str:
-    """The text that a question is filled into: a whole prompt, or the user's turn of a chat."""
-    return load_template(prompt.file, resource_dir("prompts"))
 
 
 def check_prompt(prompt: Prompt, model: Model, key: str = "prompt") -> None:
@@ -45,7 +37,7 @@ def chat_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Chat:
 
 def encoder(policy: Policy, prompt: Prompt) -> PromptIds:
     """A problem -> the token ids of its prompt: the one that came with it word for word, or these settings', filled."""
-    fill: Render = partial(render, template_of(prompt))
+    fill: Render = filling(prompt)
     if not prompt.chat:
         return lambda p: policy.encode_prompt(fill(p.question) if p.prompt is None else p.prompt)
     chat = chat_of(prompt, policy.tokenizer)

@@ -1,0 +1,209 @@
+"""Whether the problems of a run suffice, and fit with their responses: measured before anything slow is loaded.
+
+What is quickly read and measured is, and what is not (a hub's data, a chat, a tokenizer that only transformers can
+make) is left to the house, which measures everything and says it in the same words. It must not import torch.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from rlreason.config.conditions import lies_on_hub
+from rlreason.config.data import Data, FileData, Stories
+from rlreason.config.evaluation import evaluation_of
+from rlreason.config.groups import Prompt
+from rlreason.config.imitation import SFT
+from rlreason.config.jobs import Asking
+from rlreason.config.model import TINY_CONTEXT, PretrainedModel, TinyModel
+from rlreason.config.run import Run
+from rlreason.config.tasks import Countdown
+from rlreason.config.uses import data_read
+from rlreason.data.files import locate
+from rlreason.models.formats import TAGS, VOCABULARY, texts_in, train_tokenizer
+from rlreason.setup.data import SPLITS, Loaded, load_data, read_splits
+from rlreason.setup.formats import formats_of
+from rlreason.setup.templates import filling
+from rlreason.types import Problem
+
+PATIENCE_S = 1.5  # of processor time that all runs of a sweep together may take here; then the house must do
+MOST_BYTES = 20_000_000  # of files that are read here
+MOST_STORIES, MOST_COUNTDOWNS = 20_000, 4_000  # that are made up here: about half a second
+MOST_MEASURED = 4_000_000  # characters of prompts that are turned into tokens here
+UNBOUNDED = 1 << 30
+PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")  # classes that read tokenizer.json as it stands
+
+
+class Part(NamedTuple):
+    """Problems that are asked in one way."""
+
+    name: str  # train or validation
+    prompt: Prompt
+    problems: list[Problem]
+    max_tokens: int  # of a response
+
+
+def parts(run: Run, train: list[Problem], validation: list[Problem]) -> list[Part]:
+    """What must fit; sft samples no answers to what it learns from, and its traces are measured when they are made."""
+    evaluation, learns = evaluation_of(run), not isinstance(run, Asking)
+    asking = run if learns else evaluation
+    trained = Part("train", asking.prompt, train, asking.sampling.max_tokens)
+    asked = Part("validation", evaluation.prompt, validation, evaluation.sampling.max_tokens)
+    return [asked] if isinstance(run, SFT) else [trained, asked]
+
+
+def longest_prompt(run: Run, max_tokens: int, context: int) -> int:
+    """In tokens, beside a response of so many."""
+    return min(run.micro_batch_tokens, context) - max_tokens
+
+
+def too_long(run: Run, name: str, sizes: Sequence[int], max_tokens: int, context: int) -> str:
+    """Why prompts of these sizes in tokens cannot be asked; empty where they fit or the long ones are left out."""
+    asked, data = name == "validation", run.data if run.eval.data is None else run.eval.data
+    evaluates = asked or isinstance(run, Asking)
+    own = f"{'eval.' if evaluates and run.eval.sampling.max_tokens is not None else ''}sampling.max_tokens"
+    skip = (data if asked else run.data).bad_rows == "skip"
+    room, key = min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
+    longest = longest_prompt(run, max_tokens, context)
+    if not sizes or max(sizes) <= longest or (skip and min(sizes) <= longest):
+        return ""
+    needed, count = max(sizes) + max_tokens, sum(size > longest for size in sizes)
+    return (
+        f"{own}={max_tokens} and the longest prompt need {needed} tokens, more than "
+        f"{key}={room} ({count} of {len(sizes)} {name} prompts): lower {own}"
+        + (f", or set {key}={needed}" if key[0] == "m" else "")
+        + (
+            ""
+            if count == len(sizes)
+            else f", or leave them out with {'eval.' * (asked and data is not run.data)}data.bad_rows=skip"
+        )
+    )
+
+
+class Foreseen:
+    """What was read and measured for the runs of a sweep: once where they ask the same."""
+
+    def __init__(self) -> None:
+        self._deadline = time.process_time() + PATIENCE_S
+        self._loaded: dict[str, Loaded | None] = {}
+        self._sizes: dict[str, dict[str, int]] = {}
+
+    def problems(self, run: Run) -> Loaded | None:
+        """The problems of a run as it will have them but for the grader's checks; None: not quickly had."""
+        asked = (run.asked_at_most, run.problems_on_the_way, run.problems_at_the_end)
+        drawn = None if run.data.limit is None else run.seed
+        key = repr((type(run), getattr(run, "split", None), run.data, run.eval, run.prompt, asked, drawn))
+        if key not in self._loaded and self._in_time():
+            quick = run.data.filter == "none" and all(map(is_near, data_read(run).values()))
+            self._loaded[key] = load_data(run, say=_quietly) if quick else None
+        return self._loaded.get(key)
+
+    def too_long(self, run: Run) -> str:
+        """Why the prompts of a run cannot be asked; empty where they fit, or where that is not quickly known."""
+        loaded, context = self.problems(run), context_of(run)
+        if loaded is None or any(data.bad_gold == "drop" for data in data_read(run).values()):
+            return ""
+        for part in parts(run, loaded.train, loaded.validation):
+            longest = longest_prompt(run, part.max_tokens, context)
+            sizes = [] if part.prompt.chat else self._measured(run, texts_of(part), longest)
+            if why := too_long(run, part.name, sizes, part.max_tokens, context):
+                return why
+        return ""
+
+    def _measured(self, run: Run, texts: list[str], longest: int) -> list[int]:
+        """The lengths in tokens, 0 for a text that surely fits; nothing where all do, or where it would take long."""
+        doubtful = [text for text in texts if len(text.encode()) >= longest]  # a token is a byte or more, and one of
+        if sum(map(len, doubtful)) > MOST_MEASURED:  # its own may stand before the text
+            return []
+        made = run.model.folder if isinstance(run.model, PretrainedModel) else (run.data, run.prompt, run.eval.prompt)
+        key = repr((made, hash(tuple(doubtful))))
+        if doubtful and key not in self._sizes and self._in_time():
+            length = tokenizer_of(run)
+            self._sizes[key] = {text: length(text) for text in doubtful} if length else {}
+        sizes = self._sizes.get(key)
+        return [sizes.get(text, 0) for text in texts] if sizes else []
+
+    def _in_time(self) -> bool:
+        return time.process_time() < self._deadline
+
+
+def _quietly(line: str) -> None:
+    """What is left out is said when it is read for the run itself."""
+
+
+def is_near(data: Data) -> bool:
+    """Whether reading the data takes no network, no further library and little time."""
+    if isinstance(data, FileData):
+        folder = Path(data.path).expanduser() if data.path else None
+        if lies_on_hub(data) or (folder and not folder.is_dir()):
+            return False
+        named = (data.train, data.validation, data.ground_truth, *SPLITS)
+        files = {file for name in named if name and (file := locate(data.path, name))}
+        return sum(file.stat().st_size for file in files) <= MOST_BYTES
+    if isinstance(data, Countdown) and data.path is not None:
+        file = locate(None, data.path)
+        return file is not None and file.stat().st_size <= MOST_BYTES
+    if not isinstance(data, Stories | Countdown):
+        return False
+    return data.n_train + data.n_validation <= (MOST_STORIES if isinstance(data, Stories) else MOST_COUNTDOWNS)
+
+
+def texts_of(part: Part) -> list[str]:
+    fill = filling(part.prompt)
+    return [fill(p.question) if p.prompt is None else p.prompt for p in part.problems]
+
+
+def context_of(run: Run) -> int:
+    """Tokens that the model has positions for, as its folder plainly says; where it does not, none is in the way."""
+    if isinstance(run.model, TinyModel):
+        return TINY_CONTEXT
+    said = _json_in(run.model.folder, "config.json") if isinstance(run.model, PretrainedModel) else {}
+    context = said.get("max_position_embeddings")
+    return context if isinstance(context, int) and context > 0 and not said.get("sliding_window") else UNBOUNDED
+
+
+def tokenizer_of(run: Run) -> Callable[[str], int] | None:
+    """A prompt -> its length in tokens, exactly as the policy will encode it; None where only transformers can say."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if isinstance(run.model, TinyModel):
+        if not isinstance(run.data, Stories):
+            return None
+        core = train_tokenizer(texts_in(formats_of(run), read_splits(run.data, _quietly)[0]), VOCABULARY)
+        core.add_tokens(list(TAGS))
+        return lambda text: max(1, len(core.encode(text).ids))
+    return saved_tokenizer(run.model.folder) if isinstance(run.model, PretrainedModel) else None
+
+
+def saved_tokenizer(folder: str) -> Callable[[str], int] | None:
+    said = _json_in(folder, "tokenizer_config.json")
+    if said.get("tokenizer_class") not in PLAIN or any(
+        said.get(f"add_{end}_token") is not None for end in ("bos", "eos")
+    ):
+        return None
+    try:
+        core = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    except Exception:  # the library raises this very class; transformers will say what is wrong
+        return None
+    core.no_truncation()
+    core.no_padding()
+    begin = said.get("bos_token")
+    begin = core.token_to_id(begin.get("content", "") if isinstance(begin, dict) else begin or "")
+
+    def length(text: str) -> int:
+        ids = core.encode(text).ids
+        twice = len(ids) > 1 and ids[0] == ids[1] == begin  # the text brought its own
+        return max(1, len(ids) - twice)
+
+    return length
+
+
+def _json_in(folder: str, name: str) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        said = json.loads((Path(folder) / name).read_text(encoding="utf-8"))
+        return said if isinstance(said, dict) else {}
+    return {}
