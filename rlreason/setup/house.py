@@ -11,7 +11,7 @@ import torch
 
 from rlreason.algorithms.rollouts import Measure, Rollouts
 from rlreason.config.data import Stories
-from rlreason.config.evaluation import Evaluation, evaluation_of
+from rlreason.config.evaluation import Evaluation, evaluation_of, sampling_key
 from rlreason.config.imitation import SFT
 from rlreason.config.jobs import Asking
 from rlreason.config.model import TinyModel
@@ -235,8 +235,7 @@ def fitting(
     What does not fit is refused, or left out and said (data.bad_rows). `name`: train or validation.
     """
     asked, data = name == "validation", run.data if run.eval.data is None else run.eval.data
-    evaluates = asked or isinstance(run, Asking)
-    own = f"{'eval.' if evaluates and run.eval.sampling.max_tokens is not None else ''}sampling.max_tokens"
+    own = sampling_key(run, "max_tokens") if asked or isinstance(run, Asking) else "sampling.max_tokens"
     skip = (data if asked else run.data).bad_rows == "skip"
     room, key = min((run.micro_batch_tokens, "micro_batch_tokens"), (policy.max_context, "the model's context"))
     longest, sizes = room - max_tokens, [len(prompt_ids(p)) for p in problems]
