@@ -160,7 +160,7 @@ def test_a_sweep_of_the_users_own_compares_evaluations(tmp_path):
 
 def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, capsys):
     for name, answer in (("train", "1"), ("validation", ""), ("long", "1" * 50)):
-        row = {"question": f"q{answer}", "answer": answer}
+        row = {"question": f"q{answer}"} | ({"answer": answer} if answer else {"response": "so"})
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(8)))
     (tmp_path / "data.jsonl").write_text("{\n")
 
