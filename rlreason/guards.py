@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 Metrics = Mapping[str, float]
+MOST_CUT = 0.5  # of the responses, before it is said
 
 
 def _identical(m: Metrics, group_size: int) -> str | None:
@@ -31,7 +32,7 @@ def _nothing_to_learn(m: Metrics, group_size: int) -> str | None:
 
 def _truncated(m: Metrics, group_size: int) -> str | None:
     share = m.get("rollout/truncated", 0.0)
-    if share > 0.5:
+    if share > MOST_CUT:
         return f"{share:.0%} of the responses were cut at sampling.max_tokens: raise it, or expect no reward"
     return None
 
@@ -53,13 +54,20 @@ GUARDS: dict[str, Callable[[Metrics, int], str | None]] = {
 class Guards:
     """Looks over every step; says a new notice at once and repeats it at its 10th, 100th ... appearance.
 
-    `step` is None where there are no steps, as in a job that only evaluates.
+    `step` is None where there are no steps, as in a job that only evaluates. `eval_limit`: the setting at which
+    evaluations cut responses, where that is not said of the rollouts anyway.
     """
 
     def __init__(
-        self, group_size: int, say: Callable[[str], None], parity: str = "warn", parity_bound: float = 0.05
+        self,
+        group_size: int,
+        say: Callable[[str], None],
+        parity: str = "warn",
+        parity_bound: float = 0.05,
+        eval_limit: str = "",
     ) -> None:
         self.group_size, self.say, self.parity, self.parity_bound = group_size, say, parity, parity_bound
+        self.eval_limit = eval_limit
         self.counts: Counter[str] = Counter()
         self.stopped = ""  # why guards.parity=stop ends the run
 
@@ -68,6 +76,11 @@ class Guards:
         for name, guard in GUARDS.items():
             if notice := guard(metrics, self.group_size):
                 self.notice(step, name, notice)
+        share = metrics.get("eval/truncated", 0.0)
+        if self.eval_limit and share > MOST_CUT:
+            text = f"{share:.0%} of the responses were cut at {self.eval_limit}"
+            cure = "raise it: what is cut before its answer counts as wrong"
+            self.notice(step, "truncated_evaluation", f"{'' if step is None else 'in evaluation: '}{text}: {cure}")
 
     def verdict(self) -> tuple[str, str]:
         """(status, reason): whether a guard that was asked to stop the run has seen what it waits for."""

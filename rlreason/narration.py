@@ -14,7 +14,7 @@ from rlreason.config.groups import Prompt
 from rlreason.config.grpo import GRPO
 from rlreason.config.imitation import EI
 from rlreason.config.model import TinyModel
-from rlreason.config.run import Training
+from rlreason.config.run import Run, Training
 from rlreason.config.store import resource_dir
 from rlreason.config.uses import handles_traces
 from rlreason.console import Console, closing_table
@@ -40,22 +40,31 @@ def header(console: Console, run: Training, house: House, folder: Path) -> None:
     console.say(f"records    {shown(folder)}")
 
 
-def prompt_words(prompt: Prompt, traces: bool) -> str:
-    """The prompt's option, and what is used in place of its own settings, its trace only where `traces` are read."""
+def prompt_words(prompt: Prompt, traces: bool, key: str = "prompt") -> str:
+    """The prompt's option, and what is used in place of its own settings, its trace only where `traces` are read.
+
+    `key`: where these settings stand, `prompt` or `eval.prompt`.
+    """
     path = resource_dir("conf") / "prompt" / f"{prompt.name}.yaml"
     shipped = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     chat = ("system", "enable_thinking") if prompt.chat else ()
-    keys = ("file", *chat, "reward", "stop", *(["trace"] if traces else []))
-    used = {key: getattr(prompt, key) for key in keys}
-    apart = [f"prompt.{key}={_short(str(value), 60)}" for key, value in used.items() if value != shipped.get(key)]
+    names = ("file", *chat, "reward", "stop", *(["trace"] if traces else []))
+    used = {name: getattr(prompt, name) for name in names}
+    apart = [f"{key}.{name}={_short(str(value), 60)}" for name, value in used.items() if value != shipped.get(name)]
     return f"prompt={prompt.name}" + f" with {', '.join(apart)}" * bool(apart)
+
+
+def asked_words(run: Run) -> str:
+    """The prompt of evaluations."""
+    own = run.eval.prompt
+    return prompt_words(run.prompt, traces=False) if own is None else prompt_words(own, traces=False, key="eval.prompt")
 
 
 def evaluated_otherwise(run: Training, house: House) -> list[str]:
     """What evaluations do otherwise than training, if anything."""
     asks, beside = house.examiner.settings, house.examiner.beside
     told = [f"data={asks.data.name}"] if asks.data is not run.data else []
-    told += [prompt_words(asks.prompt, traces=False)] if asks.prompt is not run.prompt else []
+    told += [asked_words(run)] if asks.prompt is not run.prompt else []
     if asks.sampling != run.sampling:
         told.append(f"T={asks.sampling.temperature:g}, up to {asks.sampling.max_tokens} tokens")
     told += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []

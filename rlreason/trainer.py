@@ -17,6 +17,7 @@ from rlreason import signals
 from rlreason.algorithms.base import Collected
 from rlreason.algorithms.feed import Feed
 from rlreason.algorithms.rollouts import measure, rollout_metrics
+from rlreason.config.evaluation import sampling_key
 from rlreason.config.run import Run, Training
 from rlreason.console import Console, Stopwatch
 from rlreason.counters import Counters
@@ -80,7 +81,9 @@ def loop(
     counters: Counters,
 ) -> float:
     """Every step of a run, from the first evaluation to the closing table."""
-    guards = Guards(getattr(run, "group_size", 1), console.say, run.guards.parity, run.guards.parity_bound)
+    limit = sampling_key(run, "max_tokens")
+    limits = () if limit == "sampling.max_tokens" else (limit,)  # what training cuts is said of its own samples
+    guards = Guards(getattr(run, "group_size", 1), console.say, run.guards.parity, run.guards.parity_bound, *limits)
     for name, warning in run.warnings().items():
         guards.notice(0, name, warning)
     validation = Validation(house, records, guards, counters, console)

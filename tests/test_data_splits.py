@@ -48,7 +48,7 @@ def test_what_is_held_out_is_nested_and_never_trained_on():
     assert set(small[1]) < set(large[1])
     assert set(small[0]).isdisjoint(small[1])
     assert hold_out(problems, 5, seed=1)[1] != small[1]
-    with pytest.raises(ConfigError, match=r"data\.n_validation=50 leaves nothing of 50"):
+    with pytest.raises(ConfigError, match=r"data\.n_validation=50 must be less than the 50"):
         hold_out(problems, 50, seed=0)
 
 

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from test_end_to_end import SMALL, rlreason
 
 from rlreason.algorithms.rollouts import Rollouts
-from rlreason.config.evaluation import evaluation_of
+from rlreason.config.evaluation import evaluation_of, sampling_key
 from rlreason.config.store import resource_dir, typed
 from rlreason.config.words import check_words
 from rlreason.data.rows import KNOWN, field_names, to_problem
@@ -17,16 +17,21 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation import evaluate, in_words, more_accuracies
 from rlreason.grading import Grader
 from rlreason.grading.saved import RunGrading, read_grading
+from rlreason.guards import Guards
 from rlreason.jobs.start import start
 from rlreason.jobs.tables import by_facts, fact_tables
 from rlreason.models.tiny import build_model
+from rlreason.narration import asked_words
 from rlreason.policy import Policy
 from rlreason.records import response_row, sample_of
+from rlreason.setup.data import load_data
 from rlreason.setup.formats import formats_of
 from rlreason.setup.protocol import protocol_of
 from rlreason.types import Grade, Problem, Response, Sample
 
 TESTS = Path(__file__).parent
+FILES = ["algorithm=evaluate", "model=smollm2_135m"]
+SHORT = "eval.sampling.max_tokens=64"  # as the tiny model's context asks for
 
 
 def settings(*words: str):
@@ -84,10 +89,32 @@ def test_how_many_problems_are_asked(words, on_the_way, at_the_end):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["eval.prompt=r1_hero"], "eval.prompt=r1_hero is no option of prompt: did you mean r1_zero?"),
-        (["eval.prompt.stop=[x]"], "needs an option to change: choose one beside it, as in eval.prompt=r1_zero"),
+        (["eval.prompt=r1_hero"], "r1_hero is no option of prompt: did you mean r1_zero? choose one of"),
+        (
+            ["eval.prompt.stop=[x]"],
+            "eval.prompt.stop=[x] needs an option to change, and eval.prompt is null: choose one ",
+        ),
+        (["eval.prompt.file=x"], "choose one beside it, as in eval.prompt=r1_zero eval.prompt.file=x"),
+        (["eval.data.path=/nope"], "choose one beside it, as in eval.data=jsonl eval.data.path=/nope"),
+        (["eval.reward=:f"], "eval.reward=:f is neither r1_zero nor question_only nor module:function"),
+        (["prompt.reward=:f"], "prompt.reward=:f is neither r1_zero nor question_only nor module:function"),
+        (["eval.prompt=r1_zero", "eval.prompt.reward=f:"], "eval.prompt.reward=f: is neither r1_zero nor"),
+        (["eval.prompt=r1_zero", "eval.prompt.stop=['']"], "eval.prompt.stop holds an empty text"),
+        (["algorithm=best_of_n", "scorer=:f"], "scorer=:f must be module:function"),
+        (["eval.sampling.max_tokens=100000"], "eval.sampling.max_tokens=100000 must be below 512, the tiny model's"),
+        (["eval.sampling.max_tokens=0"], "eval.sampling.max_tokens=0 must be at least 1"),
+        (["sampling.max_tokens=0"], "sampling.max_tokens=0 must be at least 1"),
+        (["interim_eval_problems=32", "eval.final_problems=16"], "is less than interim_eval_problems=32, all of which"),
+        (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "choose data=stories_hard instead"),
+        (
+            [*FILES, "eval.data=jsonl"],
+            "eval.data.validation has no value: give eval.data.validation=FILE, or hold out with eval.data.n_",
+        ),
+        ([*FILES, "eval.data=jsonl", "eval.data.path=/"], "eval.data.path=/ holds neither validation nor test: name"),
+        ([*FILES, "eval.data=jsonl", "eval.data.path=/nope"], "eval.data.path=/nope is no folder"),
+        ([*FILES, "eval.data=jsonl", "eval.data.path=/", "eval.data.validation=zzz"], "eval.data.path=/ holds no zzz"),
         (["eval.reward=mine"], "eval.reward=mine is neither r1_zero nor question_only nor module:function"),
-        (["eval.sampling.max_tokens=2"], "eval.sampling.min_tokens=4, eval.sampling.max_tokens=2: 0 <= min <= max"),
+        (["eval.sampling.max_tokens=2"], "sampling.min_tokens=4 and eval.sampling.max_tokens=2: min <= max must"),
         (["eval.sampling.temperature=-1"], "eval.sampling.temperature=-1.0 must not be negative"),
         (["eval.samples=2", "eval.sampling.temperature=0"], "set eval.sampling.temperature=1, or eval.samples=1"),
         (["eval.samples=0"], "eval.samples=0 must be at least 1"),
@@ -95,7 +122,7 @@ def test_how_many_problems_are_asked(words, on_the_way, at_the_end):
         (["eval.problems=9", "eval.final_problems=8"], "eval.final_problems=8 is less than eval.problems=9"),
         (["eval.data=gsm8k"], "model=tiny with eval.data=gsm8k"),
         (["eval.data=stories", "eval.data.limit=5"], "eval.data.limit=5 has no effect"),
-        (["eval.data=stories", "eval.data.max_value=0"], "eval.data.max_value=0 must be at least 1"),
+        (["eval.data=stories", "eval.data.max_value=0"], "eval.data.max_value=0 must "),
         (["algorithm=evaluate", "split=train", "eval.data=stories"], "choose data=stories instead"),
         (["algorithm=evaluate", "eval.final_problems=5"], "eval.final_problems=5 has no effect"),
         (["algorithm=best_of_n", "eval.samples=5"], "eval.samples=5 has no effect"),
@@ -116,8 +143,7 @@ def test_an_option_is_typed_as_a_setting():
     assert check_words(["-m", "eval.prompt=r1_zero,question_only", "prompt=r1_zero"], note=str).overrides == [
         "prompt@eval.prompt=r1_zero,question_only", "prompt=r1_zero",
     ]  # fmt: skip
-    words = ["eval=leaderboard", "eval.prompt=null", "eval.sampling.max_tokens=48"]  # no more has room in a tiny model
-    assert check_words(words, note=str).overrides[1] == "~prompt@eval.prompt"
+    assert check_words(["eval=leaderboard", "eval.prompt=null", SHORT], note=str).overrides[1] == "~prompt@eval.prompt"
 
 
 def test_a_sweep_of_the_users_own_compares_evaluations(tmp_path):
@@ -130,6 +156,48 @@ def test_a_sweep_of_the_users_own_compares_evaluations(tmp_path):
     path.write_text(path.read_text().replace("prompt@eval", "eval"))
     with pytest.raises(ConfigError, match=r"write prompt@eval\.prompt there"):
         check_words(words, note=str)
+
+
+def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, capsys):
+    for name, answer in (("train", "1"), ("validation", ""), ("long", "1" * 50)):
+        row = {"question": f"q{answer}"} | ({"answer": answer} if answer else {"response": "so"})
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(8)))
+    (tmp_path / "data.jsonl").write_text("{\n")
+
+    def said(*words: str) -> str:
+        own = [f"eval.data.path={tmp_path}", *(f"eval.data.{word}" for word in words)]
+        run = settings(*FILES, "data@eval.data=jsonl", *own)
+        with Grader(symbolic=False) as grader, pytest.raises(ConfigError) as error:
+            load_data(run, grader=grader)
+        return str(error.value)
+
+    few = said("n_validation=9")
+    assert few == "eval.data.n_validation=9 is more than the 8 problems there are: lower it"
+    assert "or say where they stand (eval.data.gold, eval.data.fields.answer, " in said("validation=validation")
+    assert "set eval.data.bad_rows=skip" in said(f"validation={tmp_path / 'data.jsonl'}")
+    assert "has more than eval.data.max_chars=9 characters" in said("validation=long", "max_chars=9")
+    assert "eval.data.ground_truth=train: 8 validation rows" in said("validation=validation", "ground_truth=train")
+    run = settings(*FILES, "data@eval.data=jsonl", f"eval.data.path={tmp_path}", "eval.data.n_validation=8")
+    assert len(load_data(run).validation) == 8  # all of them may be asked, where none is learned from
+
+
+def test_a_truncation_is_said_of_the_setting_that_cuts():
+    def told(*words: str) -> str:
+        said: list[str] = []
+        Guards(1, said.append, eval_limit=sampling_key(settings(*words), "max_tokens")).look(
+            None, {"eval/truncated": 0.9}
+        )
+        return said[0]
+
+    cure = "raise it: what is cut before its answer counts as wrong"
+    assert told() == f"! 90% of the responses were cut at sampling.max_tokens: {cure}"
+    assert told("eval.sampling.max_tokens=9") == f"! 90% of the responses were cut at eval.sampling.max_tokens: {cure}"
+
+
+def test_the_prompt_of_evaluations_is_told_under_its_own_name():
+    own = settings("prompt@eval.prompt=r1_zero", "eval.prompt.stop=[]")
+    assert asked_words(own) == "prompt=r1_zero with eval.prompt.stop=[]"
+    assert asked_words(settings("prompt=r1_zero", "prompt.stop=[]")) == "prompt=r1_zero with prompt.stop=[]"
 
 
 def test_two_rewards_grade_every_response_and_both_verdicts_are_kept(policy, engine, problems, monkeypatch):

@@ -44,6 +44,8 @@ LINES = [
     (["-m", "loss=glob(x*)"], "loss=glob(x*) chooses no option of loss"),
     (["-m", "sweep=grpo_learning_rate,grpo_off_policy"], "one sweep is one name: give one of grpo_learning_rate"),
     (["-m", "sweep=[grpo_learning_rate]"], "one sweep is one name"),
+    (["-m", "sweep=grpo_lr"], "did you mean grpo_learning_rate? choose one of "),
+    (["model=qwen3"], "did you mean qwen3_"),
     # flags
     (["loss=grpo_clip", "--config-dir", "/nope", "seed=1"], "--config-dir=/nope is no folder: give one"),
     (["--config-dir"], "expected one argument"),
@@ -69,7 +71,7 @@ LINES = [
     # the nearest right word, of the chosen options
     (["sampling.max_token=4"], "did you mean sampling.max_tokens?"),
     (["lr=1e-4"], "lr is no setting of this run: did you mean learning_rate?"),
-    (["temperature=1"], "did you mean sampling.temperature or"),
+    (["temperature=1"], "did you mean sampling.temperature or eval.sampling.temperature?"),
     (["path=/x"], "did you mean model.path or data.path?"),
     (["wandb=true"], "did you mean logger=wandb?"),
     (["dapo=1"], "did you mean objective=dapo?"),
@@ -86,7 +88,11 @@ LINES = [
     (["data=gsm9k"], "did you mean gsm8k?"),
     (["model=Qwen/Qwen3-0.6B"], "did you mean qwen3_0_6b?"),
     (["model.lora.rnk=4"], "did you mean model.lora.rank?"),
-    (["data.n_trian=4"], "did you mean data.n_train?"),
+    (["data.n_trian=4"], "data.n_trian is no setting of the chosen option of data: did you mean data.n_train?"),
+    (["eval.sampling.top_p=0.5"], "eval.sampling.top_p is no setting of eval.sampling: leave it out (it has eval.samp"),
+    (["top_p=0.5"], "top_p is no setting of this run: python -m rlreason --cfg job lists every key"),
+    (["eval.sampling.max_token=5"], "is no setting of eval.sampling: did you mean eval.sampling.max_tokens?"),
+    (["eval.data=jsonl", "eval.data.n_train=5"], "it is one of eval.data=countdown and eval.data=reasoning_gym and"),
     (["hydra.run.dri=x"], "hydra.run.dri is no setting of Hydra: did you mean hydra.run.dir?"),
     (["hydra.nope=1"], "hydra.nope is no setting of Hydra: python -m rlreason --cfg hydra lists them"),
     (["hydra/launcher=x"], "choose one of basic, or install the plug-in that brings it"),
@@ -174,10 +180,12 @@ def test_a_wrong_command_line_is_one_line_with_the_cure(words, says, monkeypatch
 
 def test_a_key_of_another_option_is_answered_with_the_settings_of_the_chosen_one():
     text = answered_by(["data=jsonl", "data.n_train=256"])
-    has, _, cure = text.partition(": it is one of ")
+    cure, _, has = text.partition(" (the chosen one has ")
+    others = "data=countdown and data=reasoning_gym and data=stories and data=stories_hard"
+    said = "data.n_train is no setting of the chosen option of data"
+    assert cure == f"{said}: it is one of {others}: choose one of those, or leave it out"
     assert "data.hub_config" in has
     assert "data.n_train," not in has
-    assert cure.startswith("data=countdown and data=reasoning_gym and data=stories and data=stories_hard: choose one")
 
 
 def test_what_another_algorithm_calls_a_setting_is_said():

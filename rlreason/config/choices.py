@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, O
 
 from rlreason.config.aliases import MAY_BE_ABSENT, PLACED
 from rlreason.config.leaves import typed_word
-from rlreason.config.nearest import did_you_mean, near, options
+from rlreason.config.nearest import did_you_mean, nearest_options, options
 from rlreason.config.store import resource_dir
 from rlreason.errors import ConfigError
 
@@ -74,7 +74,7 @@ def _refuse_unknown(override: Override, group: str, offered: list[str]) -> None:
         if isinstance(name, str) and _exists(group, name):
             continue
         shown = typed_word(name)
-        meant = did_you_mean(near(shown, offered))
+        meant = did_you_mean(nearest_options(shown, offered))
         more = ""
         if group in PLUGINS:
             more = f", or install the plug-in that brings it (such as pip install hydra-NAME-{group[6:]})"

@@ -46,6 +46,10 @@ class Data:
             bad.append(f"data.pass_rates={self.pass_rates} is no file: give the one that algorithm=evaluate wrote")
         return bad
 
+    def problems_asked(self) -> list[str]:
+        """What is wrong where nothing is learned and its validation problems alone are asked."""
+        return self.problems()
+
 
 @dataclass
 class Stories(Data):
@@ -97,17 +101,39 @@ class FileData(Data):
     max_chars: int = 100_000  # a longer text makes a bad row
 
     def problems(self) -> list[str]:
+        return self._rules() + self._absent("train", "validation", "ground_truth")
+
+    def problems_asked(self) -> list[str]:
+        if self.n_validation is not None:
+            return self._rules() + self._absent("train", "ground_truth")
+        bad = self._rules() + self._absent("validation", "ground_truth")
+        if not bad and self.validation is None and self.path is not None and not self.measured_on():
+            if Path(self.path).expanduser().is_dir():
+                return [self.unmeasured()]
+            bad = self._absent_split("path", "validation")
+        return bad
+
+    def measured_on(self) -> str | None:
+        """The file of the folder that is asked where none was named; a hub has its own."""
+        return next((name for name in ("validation", "test") if locate(self.path, name)), None)
+
+    def unmeasured(self) -> str:
+        return (
+            f"data.path={self.path} holds neither validation nor test: name one with data.validation, or hold out some "
+            "of train with data.n_validation=200"
+        )
+
+    def _rules(self) -> list[str]:
         golds = ("auto", "hash", "boxed", "final", "tag", "field")
         bad = super().problems() + _no_such_word(self, {"gold": golds, "response_as": ("response", "solution")})
         if self.validation is not None and self.n_validation is not None:
             bad.append(
                 f"data.validation={self.validation} and data.n_validation={self.n_validation}: set one of them to null"
             )
-        return bad + self._absent()
+        return bad
 
-    def _absent(self) -> list[str]:
+    def _absent(self, *keys: str) -> list[str]:
         """Complaints about files that are not there; what a hub holds is seen when it is read."""
-        keys = ("train", "validation", "ground_truth")
         bad = [line for key in keys for line in self._absent_split(key, getattr(self, key))]
         if not bad and self.path is None and self.validation is None and self.n_validation is None:
             bad.append(

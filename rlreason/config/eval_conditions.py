@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from rlreason.config.data import Data, FileData, Stories
-from rlreason.config.evaluation import asked_of
 from rlreason.config.jobs import BestOfN
 from rlreason.config.leaves import leaves
 from rlreason.config.model import TinyModel
@@ -73,7 +72,7 @@ EVAL_CONDITIONS = (
     ),
     Condition(
         ("eval.data.train",),
-        lambda run: run.eval.data.n_validation is not None or asked_of(run.eval.data) is run.eval.data,
+        lambda run: run.eval.data.n_validation is not None,
         "with eval.data.n_validation only, and here its validation problems are a file of their own",
     ),
     Condition(

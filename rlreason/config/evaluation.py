@@ -6,16 +6,14 @@ and no torch.
 
 import re
 from collections.abc import Iterator
-from copy import copy
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rlreason.config.data import Data, FileData, Stories
-from rlreason.config.groups import Grading, Prompt, Sampling
+from rlreason.config.data import Data, Stories
+from rlreason.config.groups import NAMED_REWARDS, Grading, Prompt, Sampling, names_function
 from rlreason.config.model import TinyModel
-from rlreason.data.files import locate
-
-NAMED_REWARDS = ("r1_zero", "question_only")
+from rlreason.errors import ConfigError
 
 
 @dataclass
@@ -42,17 +40,15 @@ class Eval:
     def problems_of(self) -> list[str]:
         """What is wrong inside the group, whatever it is combined with."""
         bad = []
-        if self.reward is not None and self.reward not in NAMED_REWARDS and not all(self.reward.partition(":")):
+        if self.reward is not None and self.reward not in NAMED_REWARDS and not names_function(self.reward):
             bad.append(
                 f"eval.reward={self.reward} is neither r1_zero nor question_only nor module:function: choose one, or "
                 "null for the prompt's"
             )
         if self.prompt is not None:
-            bad += _of_prompt(self.prompt)
+            bad += self.prompt.problems("eval.prompt")
         if self.data is not None:
-            bad += [
-                re.sub(r"(?<![\w./])data\.(?=[a-z])", "eval.data.", line) for line in asked_of(self.data).problems()
-            ]
+            bad += [as_typed(line, self.data) for line in self.data.problems_asked()]
         return bad
 
 
@@ -82,7 +78,7 @@ def evaluation_of(run: Any) -> Evaluation:
         prompt_reward=None if reward == prompt.reward else prompt.reward,
         grading=run.grading,
         sampling=sampling_of(run),
-        data=run.data if own.data is None else asked_of(own.data),
+        data=run.data if own.data is None else own.data,
         problems=min_of(run.problems_on_the_way, run.problems_at_the_end),  # which asks these again
         final_problems=run.problems_at_the_end,
         samples=run.answers,
@@ -101,15 +97,30 @@ def sampling_of(run: Any) -> Sampling:
     return Sampling(**{k: getattr(run.sampling, k) if number is None else number for k, number in numbers.items()})
 
 
-def asked_of(data: Data) -> Data:
-    """The data of an evaluation alone: of files, nothing but what is asked need be there."""
-    if not isinstance(data, FileData) or data.n_validation is not None:
-        return data
-    split = data.validation or next((name for name in ("validation", "test") if locate(data.path, name)), None)
-    if split:
-        data = copy(data)
-        data.train = split
-    return data
+def sampling_key(run: Any, name: str) -> str:
+    """The setting that a number of an evaluation's sampling comes from, as it is typed."""
+    return f"{'eval.' if getattr(run.eval.sampling, name) is not None else ''}sampling.{name}"
+
+
+def as_typed(text: str, data: Data) -> str:
+    """A text about settings of `data`, said of `eval.data`, which has an option of the same group.
+
+    >>> as_typed("data.n_train=0 in data.jsonl", Stories())
+    'eval.data.n_train=0 in data.jsonl'
+    """
+    names = "|".join(f.name for f in fields(data))
+    return re.sub(rf"(?<![\w./])data\.(?=(?:{names})\b)", "eval.data.", text)
+
+
+@contextmanager
+def asked_data(run: Any) -> Iterator[None]:
+    """What is found wrong in the data that evaluations ask from is said of the settings that it was given by."""
+    try:
+        yield
+    except ConfigError as error:
+        if run.eval.data is None:
+            raise
+        raise type(error)(as_typed(str(error), run.eval.data)) from error
 
 
 def complaints(run: Any) -> Iterator[str]:
@@ -128,32 +139,20 @@ def complaints(run: Any) -> Iterator[str]:
         )
     most, last = run.asked_at_most, own.final_problems
     if most is not None and last is not None and last < most:
+        key = "eval_problems" if own.problems is None else "eval.problems"  # as it was given
         yield (
-            f"eval.final_problems={last} is less than eval.problems={most}, all of which it asks again: "
-            "raise it, or lower eval.problems"
+            f"eval.final_problems={last} is less than {key}={most}, all of which it asks again: raise it, "
+            f"or lower {key}"
         )
     evaluation = sampling_of(run)
     given = {f.name for f in fields(own.sampling) if getattr(own.sampling, f.name) is not None}
     if evaluation.temperature == 0 and run.answers > 1:
-        key = f"{'eval.' if 'temperature' in given else ''}sampling.temperature"
+        key = sampling_key(run, "temperature")
         count, single = run.counted
         yield (f"{key}=0 with {count}: the responses to a problem would all be equal: set {key}=1, or {single}")
-    if not given:
-        return
     shortest, longest = evaluation.min_tokens, evaluation.max_tokens
-    if given & {"min_tokens", "max_tokens"} and not (0 <= shortest <= longest and longest >= 1):
+    if given & {"min_tokens", "max_tokens"} and 1 <= longest < shortest:  # each number by itself has a range
         yield (
-            f"eval.sampling.min_tokens={shortest}, eval.sampling.max_tokens={longest}: 0 <= min <= max and max >= 1 "
-            "must hold (null: sampling's)"
+            f"{sampling_key(run, 'min_tokens')}={shortest} and {sampling_key(run, 'max_tokens')}={longest}: min <= max "
+            f"must hold: set eval.sampling.min_tokens={longest} or less, or raise eval.sampling.max_tokens"
         )
-
-
-def _of_prompt(prompt: Prompt) -> list[str]:
-    bad = []
-    if "" in prompt.stop:
-        bad.append("eval.prompt.stop holds an empty text, which stands everywhere: give stop strings, or []")
-    if prompt.reward not in NAMED_REWARDS and ":" not in prompt.reward:
-        bad.append(
-            f"eval.prompt.reward={prompt.reward} is neither r1_zero nor question_only nor module:function: choose one"
-        )
-    return bad

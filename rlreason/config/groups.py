@@ -12,6 +12,17 @@ from omegaconf import MISSING
 
 from rlreason.objectives.rules import READERS
 
+NAMED_REWARDS = ("r1_zero", "question_only")
+
+
+def names_function(text: str) -> bool:
+    """Whether a text has the form `module:function`.
+
+    >>> names_function("my_rewards:length"), names_function(":f"), names_function("my_rewards")
+    (True, False, False)
+    """
+    return all(text.partition(":"))
+
 
 @dataclass
 class Loss:
@@ -67,7 +78,7 @@ class Sampling:
     max_tokens: int = MISSING  # and is cut here
 
     def problems(self) -> list[str]:
-        if self.min_tokens <= self.max_tokens:
+        if self.min_tokens <= self.max_tokens or self.max_tokens < 1:  # which is out of its range
             return []
         return [
             f"sampling.min_tokens={self.min_tokens}, sampling.max_tokens={self.max_tokens}: min <= max must hold: "
@@ -85,6 +96,17 @@ class Prompt:
     chat: bool = False  # the filled file is the user's turn in the model's own chat template
     system: str | None = None  # of a chat: the system message; null: none, or the template's own
     enable_thinking: bool | None = None  # of a chat whose template has this switch; null: the template's default
+
+    def problems(self, key: str = "prompt") -> list[str]:
+        """`key`: where these settings stand, `prompt` or `eval.prompt`."""
+        bad = []
+        if "" in self.stop:
+            bad.append(f"{key}.stop holds an empty text, which stands everywhere: give stop strings, or {key}.stop=[]")
+        if self.reward not in NAMED_REWARDS and not names_function(self.reward):
+            bad.append(
+                f"{key}.reward={self.reward} is neither {' nor '.join(NAMED_REWARDS)} nor module:function: choose one"
+            )
+        return bad
 
 
 @dataclass

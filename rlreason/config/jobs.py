@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from rlreason.config.groups import names_function
 from rlreason.config.run import Run
 
 
@@ -79,6 +80,6 @@ class BestOfN(Asking):
                 f"n_list={list(self.n_list)} asks for the best of {most}, and samples={self.samples} gives fewer: "
                 f"set samples={most} or null, or take {most} out of n_list"
             )
-        if self.scorer is not None and not all(self.scorer.partition(":")):
+        if self.scorer is not None and not names_function(self.scorer):
             bad.append(f"scorer={self.scorer} must be module:function, as in scorer=my_scores:length, or null")
         return bad

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from rlreason.config.aliases import PLACED
 from rlreason.config.nearest import (
     algorithms_with,
     choices_named,
@@ -20,6 +21,7 @@ from rlreason.config.nearest import (
     did_you_mean,
     equivalent,
     keys_below,
+    keys_to_set,
     near,
     options,
     options_with,
@@ -28,6 +30,7 @@ from rlreason.config.nearest import (
 from rlreason.errors import ConfigError
 from rlreason.status import RESOURCES, exit_code
 
+USUAL = ("r1_zero", "jsonl")  # options for an example
 LONGEST_SHOWN = 100  # characters of one word in a message
 TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 REASONS = {
@@ -103,13 +106,24 @@ def in_one_line(overrides: Sequence[str], name: str = "config", composing: bool 
         if not composing or exit_code(error) == RESOURCES:
             raise
         if "Unexpected type for root: NoneType" in str(error):  # OmegaConf's, of a setting below a null
-            raise ConfigError(
-                "a setting of eval.prompt or eval.data needs an option to change: choose one beside it, as in "
-                "eval.prompt=r1_zero eval.prompt.stop=[]"
-            ) from error
+            raise ConfigError(_below_null(overrides)) from error
         raise ConfigError(
             f"{' '.join(overrides)} cannot be composed ({_reason(error)}): mend or leave out a word"
         ) from error
+
+
+def _below_null(overrides: Sequence[str]) -> str:
+    """What is said of a setting of an option that was not chosen."""
+    plain = [word.lstrip("+") for word in overrides]
+    chosen_places = {word.partition("=")[0].partition("@")[2] for word in plain if not word.startswith("~")}
+    for place, group in PLACED.items():
+        below = [word for word in plain if word.startswith(f"{place}.")]
+        if below and place not in chosen_places:
+            having = options_with(group, below[0].partition("=")[0][len(place) + 1 :]) or options()[group]
+            option = next((name for name in USUAL if name in having), having[0])
+            cure = f"choose one beside it, as in {place}={option} {below[0]}"
+            return f"{below[0]} needs an option to change, and {place} is null: {cure}"
+    return f"{' '.join(overrides)} changes a setting of an option that was not chosen: choose one beside it"
 
 
 def _reason(error: Exception) -> str:
@@ -201,18 +215,24 @@ def _unknown_key(key: str, choices: Sequence[str], name: str) -> str:
 
 
 def _unknown_in_group(key: str, group: str, cfg: DictConfig, choices: Sequence[str]) -> str:
-    node, (top, _, inner) = OmegaConf.select(cfg, group), group.partition(".")
-    names = ", ".join(f"{group}.{name!s}" for name in node)
-    said = f"{key} is no setting of the chosen option of {group}, which has {names}"
-    rest = key[len(top) + 1 :]
-    of_others = [f"{top}={option}" for option in options_with(top, rest)]
+    node = OmegaConf.select(cfg, group)
+    top = next((place for place in PLACED if f"{group}.".startswith(f"{place}.")), group.partition(".")[0])
+    whose = PLACED.get(top, top)  # the group of options
+    has_options = group == top and whose in options()
+    said = f"{key} is no setting of " + (f"the chosen option of {group}" if has_options else group)
+    of_others = [f"{top}={option}" for option in options_with(whose, key[len(top) + 1 :])]
+    has = f"{'it' if not has_options else 'the chosen one'} has {', '.join(f'{group}.{name!s}' for name in node)}"
     if of_others:
-        return f"{said}: it is one of {' and '.join(of_others[:4])}: choose one of those, or leave it out"
+        cure = f"it is one of {' and '.join(of_others[:4])}: choose one of those, or leave it out"
+        return f"{said}: {cure} ({has})"
     last = key.rpartition(".")[2]
-    near_here = [f"{group}.{name}" for name in near(last, map(str, node))]
-    meant = near_here or [like for like in settings_like(key, cfg) if like.startswith(f"{top}.")]
-    other = "leave it out" if inner or top not in options() else f"choose another {top}=..., or leave it out"
-    return f"{said}: {did_you_mean(meant) or other}"
+    here = [name for name in map(str, node) if f"{group}.{name}" in keys_to_set(cfg)]
+    near_here = [f"{group}.{name}" for name in near(last, here)]
+    meant = near_here or [like for like in settings_like(last, cfg) if like.startswith(f"{top}.")]
+    if meant:
+        return f"{said}: {did_you_mean(meant)}"
+    other = f"choose another {top}=..., or leave it out" if has_options else "leave it out"
+    return f"{said}: {other} ({has})"
 
 
 def _unknown_to_hydra(key: str, cfg: DictConfig) -> str:
@@ -241,14 +261,14 @@ def _no_override(word: str) -> str:
     groups, cfg = options(), chosen([], "config")
     if word in groups:
         return f"{said}write key=value, as in {word}={groups[word][0]} ({', '.join(groups[word])})"
-    if word in keys_below(cfg):
+    if word in keys_to_set(cfg):
         return f"{said}write key=value, as in {word}={OmegaConf.select(cfg, word)}"
     group, _, option = re.sub(r"[/:]", ".", word).rpartition(".")
     if option in groups.get(group, ()):
         return f"{said}write {group}={option}"
     flags = ("multirun", "help", "version", "cfg", "config-dir", "hydra-help")
     meant = [f"--{flag}" for flag in near(word, flags, cutoff=0.8)] or choices_named(word)
-    meant = meant or [f"{like}=..." for like in near(word, [*groups, *keys_below(cfg)], cutoff=0.7)]
+    meant = meant or [f"{like}=..." for like in near(word, [*groups, *keys_to_set(cfg)], cutoff=0.7)]
     return f"{said}{did_you_mean(meant)} write key=value (python -m rlreason --help)".replace(":  ", ": ")
 
 

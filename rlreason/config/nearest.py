@@ -4,6 +4,7 @@ It knows the composed config, the options in reach, the schemas and the handouts
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -41,6 +42,28 @@ def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -
     return [folded[name] for name in difflib.get_close_matches(word[:100].lower(), folded, n=count, cutoff=cutoff)]
 
 
+def nearest_options(word: str, offered: Sequence[str]) -> list[str]:
+    """The options that a word may stand for: one that is spelt alike, or else those that it shortens.
+
+    >>> nearest_options("grpo_lr", ["grpo_learning_rate", "grpo_off_policy"]), nearest_options("x", ["xy"])
+    (['grpo_learning_rate'], [])
+    """
+    return near(word, offered) or [name for name in offered if len(word) > 1 and shortens(word, name)]
+
+
+def shortens(word: str, name: str) -> bool:
+    """Whether a word is put together from the beginnings of a name's words, in their order.
+
+    >>> shortens("grpo_lr", "grpo_learning_rate"), shortens("qwen3", "qwen3_1_7b"), shortens("rate", "grpo_off_policy")
+    (True, True, False)
+    """
+    letters = re.sub(r"[\W_]", "", word.lower())
+    reached = {0}  # how many of the letters are accounted for
+    for part in re.findall(r"[a-z]+|\d", name.lower()):
+        reached |= {at + n for at in reached for n in range(1, len(part) + 1) if letters.startswith(part[:n], at)}
+    return bool(letters) and len(letters) in reached
+
+
 def chosen(choices: Sequence[str], name: str) -> DictConfig:
     """The config of these options without the settings that were given, so that it composes; Hydra's part too.
 
@@ -64,6 +87,13 @@ def keys_below(node: Any, prefix: str = "") -> list[str]:
     return [key for name, child in node.items() for key in (f"{prefix}{name}", *keys_below(child, f"{prefix}{name}."))]
 
 
+def keys_to_set(cfg: DictConfig) -> list[str]:
+    """The keys that take a value or an option: no group that holds settings and has no options, as `sampling`."""
+    keys, groups = [key for key in keys_below(cfg) if not key.startswith("hydra")], options()
+    holders = {key.rpartition(".")[0] for key in keys}
+    return [key for key in keys if key not in holders or key in groups]
+
+
 def options() -> dict[str, list[str]]:
     """Every group that a person chooses from, with its options; those of one's own folders too."""
     loader = GlobalHydra.instance().config_loader()
@@ -84,7 +114,7 @@ def choices_named(word: str) -> list[str]:
 
 def settings_like(word: str, cfg: DictConfig) -> list[str]:
     """What may be meant by a setting that the config does not have, each as it is typed."""
-    keys = [key for key in keys_below(cfg) if not key.startswith("hydra.")]
+    keys = keys_to_set(cfg)
     last = word.rpartition(".")[2]
     if word in NAMES:  # known on the command line, where it is translated, and in no file
         return [NAMES[word].key]
@@ -110,7 +140,13 @@ def settings_like(word: str, cfg: DictConfig) -> list[str]:
 def keys_of_options() -> list[str]:
     """The settings that some option of a group has, whichever is chosen."""
     groups = {group.removeprefix("schema/"): nodes for group, nodes in SCHEMAS.items() if "/" in group}
-    keys = [f"{g}.{field.name}" for g, nodes in groups.items() for node in nodes.values() for field in fields(node)]
+    keys = [
+        f"{group}.{field.name}"
+        for group, nodes in groups.items()
+        for node in nodes.values()
+        for field in fields(node)
+        if not is_dataclass(field.type)  # a group takes no value
+    ]
     return list(dict.fromkeys(keys))
 
 

@@ -42,6 +42,20 @@ def too_many_asked(run: Run, there: int | None, conf: Path) -> list[str]:
     ]
 
 
+def lowered(run: Run) -> list[str]:
+    """A complaint where the last evaluation asks fewer problems than those before it were set to ask.
+
+    Only for who knows that `interim_eval_problems` was typed: a scale's is an upper bound and no mistake.
+    """
+    asked, last = getattr(run, "interim_eval_problems", None), run.eval.final_problems
+    if asked is None or last is None or asked <= last or run.asked_at_most is not None:
+        return []
+    return [
+        f"eval.final_problems={last} is less than interim_eval_problems={asked}, all of which it asks again: raise it, "
+        "or lower interim_eval_problems"
+    ]
+
+
 def _setting(line: str) -> str:
     """What a complaint is about, by its last name: the rules of the objective know no groups."""
     return line.partition("=")[0].rpartition(".")[2]

@@ -18,6 +18,7 @@ from rlreason.config.choices import refuse_wrong_choices
 from rlreason.config.combinations import fixed, runs_of, with_own_names
 from rlreason.config.flags import Asked, composing, read
 from rlreason.config.mistakes import in_one_line, mistakes_in
+from rlreason.config.rules import lowered
 from rlreason.config.run import Run
 from rlreason.config.store import resource_dir, typed
 from rlreason.config.unread import complaints, unread_keys
@@ -144,4 +145,8 @@ def _checked(overrides: Sequence[str], name: str, of_sweep: bool = False) -> Run
     with in_one_line(overrides, name, composing=True):
         cfg = compose(name, list(overrides))
         OmegaConf.resolve(cfg)
-    return typed(cfg, of_sweep)
+    run = typed(cfg, of_sweep)
+    given = {word.lstrip("+").partition("=")[0] for word in overrides}
+    if "interim_eval_problems" in given and (bad := lowered(run)):
+        raise ConfigError("\n".join(bad))
+    return run

@@ -25,7 +25,7 @@ def identified(tables: Sequence[Table]) -> list[list[Problem]]:
 def hold_out(problems: list[Problem], n: int, seed: int) -> tuple[list[Problem], list[Problem]]:
     """(the rest, n drawn by seed). The first 100 drawn are among the first 200."""
     if n >= len(problems):
-        raise ConfigError(f"data.n_validation={n} leaves nothing of {len(problems)} problems to train on: lower it")
+        raise ConfigError(f"data.n_validation={n} must be less than the {len(problems)} problems there are: lower it")
     held = subset(problems, n, seed)
     ids = {p.id for p in held}
     return [p for p in problems if p.id not in ids], held

@@ -20,7 +20,7 @@ from rlreason.jobs.selection import best_at, is_exact, majority_at, pass_at, sub
 from rlreason.jobs.store import enter
 from rlreason.jobs.tables import curves_table
 from rlreason.jobs.votes import answer_classes, can_vote
-from rlreason.narration import prompt_words, shown
+from rlreason.narration import asked_words, shown
 from rlreason.setup.house import build
 from rlreason.statistics import Floats, bootstrap_intervals, wilson_interval
 from rlreason.types import Sample
@@ -46,7 +46,7 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
         write_whole(folder / "best_of_n.csv", as_csv(run.n_list, curves))
         title = f"{run.model.name}, {asks.data.name}, {len(responses.problems)} problems x {asks.samples} samples"
         t = asks.sampling.temperature
-        prompt = prompt_words(asks.prompt, traces=False)
+        prompt = asked_words(run)
         subtitle = f"{prompt}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
         with console.wait("drawing the curves"):
             draw_best_of_n(folder / "best_of_n.png", {"": (run.n_list, curves)}, title, subtitle)

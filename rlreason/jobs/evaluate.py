@@ -10,7 +10,7 @@ from rlreason.inspect.cases import case_text, reasons
 from rlreason.jobs.respond import Responses, asked_problems, conclude, respond
 from rlreason.jobs.store import WHOLE, enter, row_of
 from rlreason.jobs.tables import by_facts, categories, category_table, fact_tables, figure_lines, ungraded
-from rlreason.narration import prompt_words, shown, tell_mirror
+from rlreason.narration import asked_words, shown, tell_mirror
 from rlreason.protocol import accuracy_words
 from rlreason.setup.graders import grading_settings
 from rlreason.setup.house import House, build
@@ -45,7 +45,7 @@ def announce(console: Console, run: Asking, house: House, folder: Path, again: b
     each = "one response each" if asks.samples == 1 else f"{asks.samples} responses each"
     sampling = f"T={asks.sampling.temperature:g}, up to {asks.sampling.max_tokens} tokens"
     console.say(f"model      {run.model.name}: {house.policy.describe()}; ready after {house.seconds_to_build:.0f} s")
-    prompt = prompt_words(asks.prompt, traces=False)
+    prompt = asked_words(run)
     console.say(f"asks       {count} {run.split} problems of {asks.data.name}, {each}; {prompt}; {sampling}")
     if house.examiner.beside is not None:
         console.say(f"counts     by {house.examiner.grader.reward}, and beside it by {house.examiner.beside.reward}")

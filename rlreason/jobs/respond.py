@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from rlreason.algorithms.rollouts import measure
+from rlreason.config.evaluation import sampling_key
 from rlreason.config.jobs import Asking
 from rlreason.console import Console, clock
 from rlreason.counters import Counters
@@ -59,7 +60,8 @@ def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[
     """The responses to the run's problems. Remove the store when everything that follows from them is written."""
     examiner, n = house.examiner, house.examiner.settings.samples
     problems = asked_problems(run, house)
-    check_askable(problems, f"split={run.split} of data={examiner.settings.data.name}")
+    key = "data" if run.eval.data is None else "eval.data"
+    check_askable(problems, f"split={run.split} of {key}={examiner.settings.data.name}", key)
     protocol = protocol_of(examiner.settings, problems, house.policy.tokenizer)
     weights = weights_hash(house.policy.named_weights())
     store = Store(folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
@@ -70,8 +72,8 @@ def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[
     with console.wait(f"measuring entropies of {len(samples)} responses"):
         measure(samples, examiner.measure)
     metrics = figures(samples, examiner.sampling)
-    guards = Guards(1, console.say, run.guards.parity, run.guards.parity_bound)
-    guards.look(None, metrics | {"rollout/truncated": metrics["eval/truncated"]})
+    guards = Guards(1, console.say, run.guards.parity, run.guards.parity_bound, sampling_key(run, "max_tokens"))
+    guards.look(None, metrics)
     guards.look_at_grades(None, examiner.warnings(samples))
     store.finish(rows_of(samples, problems, n, house))
     write_pass_rates(folder, problems, samples, n)
@@ -111,15 +113,18 @@ def ask(
     return samples, sum(len(s.response.token_ids) for s in fresh), seconds
 
 
-def check_askable(problems: Sequence[Problem], where: str) -> None:
-    """There must be problems, and each must have a gold answer, or there is nothing to grade."""
+def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:
+    """There must be problems, and each must have a gold answer, or there is nothing to grade.
+
+    `key`: of the data's settings, `data` or `eval.data`.
+    """
     if not problems:
         raise DataError(f"{where} holds no problems: give data, or choose the other split")
     without = [p.id for p in problems if not p.answer.strip()]
     if without:
         raise DataError(
             f"{len(without)} of {len(problems)} problems in {where} have an empty gold answer ({few(without)}), so "
-            "nothing can be graded there: complete or remove these rows, or say where the gold stands (data.gold)"
+            f"nothing can be graded there: complete or remove these rows, or say where the gold stands ({key}.gold)"
         )
 
 

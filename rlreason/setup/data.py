@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlreason.config.data import Data, Fields, FileData, Stories
-from rlreason.config.evaluation import evaluation_of
+from rlreason.config.evaluation import as_typed, asked_data, evaluation_of
 from rlreason.config.imitation import SFT
 from rlreason.config.jobs import Asking
 from rlreason.config.rules import too_many_asked
@@ -57,8 +57,8 @@ def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = 
     asked, judge = evaluation.data, judge or grader
     fill_asked = filling(evaluation.prompt)
     if asked is not data and not uses_training_data(run):
-        validation = enough(run, read_asked(asked, fill_asked, say))
-        return Loaded([], told(say, *gold_checked(validation, judge, asked)), {"validation": len(validation)})
+        validation = asked_checked(run, read_asked(run, fill_asked, say), judge, say)
+        return Loaded([], validation, {"validation": len(validation)})
     template = run.prompt.trace if traces else ""
     if traces:
         check_template(template)
@@ -75,9 +75,10 @@ def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = 
     if isinstance(data, FileData):
         train, validation = answered(data, train, validation, fill, say)
     if asked is not data:
-        validation = enough(run, read_asked(asked, fill_asked, say))
+        validation = read_asked(run, fill_asked, say)
     if not uses_training_data(run):
-        return Loaded([], told(say, *gold_checked(validation, judge, asked)), {"validation": len(validation)})
+        validation = asked_checked(run, validation, judge, say)
+        return Loaded([], validation, {"validation": len(validation)})
     train = told(say, *without_overlap(train, validation, data.overlap, fill))
     if data.pass_rates is not None:
         rates = read_pass_rates(Path(data.pass_rates).expanduser())
@@ -89,7 +90,7 @@ def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = 
         sizes["train_before_filter"] = len(train)
         train = told(say, *filter_correct(train, partial(trace_text, template=template), grader.grade_batch))
         sizes["train_filtered"] = len(train)
-    validation = told(say, *gold_checked(validation, judge, asked, needed=not isinstance(run, SFT)))
+    validation = asked_checked(run, validation, judge, say, needed=not isinstance(run, SFT))
     if not isinstance(run, SFT):
         train = told(say, *gold_checked(train, judge if isinstance(run, Asking) else grader, data))
     if data.limit is not None and data.limit > len(train):
@@ -112,15 +113,33 @@ def gold_checked(
     return (problems, []) if not grader or grader.plugin else check_answers(problems, grader, data.bad_gold, needed)
 
 
-def read_asked(data: Data, fill: Callable[[str], str], say: Say) -> Problems:
+def asked_checked(run: Run, asked: Problems, judge: Grader | None, say: Say, needed: bool = True) -> Problems:
+    """The problems that evaluations ask from, their gold answers checked."""
+    data = evaluation_of(run).data
+    with asked_data(run):
+        return told(say, *gold_checked(asked, judge, data, needed))
+
+
+def read_asked(run: Run, fill: Callable[[str], str], say: Say) -> Problems:
     """The validation problems of an evaluation's own data, and nothing else where they are files of their own."""
-    if not isinstance(data, FileData) or data.n_validation is not None:
-        return read_splits(data, say, traces=False)[1]
-    hub = cache(partial(hub_splits, data.path or "", data.hub_config))
-    name = data.validation or _measured_on(data, hub)
-    table = read_split(data, name, Path(name).stem, hub, traces=False)
-    (problems,) = identified([table])
-    return answered(data, [], told(say, problems, table.notes), fill, say)[1]
+    data = evaluation_of(run).data
+
+    def note(text: str) -> None:
+        say(as_typed(text, data))
+
+    with asked_data(run):
+        if not isinstance(data, FileData):
+            return enough(run, read_splits(data, note, traces=False)[1])
+        hub = cache(partial(hub_splits, data.path or "", data.hub_config))
+        name = data.train if data.n_validation is not None else data.validation or _measured_on(data, hub)
+        table = read_split(data, name, Path(name).stem, hub, traces=False)
+        (problems,) = identified([table])
+        if data.n_validation is not None and data.n_validation > len(problems):
+            raise ConfigError(
+                f"data.n_validation={data.n_validation} is more than the {len(problems)} problems there are: lower it"
+            )
+        asked = subset(told(note, problems, table.notes), data.n_validation, data.split_seed)
+        return enough(run, answered(data, [], asked, fill, note)[1])
 
 
 def told(say: Say, problems: Problems, notes: str | Iterable[str]) -> Problems:
@@ -257,10 +276,10 @@ def _rows(data: FileData, split: str, hub: Hub) -> tuple[str, Iterable[Row]]:
 
 def _measured_on(data: FileData, hub: Hub) -> str:
     """The split to validate on where none was named."""
+    if name := data.measured_on():
+        return name
+    on_hub = () if Path(data.path or "").expanduser().is_dir() else hub()
     for name in ("validation", "test"):
-        if locate(data.path, name) or (not Path(data.path or "").expanduser().is_dir() and name in hub()):
+        if name in on_hub:
             return name
-    raise ConfigError(
-        f"data.path={data.path} holds neither validation nor test: name one with data.validation, or hold out some of "
-        "train with data.n_validation=200"
-    )
+    raise ConfigError(data.unmeasured())
