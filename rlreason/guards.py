@@ -79,7 +79,7 @@ class Guards:
         share = metrics.get("eval/truncated", 0.0)
         if self.eval_limit and share > MOST_CUT:
             text = f"{share:.0%} of the responses were cut at {self.eval_limit}"
-            cure = "raise it: what is cut before its answer counts as wrong"
+            cure = "raise it, as what is cut before its answer counts as wrong"
             self.notice(step, "truncated_evaluation", f"{'' if step is None else 'in evaluation: '}{text}: {cure}")
 
     def verdict(self) -> tuple[str, str]:

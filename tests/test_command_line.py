@@ -203,7 +203,7 @@ def test_a_folder_of_ones_own_options_is_composed_and_checked(mine):
         (["hydra.mode=MULTIRUN", "learning_rate=1e-3,abc"], "learning_rate=abc must be of type Float"),
         (["-m", "learning_rate=interval(1e-5,1e-3)"], "the basic sweeper cannot draw from an interval"),
         (["seed=range(3)"], "seed=range(3) names several values: add -m"),
-        (["loss=gspo", "loss.foo=1"], "which has loss.loss_type, loss.cliprange, "),
+        (["loss=gspo", "loss.foo=1"], "(the chosen one has loss.loss_type, loss.cliprange, "),
         (["-m", "learning_rate=1e-3,abc", "seed=range(100)"], "learning_rate=abc must be of type Float"),
         (["-m", "seed=range(100)", "learning_rate=1e-3,-1"], "learning_rate=-1.0 must be above 0"),
     ],

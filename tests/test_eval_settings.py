@@ -189,7 +189,7 @@ def test_a_truncation_is_said_of_the_setting_that_cuts():
         )
         return said[0]
 
-    cure = "raise it: what is cut before its answer counts as wrong"
+    cure = "raise it, as what is cut before its answer counts as wrong"
     assert told() == f"! 90% of the responses were cut at sampling.max_tokens: {cure}"
     assert told("eval.sampling.max_tokens=9") == f"! 90% of the responses were cut at eval.sampling.max_tokens: {cure}"
 

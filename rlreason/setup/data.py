@@ -134,12 +134,14 @@ def read_asked(run: Run, fill: Callable[[str], str], say: Say) -> Problems:
         name = data.train if data.n_validation is not None else data.validation or _measured_on(data, hub)
         table = read_split(data, name, Path(name).stem, hub, traces=False)
         (problems,) = identified([table])
-        if data.n_validation is not None and data.n_validation > len(problems):
-            raise ConfigError(
-                f"data.n_validation={data.n_validation} is more than the {len(problems)} problems there are: lower it"
-            )
-        asked = subset(told(note, problems, table.notes), data.n_validation, data.split_seed)
-        return enough(run, answered(data, [], asked, fill, note)[1])
+        told(note, problems, table.notes)
+        if (n := data.n_validation) is not None:
+            if n > len(problems):
+                raise ConfigError(
+                    f"data.n_validation={n} is more than the {len(problems)} problems there are: lower it"
+                )
+            problems = subset(problems, n, data.split_seed)
+        return enough(run, answered(data, [], problems, fill, note)[1])
 
 
 def told(say: Say, problems: Problems, notes: str | Iterable[str]) -> Problems:
