@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.data import Data
-from rlreason.config.evaluation import asked_of, evaluation_of
+from rlreason.config.evaluation import evaluation_of
 from rlreason.config.groups import Prompt
 from rlreason.config.imitation import SFT
 from rlreason.config.jobs import Asking
@@ -35,7 +35,7 @@ def data_read(run: Run) -> dict[str, Data]:
     """Every data set that the run reads, by the setting that it stands under."""
     own = run.eval.data
     trained = {"data": run.data} if own is None or uses_training_data(run) else {}
-    return trained if own is None else trained | {"eval.data": asked_of(own)}
+    return trained if own is None else trained | {"eval.data": own}
 
 
 def judges_to_learn(run: Run) -> bool:

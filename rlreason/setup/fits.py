@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from rlreason.config.conditions import lies_on_hub
 from rlreason.config.data import Data, FileData, Stories
-from rlreason.config.evaluation import evaluation_of
+from rlreason.config.evaluation import evaluation_of, sampling_key
 from rlreason.config.groups import Prompt
 from rlreason.config.imitation import SFT
 from rlreason.config.jobs import Asking
@@ -65,8 +65,7 @@ def longest_prompt(run: Run, max_tokens: int, context: int) -> int:
 def too_long(run: Run, name: str, sizes: Sequence[int], max_tokens: int, context: int) -> str:
     """Why prompts of these sizes in tokens cannot be asked; empty where they fit or the long ones are left out."""
     asked, data = name == "validation", run.data if run.eval.data is None else run.eval.data
-    evaluates = asked or isinstance(run, Asking)
-    own = f"{'eval.' if evaluates and run.eval.sampling.max_tokens is not None else ''}sampling.max_tokens"
+    own = sampling_key(run, "max_tokens") if asked or isinstance(run, Asking) else "sampling.max_tokens"
     skip = (data if asked else run.data).bad_rows == "skip"
     room, key = min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
     longest = longest_prompt(run, max_tokens, context)
