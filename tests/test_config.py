@@ -135,7 +135,7 @@ def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
         ),
         (["loss=gspo", "loss.ratio_cap=3"], "loss.ratio_cap=3.0 has no effect: it is read by loss=cispo only"),
         (["loss=cispo", "loss.ratio_cap=null"], "ratio_cap=null: loss_type=cispo needs it"),
-        (["loss.clip=0.1"], "loss.clip is no setting of the chosen option of loss, which has loss.loss_type"),
+        (["loss.clip=0.1"], "loss.clip is no setting of the chosen option of loss: did you mean loss.dual_clip?"),
         (
             ["algorithm=ppo"],
             "algorithm=ppo is no option of algorithm: choose one of best_of_n, ei, evaluate, grpo, sft",
