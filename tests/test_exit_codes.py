@@ -122,8 +122,7 @@ def test_the_runs_of_a_sweep_are_noted_by_whichever_process_starts_them(tmp_path
 @pytest.mark.slow
 def test_a_sweep_tells_runs_that_diverged_from_one_that_failed(tmp_path):
     diverging = ["learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1", "save_model=false"]
-    (tmp_path / "useless.py").write_text("def f(response, gold):\n    return 'x'\n")
-    words = ["-m", "prompt.reward=r1_zero,useless:f", "hydra.sweep.dir=grid"]
+    words = ["-m", "model.freeze=[],[nonesuch]", "hydra.sweep.dir=grid"]  # names of weights are known to the model only
     done = rlreason(*words, *SMALL, *diverging, cwd=tmp_path)
     assert done.returncode == 1
     diverged, failed = done.stdout.splitlines()[-3:-1]

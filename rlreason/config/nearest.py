@@ -45,7 +45,7 @@ def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -
 def nearest_options(word: str, offered: Sequence[str]) -> list[str]:
     """The options that a word may stand for: one that is spelt alike, or else those that it shortens.
 
-    >>> nearest_options("grpo_lr", ["grpo_learning_rate", "grpo_off_policy"]), nearest_options("x", ["xy"])
+    >>> nearest_options("grpo_lr", ["grpo_learning_rate", "grpo_off_policy"]), nearest_options("q", ["xy"])
     (['grpo_learning_rate'], [])
     """
     return near(word, offered) or [name for name in offered if len(word) > 1 and shortens(word, name)]
