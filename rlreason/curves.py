@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from rlreason.console import Console
 from rlreason.entry import Parser, ended
 from rlreason.errors import ConfigError
+from rlreason.signals import held
 from rlreason.writing import whole
 
 Panel = tuple[str, tuple[tuple[str, str], ...]]  # heading, ((metric, label), ...)
@@ -63,10 +64,11 @@ def panels_of(rows: list[dict[str, Any]]) -> list[Panel]:
 
 def draw_curves(folder: Path, title: str) -> Path:
     """The panels of a run over its optimizer updates."""
-    import matplotlib
+    with held():  # an import that a signal cuts in two cannot be done again
+        import matplotlib
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+        matplotlib.use("Agg")
+        from matplotlib import pyplot as plt
 
     rows = read_metrics(folder)
     panels = panels_of(rows)
