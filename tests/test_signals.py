@@ -338,7 +338,7 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
         lambda run, said: (run / "model.partial").exists(),
     ),
 }
-NOWHERE = {("hf", "engine"), ("hf", "ahead")}
+NOWHERE = {("hf", "engine"), ("hf", "ahead"), ("vllm", "saving")}  # no engine takes part in saving
 
 
 @pytest.mark.long
