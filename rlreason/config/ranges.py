@@ -44,7 +44,6 @@ MAX_SEED = 2**63 - 1  # numpy takes no seed below 0, and torch none of more than
 MOST = 10**9  # steps, updates, tokens: more than any run will do, and few enough for every counter
 MADE = 10**6  # problems that are made up, and responses in one step: these are held in memory
 LARGE = 1e6  # a coefficient that float32 can still multiply by
-TINIEST = 1e-12  # what float32 can still add to a number and divide by
 
 SEED = Range(0, MAX_SEED, "try {key}=0")
 SHARE = Range(0, 1, "it is a share")

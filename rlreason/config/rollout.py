@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 INSTALL_VLLM = "pip install 'vllm>=0.26,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
+WITHOUT_VLLM = f"rollout=vllm: vLLM is not installed: {INSTALL_VLLM}; or choose rollout=hf"
 
 
 @dataclass

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from rlreason.config.rollout import INSTALL_VLLM as INSTALL
+from rlreason.config.rollout import WITHOUT_VLLM
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
 from rlreason.memory import model_size
@@ -33,7 +34,7 @@ FILES = "rlreason-vllm-"  # how folders for an engine's temporary files begin
 def require_vllm() -> None:
     """Cheap, for the beginning of a run: looks for vLLM and does not import it."""
     if importlib.util.find_spec("vllm") is None:
-        raise ConfigError(f"rollout=vllm: vLLM is not installed: {INSTALL}; or choose rollout=hf")
+        raise ConfigError(WITHOUT_VLLM)
 
 
 def import_vllm(log: Path, oldest: tuple[int, int]) -> Any:

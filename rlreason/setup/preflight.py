@@ -12,18 +12,17 @@ from typing import NamedTuple
 
 from rlreason.config.conditions import lies_on_hub
 from rlreason.config.data import Data, FileData
-from rlreason.config.rollout import INSTALL_VLLM
+from rlreason.config.rollout import WITHOUT_VLLM
 from rlreason.config.run import Run, Training
-from rlreason.config.store import resource_dir
 from rlreason.config.tasks import Countdown, Gym
 from rlreason.config.uses import data_read
 from rlreason.data.files import locate, may_be_hub_name
 from rlreason.errors import ConfigError, ResourceError
 from rlreason.mirror import refuse_without_login
-from rlreason.prompts import load_template
 from rlreason.setup.fits import Foreseen
 from rlreason.setup.probe import judged_by, own_functions, unusable
 from rlreason.setup.space import RECORDS, in_words, space_needed
+from rlreason.setup.templates import template_of
 
 
 class Needed(NamedTuple):
@@ -58,7 +57,7 @@ NEEDED = (
     Needed(
         "vllm",
         lambda run: run.rollout.engine == "vllm",
-        lambda run: f"rollout=vllm: vLLM is not installed: {INSTALL_VLLM}; or choose rollout=hf",
+        lambda run: WITHOUT_VLLM,
     ),
     Needed(
         "peft",
@@ -135,7 +134,7 @@ def template_problems(run: Run) -> list[str]:
     bad = []
     for key, prompt in prompts.items():
         try:
-            load_template(prompt.file, resource_dir("prompts"))
+            template_of(prompt)
         except ConfigError as error:
             bad.append(str(error).replace("prompt.file", f"{key}.file", 1))
         except (OSError, ValueError) as error:  # no permission, no UTF-8

@@ -9,8 +9,8 @@ from rlreason.config.imitation import EI
 from rlreason.config.jobs import Asking
 from rlreason.config.model import PretrainedModel, TinyModel
 from rlreason.config.run import Run, Training
+from rlreason.models.formats import VOCABULARY as TINY_VOCABULARY
 
-TINY_VOCABULARY = 2048  # tokens at most of a tokenizer that is made on the spot, as setup/model.py has it
 RECORDS = 2**20  # bytes for config, metrics and curves, which every run leaves
 PER_TOKEN = 30  # bytes of a response's token in a record: its id, two log-probabilities, its text
 PER_RESPONSE = 2000  # bytes beside them: question, prompt, grade
