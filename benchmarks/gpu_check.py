@@ -25,12 +25,12 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 import torch  # noqa: E402
 
-from rlreason.engines.attest import gap_bound  # noqa: E402
 from rlreason.engines.base import Engine, Prompt, Sampling, seed_for  # noqa: E402
-from rlreason.engines.hf import HFEngine  # noqa: E402
-from rlreason.engines.vllm import VLLMEngine  # noqa: E402
-from rlreason.engines.vllm_process import VLLMProcess, engine_processes  # noqa: E402
-from rlreason.policy import Policy, load_policy  # noqa: E402
+from rlreason.engines.hf.engine import HFEngine  # noqa: E402
+from rlreason.engines.vllm.engine import VLLMEngine  # noqa: E402
+from rlreason.engines.vllm.process import VLLMProcess, engine_processes  # noqa: E402
+from rlreason.engines.weight_check import gap_bound  # noqa: E402
+from rlreason.model.policy import Policy, load_policy  # noqa: E402
 
 ROUNDS = 20
 GROWTH_ALLOWED = 0.1  # GB between the fifth and the last round; the first rounds still fill allocators

@@ -13,9 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from rlreason.answers.decide import decide_pair  # noqa: E402
+from rlreason.answers.verdict import Settings  # noqa: E402
 from rlreason.grading import Grader  # noqa: E402
-from rlreason.grading.answers import decide_pair  # noqa: E402
-from rlreason.grading.verdict import Settings  # noqa: E402
 
 CASES = ROOT / "tests" / "grading_cases"
 FORMS = (CASES / "number_forms.txt").read_text(encoding="utf-8").splitlines()

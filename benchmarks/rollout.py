@@ -18,12 +18,12 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from rlreason.data.prompts import load_template, render  # noqa: E402
 from rlreason.data.stories import make_stories  # noqa: E402
 from rlreason.engines.base import Engine, Prompt, Sampling, seed_for  # noqa: E402
-from rlreason.engines.hf import HFEngine  # noqa: E402
-from rlreason.engines.vllm import VLLMEngine  # noqa: E402
-from rlreason.policy import Policy, load_policy  # noqa: E402
-from rlreason.prompts import load_template, render  # noqa: E402
+from rlreason.engines.hf.engine import HFEngine  # noqa: E402
+from rlreason.engines.vllm.engine import VLLMEngine  # noqa: E402
+from rlreason.model.policy import Policy, load_policy  # noqa: E402
 from rlreason.types import Response  # noqa: E402
 
 

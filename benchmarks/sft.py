@@ -34,15 +34,15 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
-from rlreason.algorithms.sft import Imitation, imitation_sample  # noqa: E402
+from rlreason.algorithms.sft import SFT, sft_sample  # noqa: E402
 from rlreason.data.files import file_rows, read_table  # noqa: E402
+from rlreason.data.prompts import load_template, render  # noqa: E402
 from rlreason.data.rows import field_names, to_problem  # noqa: E402
 from rlreason.data.traces import trace_text  # noqa: E402
 from rlreason.learner import Learner, TokenObjective  # noqa: E402
-from rlreason.models.tiny import build_model, build_tokenizer  # noqa: E402
-from rlreason.packing import PackedBatch  # noqa: E402
-from rlreason.policy import DTYPES, Policy  # noqa: E402
-from rlreason.prompts import load_template, render  # noqa: E402
+from rlreason.model.packing import PackedBatch  # noqa: E402
+from rlreason.model.policy import DTYPES, Policy  # noqa: E402
+from rlreason.model.tiny import build_model, build_tokenizer  # noqa: E402
 from rlreason.types import Sample  # noqa: E402
 
 TRACE = " {solution} </think> <answer>{answer}</answer>"
@@ -232,8 +232,8 @@ def in_batches(texts: list[tuple[str, str]], tokenizer: Any, given: Namespace) -
     traces = []
     for prompt, response in texts:
         ids = [*tokenizer.encode(response, add_special_tokens=False), tokenizer.eos_token_id]
-        traces.append(imitation_sample(tokenizer.encode(prompt), ids, response))
-    feed = Imitation(traces, given.batch, given.seed, given.steps)
+        traces.append(sft_sample(tokenizer.encode(prompt), ids, response))
+    feed = SFT(traces, given.batch, given.seed, given.steps)
     batches = [feed.collect(step).batches[0] for step in range(1, given.steps + 1)]
     return [sorted(batch, key=lambda s: len(s.response.prompt_ids) + len(s.response.token_ids)) for batch in batches]
 

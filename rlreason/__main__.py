@@ -1,6 +1,6 @@
 """`python -m rlreason`, and the `rlreason` script: nothing slow is imported before signals are heeded."""
 
-from rlreason.quiet import quiet
+from rlreason.runtime.early_signals import quiet
 
 
 def main() -> None:

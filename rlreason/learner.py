@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rlreason.model.packing import PackedBatch, pack, within_budget
+from rlreason.model.policy import Policy
 from rlreason.objectives.aggregation import aggregate_loss, step_divisors
 from rlreason.objectives.entropy import entropy_bonus
 from rlreason.objectives.kl import kl_per_token
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.mismatch import mismatch_weights
-from rlreason.optimizers import make_optimizer
-from rlreason.packing import PackedBatch, pack, within_budget
-from rlreason.policy import Policy
-from rlreason.signals import held
+from rlreason.optimization import make_optimizer
+from rlreason.runtime.signals import held
 from rlreason.statistics import gap_metrics
 from rlreason.types import Sample
 

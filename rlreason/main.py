@@ -16,24 +16,24 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason import signals
-from rlreason.arms import PATIENCE_S, Sweep
-from rlreason.config.flags import Asked, composing, read
+from rlreason.cli.check import check_rules, check_words
+from rlreason.cli.entry import ended, why_stopped
+from rlreason.cli.flags import Asked, composing, read
+from rlreason.cli.mistakes import in_one_line, mistakes_in
+from rlreason.cli.modules import find_modules_here
+from rlreason.cli.queries import answer, rerun_config
 from rlreason.config.leaves import refuse_own_input
-from rlreason.config.mistakes import in_one_line, mistakes_in
-from rlreason.config.questions import answer, rerun_config
-from rlreason.config.run import Training
+from rlreason.config.run import TrainingConfig
 from rlreason.config.store import register, typed
-from rlreason.config.words import check_rules, check_words
-from rlreason.console import Console
-from rlreason.entry import ended, why_stopped
 from rlreason.errors import ConfigError
-from rlreason.modules import find_modules_here
-from rlreason.noise import noise_kept
-from rlreason.records import CONTENTS
-from rlreason.status import ending, read_status, status_of, sweep_code, write_status
-from rlreason.sweeps import JOB_OF_SWEEP, arms_table
-from rlreason.undo import Ended, undone_when_refused
+from rlreason.records.console import Console
+from rlreason.records.status import ending, read_status, status_of, sweep_code, write_status
+from rlreason.records.undo import Ended, undone_when_refused
+from rlreason.records.writer import CONTENTS
+from rlreason.runtime import signals
+from rlreason.runtime.stderr_log import stderr_logged
+from rlreason.sweeps.processes import PATIENCE_S, Sweep
+from rlreason.sweeps.table import SWEEP_VARIABLE, runs_table
 
 
 def main(cfg: DictConfig) -> float:
@@ -41,7 +41,7 @@ def main(cfg: DictConfig) -> float:
     try:
         if HydraConfig.get().mode is RunMode.MULTIRUN:
             return arm(cfg)
-        with noise_kept():
+        with stderr_logged():
             return job(cfg)
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
         if signals.asked():  # what fails because everything ends is no error of its own
@@ -51,19 +51,19 @@ def main(cfg: DictConfig) -> float:
 
 def job(cfg: DictConfig) -> float:
     """A run in this process. It ends the process itself where its end has an exit code of its own."""
-    run = typed(cfg, of_sweep=JOB_OF_SWEEP in os.environ)
+    run = typed(cfg, of_sweep=SWEEP_VARIABLE in os.environ)
     config = OmegaConf.to_yaml(cfg, resolve=True)
     hydra_job = HydraConfig.get()
     folder = run_folder()
     sweep = hydra_job.runtime.choices.get("sweep")
-    if sweep and JOB_OF_SWEEP not in os.environ:
+    if sweep and SWEEP_VARIABLE not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
     refuse_own_input(run, folder, CONTENTS)
     before = _stamp(folder)
     try:
         with signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
             with Console().wait("loading torch and transformers"):
-                if isinstance(run, Training):
+                if isinstance(run, TrainingConfig):
                     from rlreason.trainer import train as start
                 else:
                     from rlreason.jobs.start import start
@@ -112,7 +112,7 @@ def arm(cfg: DictConfig) -> float:
 def cli() -> None:
     """Entry of `python -m rlreason` and of the `rlreason` script. A user's mistake: one line, exit code 2."""
     signals.follow()
-    of_sweep = JOB_OF_SWEEP in os.environ
+    of_sweep = SWEEP_VARIABLE in os.environ
     # The sweep waits longer than its run may take; what it passes on to the run is no second signal there.
     ended(command, patient=(signal.SIGTERM,)) if of_sweep else ended(command, limit_s=PATIENCE_S + 10)
 
@@ -167,7 +167,7 @@ def sweep(hydra: Hydra, asked: Asked) -> int:
         finally:
             arms = runs.arms()
             if arms:
-                print("\n" + arms_table(arms))
+                print("\n" + runs_table(arms))
     if not arms:  # a launcher on machines that share no files with this one
         print("rlreason: no run of the sweep has reported here how it ended: see their folders", file=sys.stderr)
         return 1

@@ -13,82 +13,82 @@ from typing import Any
 
 import torch
 
-from rlreason import signals
 from rlreason.algorithms.base import Collected
-from rlreason.algorithms.feed import Feed
-from rlreason.algorithms.rollouts import measure, rollout_metrics
+from rlreason.algorithms.prefetch import RolloutPrefetcher
+from rlreason.algorithms.rollouts import rollout_metrics, score_samples
+from rlreason.cli.entry import why_stopped
 from rlreason.config.evaluation import sampling_key
-from rlreason.config.run import Run, Training
-from rlreason.console import Console, Stopwatch
-from rlreason.counters import Counters
-from rlreason.curves import draw_curves, title_of
-from rlreason.entry import why_stopped
-from rlreason.evaluation import more_accuracies
+from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.evaluation.accuracy import more_accuracies
+from rlreason.evaluation.evaluator import Evaluated, Evaluator
 from rlreason.grading.metrics import grading_metrics
-from rlreason.guards import Guards
+from rlreason.interrupted import wind_up
 from rlreason.learner import Learner, averaged
-from rlreason.narration import closing, header, objective_of, shown_generations
 from rlreason.objectives.card import TEXT_WIDTH
-from rlreason.records import Records, refuse_occupied
-from rlreason.schedule import evaluation_due, learning_rate_at
+from rlreason.optimization import evaluation_due, learning_rate_at
+from rlreason.records.console import Console, Stopwatch
+from rlreason.records.counters import Counters
+from rlreason.records.curves import draw_curves, title_of
+from rlreason.records.monitors import Monitors
+from rlreason.records.writer import RunWriter, refuse_occupied
+from rlreason.runtime import signals
 from rlreason.setup.algorithm import make_algorithm
-from rlreason.setup.house import House, build
+from rlreason.setup.components import Components, build_components
 from rlreason.setup.learner import make_learner
 from rlreason.setup.protocol import protocol_of
-from rlreason.stopped import wind_up
-from rlreason.validation import Evaluated, Validation
+from rlreason.setup.run_summary import closing, header, objective_of, shown_generations
 
 
-def train(run: Run, folder: Path, config: str) -> float:
+def train(run: RunConfig, folder: Path, config: str) -> float:
     """Train as `run` says, leave everything in `folder`, return the final validation accuracy."""
-    assert isinstance(run, Training)
+    assert isinstance(run, TrainingConfig)
     refuse_occupied(folder)
     console, counters = Console(), Counters()
     counters.start()
-    records = Records(folder, config)
+    records = RunWriter(folder, config)
     if records.set_aside:
         console.say(f"a broken-off run was here: its records are now in {records.set_aside}")
     card = objective_of(run)
     records.document("objective.md", card.markdown)
-    house, feed = build(run, folder, console), None
+    components, feed = build_components(run, folder, console), None
     try:
-        algorithm, learner = make_algorithm(run, house, console), make_learner(run, house.policy)
+        algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
         console.n_steps = algorithm.n_steps
-        records.mirror = house.mirror
-        header(console, run, house, folder)
+        records.mirror = components.mirror
+        header(console, run, components, folder)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
-        feed = Feed(algorithm, ahead=run.rollout.async_steps > 0)
-        return loop(run, house, feed, learner, records, console, counters)
+        feed = RolloutPrefetcher(algorithm, ahead=run.rollout.async_steps > 0)
+        return loop(run, components, feed, learner, records, console, counters)
     except BaseException as error:
         if signals.asked() is None and not isinstance(error, KeyboardInterrupt):
             raise
         stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
-        far = wind_up(run, house, feed, records, counters, console, why_stopped(stop))
+        far = wind_up(run, components, feed, records, counters, console, why_stopped(stop))
         raise type(stop)(f"{stop} {far}".strip()) from None
     finally:
-        house.close()  # first, so that what is being sampled ahead ends
+        components.close()  # first, so that what is being sampled ahead ends
         if feed is not None:
             feed.close()
 
 
 def loop(
-    run: Training,
-    house: House,
-    feed: Feed,
+    run: TrainingConfig,
+    components: Components,
+    feed: RolloutPrefetcher,
     learner: Learner,
-    records: Records,
+    records: RunWriter,
     console: Console,
     counters: Counters,
 ) -> float:
     """Every step of a run, from the first evaluation to the closing table."""
     limit = sampling_key(run, "max_tokens")
     limits = () if limit == "sampling.max_tokens" else (limit,)  # what training cuts is said of its own samples
-    guards = Guards(getattr(run, "group_size", 1), console.say, run.guards.parity, run.guards.parity_bound, *limits)
+    guards = Monitors(getattr(run, "group_size", 1), console.say, run.guards.parity, run.guards.parity_bound, *limits)
     for name, warning in run.warnings().items():
         guards.notice(0, name, warning)
-    validation = Validation(house, records, guards, counters, console)
+    validation = Evaluator(components, records, guards, counters, console)
     before = after = validation.on_the_way(0)
-    shown_generations(console, before.samples, house.eval_problems, run.log_generations)
+    shown_generations(console, before.samples, components.eval_problems, run.log_generations)
     console.start()
     opening = {"reward/format": before.metrics["eval/format"], "rollout/length": before.metrics["eval/length"]}
     console.step(0, opening, keep=True)
@@ -98,17 +98,17 @@ def loop(
     for step in range(1, feed.n_steps + 1 if status == "finished" else 1):
         counters.resume()
         times = Stopwatch()
-        with console.wait(f"step {step}", logged=True, more=house.drawn):
+        with console.wait(f"step {step}", logged=True, more=components.drawn):
             collected = feed.take(step)
         counters.sampled(collected.samples)
-        held = house.engine.weight_version
+        held = components.engine.weight_version
         times.lap("rollout")
 
         # The weights that sampled, at one temperature. A single update measures what it learns from on its way.
         alone = len(collected.batches) == 1 and same_temperature and not collected.restart
         if unseen := [s for s in collected.samples if s.entropy is None and not (alone and s.kept)]:
             with console.wait(f"step {step}: measuring log-probabilities", logged=True):
-                measure(unseen, house.measure)
+                score_samples(unseen, components.measure)
         if collected.restart:
             learner.restart()
         updates, of_step = list[dict[str, float]](), collected.metrics
@@ -130,7 +130,7 @@ def loop(
                 at = step - 1 + Fraction(place + 1, count)
                 if not feed.ahead and due(run, at, Fraction(1, count), feed.n_steps):
                     times.lap("train")
-                    house.engine.load_weights(house.policy)
+                    components.engine.load_weights(components.policy)
                     validation.on_the_way(step - 1, between_updates=True)
                     console.step(step, averaged(updates), keep=True)
                     counters.resume()
@@ -140,20 +140,20 @@ def loop(
         feed.wait()  # what is sampled ahead keeps the weights it began with
         if updates and status != "diverged:weights":
             with console.wait(f"step {step}: handing the weights to the engine", logged=True):
-                house.engine.load_weights(house.policy)
+                components.engine.load_weights(components.policy)
         times.lap("sync")
 
         if not updates:
             of_step |= sampled(collected, held)
-        seconds = house.engine.sync_metrics | times.laps
+        seconds = components.engine.sync_metrics | times.laps
         records.metrics(counters.row() | (updates[-1] if updates else {}) | (of_step if count < 2 else {}) | seconds)
         if collected.samples and run.save_rollouts_every and step % run.save_rollouts_every == 0:
-            records.responses("rollouts", step, collected.samples, house.train_problems)
+            records.responses("rollouts", step, collected.samples, components.train_problems)
         metrics = averaged(updates) | of_step | seconds
         guards.look(step, metrics)
         for name, notice in collected.notices.items():
             guards.notice(step, name, notice)
-        guards.look_at_grades(step, house.grader.warnings([s.grade for s in collected.samples]))
+        guards.look_at_grades(step, components.grader.warnings([s.grade for s in collected.samples]))
         if status == "finished":
             status, reason = guards.verdict()
 
@@ -179,8 +179,8 @@ def loop(
         console.say(f"! {status}: {reason}{cure}")
     if run.save_model:
         with console.wait("saving the model"):
-            house.policy.save(records.folder / "model")
-    summary = summed_up(run, house, status, reason, before, after) | {
+            components.policy.save(records.folder / "model")
+    summary = summed_up(run, components, status, reason, before, after) | {
         "notices": dict(guards.counts),
         **{name: round(value, 1) for name, value in counters.row().items()},
         "seconds": round(counters.row()["time/total"], 1),
@@ -190,11 +190,11 @@ def loop(
         draw_curves(records.folder, title_of(records.folder))
     with console.wait("closing the records"):
         records.summary(summary)
-    closing(console, run, records.folder, before, after, house.eval_problems, summary, house.mirror)
+    closing(console, run, records.folder, before, after, components.eval_problems, summary, components.mirror)
     return float(summary["accuracy"])
 
 
-def due(run: Training, done: Fraction, width: Fraction, n_steps: int) -> bool:
+def due(run: TrainingConfig, done: Fraction, width: Fraction, n_steps: int) -> bool:
     """Whether the settings ask for an evaluation behind the update that ends at `done` steps."""
     return evaluation_due(done, width, n_steps, run.eval_every, run.longest_without_evaluation)
 
@@ -222,13 +222,13 @@ def verdict(step: int, updates: Sequence[Mapping[str, float]], learner: Learner)
 
 
 def summed_up(
-    run: Training, house: House, status: str, reason: str, before: Evaluated, after: Evaluated
+    run: TrainingConfig, components: Components, status: str, reason: str, before: Evaluated, after: Evaluated
 ) -> dict[str, Any]:
     """What the run came to. `accuracy` is that of the last evaluation, over the whole split where that was asked."""
     whole = bool(after.final)
     final = after.final if whole else {k.replace("eval/", "final/"): v for k, v in after.metrics.items()}
     lost = status == "diverged:weights"  # what was measured before says nothing about such a model
-    asks, tokenizer = house.examiner.settings, house.policy.tokenizer
+    asks, tokenizer = components.examiner.settings, components.policy.tokenizer
     return {
         "status": status,
         "reason": reason,
@@ -238,12 +238,12 @@ def summed_up(
         "accuracy_interval": [final["final/accuracy_low"], final["final/accuracy_high"]],
         "length_before": before.metrics["eval/length"],
         "length": final["final/length"],
-        "interim_eval_problems": len(house.eval_problems),
+        "interim_eval_problems": len(components.eval_problems),
         "eval_problems": int(final["final/problems"]),
-        **({"start": asdict(house.start)} if house.start else {}),
-        "data": house.data_hash,
-        "data_sizes": house.sizes,
-        **more_accuracies({k.replace("final/", "eval/"): v for k, v in final.items()}, *house.examiner.rewards),
-        "protocol": protocol_of(asks, house.final_problems if whole else house.eval_problems, tokenizer),
-        "protocol_on_the_way": protocol_of(asks, house.eval_problems, tokenizer)["hash"],
+        **({"start": asdict(components.start)} if components.start else {}),
+        "data": components.data_hash,
+        "data_sizes": components.sizes,
+        **more_accuracies({k.replace("final/", "eval/"): v for k, v in final.items()}, *components.examiner.rewards),
+        "protocol": protocol_of(asks, components.final_problems if whole else components.eval_problems, tokenizer),
+        "protocol_on_the_way": protocol_of(asks, components.eval_problems, tokenizer)["hash"],
     }

@@ -11,9 +11,9 @@ from hydra import compose, initialize_config_dir
 
 from rlreason.config.store import register, resource_dir
 from rlreason.data.stories import habit_trace, make_stories
-from rlreason.engines.hf import HFEngine
-from rlreason.models.tiny import build_model, build_tokenizer
-from rlreason.policy import Policy
+from rlreason.engines.hf.engine import HFEngine
+from rlreason.model.policy import Policy
+from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.types import Problem
 
 torch.set_num_threads(1)  # several test processes share the cores

@@ -9,11 +9,11 @@ import torch
 
 from rlreason.algorithms.base import Collected, cut_into_batches
 from rlreason.algorithms.expert_iteration import ExpertIteration, chosen_responses
-from rlreason.algorithms.feed import Feed
-from rlreason.algorithms.grpo import GroupRelative, live_groups
-from rlreason.algorithms.questions import Questions
+from rlreason.algorithms.grpo import GRPO, live_groups
+from rlreason.algorithms.prefetch import RolloutPrefetcher
+from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
-from rlreason.algorithms.sft import Imitation, imitation_sample
+from rlreason.algorithms.sft import SFT, sft_sample
 from rlreason.engines.base import Sampling
 from rlreason.learner import Learner, TokenObjective
 from rlreason.objectives.credit import CreditRule
@@ -46,28 +46,28 @@ def rollouts_of(engine, policy):
 
 
 def test_a_step_asks_each_question_once_and_a_pass_covers_all():
-    questions = Questions(numbered(10), seed=0)
+    questions = ProblemSampler(numbered(10), seed=0)
     steps = [questions.take(4) for _ in range(10)]
     assert all(len({p.id for p in step}) == 4 for step in steps)
     assert {p.id for step in steps[:3] for p in step} == {str(i) for i in range(10)}  # 12 places for 10 problems
-    again, other = Questions(numbered(10), seed=0), Questions(numbered(10), seed=1)
+    again, other = ProblemSampler(numbered(10), seed=0), ProblemSampler(numbered(10), seed=1)
     assert steps == [again.take(4) for _ in range(10)]
     assert steps[0] != other.take(4)
-    assert len(Questions(numbered(10), seed=0).take(50)) == 10  # more asked for than there are
+    assert len(ProblemSampler(numbered(10), seed=0).take(50)) == 10  # more asked for than there are
 
 
 def test_a_continued_run_asks_what_an_uninterrupted_one_asks():
-    whole = Questions(numbered(9), seed=3, skip_solved=1)
+    whole = ProblemSampler(numbered(9), seed=3, skip_solved=1)
     for step in range(4):
         taken = whole.take(4)
         whole.note([answer(p.id, correct=int(p.id) % 3 == step % 3) for p in taken for _ in range(2)])
-    continued = Questions(numbered(9), seed=3, skip_solved=1)
+    continued = ProblemSampler(numbered(9), seed=3, skip_solved=1)
     continued.state = whole.state
     assert [continued.take(2) for _ in range(5)] == [whole.take(2) for _ in range(5)]
 
 
 def test_solved_questions_are_left_out_until_nothing_is_left():
-    questions = Questions(numbered(6), seed=0, skip_solved=2)
+    questions = ProblemSampler(numbered(6), seed=0, skip_solved=2)
     for _ in range(2):
         questions.note([answer("0", True), answer("0", True), answer("1", True), answer("1", False)])
     assert questions.n_solved == 1
@@ -91,12 +91,12 @@ def test_batches_cover_every_sample_once_a_pass():
 
 def traces(policy, count: int) -> list[Sample]:
     encode, end = policy.tokenizer.encode, policy.tokenizer.eos_token_id
-    return [imitation_sample(encode(f"{i} + 1 ="), [*encode(f" {i + 1}"), end], f" {i + 1}") for i in range(count)]
+    return [sft_sample(encode(f"{i} + 1 ="), [*encode(f" {i + 1}"), end], f" {i + 1}") for i in range(count)]
 
 
 def test_sft_passes_over_all_traces_and_ends_where_its_epochs_end(policy):
     given = traces(policy, 10)
-    sft = Imitation(given, batch_size=4, seed=0, epochs=1.5)
+    sft = SFT(given, batch_size=4, seed=0, epochs=1.5)
     assert sft.n_steps == 4
     batches = [sft.collect(step).batches[0] for step in range(1, 5)]
     assert [len(b) for b in batches] == [4, 4, 4, 3]
@@ -104,8 +104,8 @@ def test_sft_passes_over_all_traces_and_ends_where_its_epochs_end(policy):
     assert set(seen[:10]) == {id(s) for s in given}
     assert len(set(seen[10:])) == 5
     assert [id(s) for s in sft.collect(2).batches[0]] == seen[4:8]  # a function of the step alone
-    assert Imitation(given, 4, seed=0, steps=7).n_steps == 7
-    assert Imitation(given[:2], 4, seed=0, epochs=1).collect(1).metrics["sft/sequences"] == 2
+    assert SFT(given, 4, seed=0, steps=7).n_steps == 7
+    assert SFT(given[:2], 4, seed=0, epochs=1).collect(1).metrics["sft/sequences"] == 2
 
 
 def test_sft_learns_the_response_and_its_end_and_nothing_of_the_prompt(policy):
@@ -126,7 +126,7 @@ def test_sft_learns_the_response_and_its_end_and_nothing_of_the_prompt(policy):
 
 
 def test_sft_lowers_the_loss_of_its_traces(policy):
-    sft = Imitation(traces(policy, 8), batch_size=8, seed=0, steps=30)
+    sft = SFT(traces(policy, 8), batch_size=8, seed=0, steps=30)
     learner = Learner(policy, TokenObjective(length_norm="token"), 1e-2)
     losses = [learner.update(sft.collect(step).batches[0])["train/loss"] for step in range(1, 31)]
     assert losses[-1] < 0.5 * losses[0]
@@ -150,7 +150,7 @@ def test_what_expert_iteration_keeps():
 def expert(rollouts, problems, **changes) -> ExpertIteration:
     settings = {"n_steps": 3, "per_step": 6, "group_size": 4, "epochs": 2, "batch_size": 5} | changes
     often = Sampling(1.0, 2, 24, stop=tuple("aeiouns"))  # a model with random weights rarely ends by itself
-    return ExpertIteration(rollouts, Questions(problems, 0), often, **settings)
+    return ExpertIteration(rollouts, ProblemSampler(problems, 0), often, **settings)
 
 
 def test_expert_iteration_learns_from_correct_responses_only(rollouts_of, problems):
@@ -185,9 +185,9 @@ def test_star_starts_each_step_from_the_first_weights(policy):
         Learner(policy, TokenObjective(), 1e-2).restart()
 
 
-def grpo(rollouts, problems, **changes) -> GroupRelative:
+def grpo(rollouts, problems, **changes) -> GRPO:
     settings = {"n_steps": 3, "per_step": 6, "group_size": 4, "epochs": 1, "batch_size": 24} | changes
-    return GroupRelative(rollouts, Questions(problems, 0), Sampling(1.0, 2, 8), rule=CreditRule(), **settings)
+    return GRPO(rollouts, ProblemSampler(problems, 0), Sampling(1.0, 2, 8), rule=CreditRule(), **settings)
 
 
 def test_refilling_replaces_groups_without_signal_as_far_as_it_may(rollouts_of, problems):
@@ -236,7 +236,7 @@ class Counting:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_feed_hands_over_every_step_once_and_in_order(ahead):
     algorithm = Counting()
-    feed = Feed(algorithm, ahead)
+    feed = RolloutPrefetcher(algorithm, ahead)
     for step in range(1, 5):
         assert feed.take(step).metrics["step"] == step
         feed.wait()
@@ -252,7 +252,7 @@ def test_an_error_of_sampling_ahead_reaches_the_loop():
                 raise RuntimeError("engine died")
             return super().collect(step)
 
-    feed = Feed(Failing(), ahead=True)
+    feed = RolloutPrefetcher(Failing(), ahead=True)
     feed.take(1)
     with pytest.raises(RuntimeError, match="engine died"):
         feed.wait()

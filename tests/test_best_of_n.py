@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from rlreason.analysis import compare
+from rlreason.cli.check import check_words
 from rlreason.config.ranges import MAX_SEED
-from rlreason.config.words import check_words
 from rlreason.engines.base import Prompt, Sampling, seed_for
-from rlreason.engines.hf import HFEngine
+from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
-from rlreason.jobs import compare
+from rlreason.evaluation.protocol import make_protocol
+from rlreason.evaluation.selection import best_at, majority_at, pass_at, subsets_of
+from rlreason.evaluation.votes import answer_classes
 from rlreason.jobs.best_of_n import first_alone, load_scorer, with_intervals
-from rlreason.jobs.selection import best_at, majority_at, pass_at, subsets_of
-from rlreason.jobs.votes import answer_classes
-from rlreason.protocol import make_protocol
 from rlreason.statistics import wilson_interval
 from rlreason.types import Grade, Response, Sample
 

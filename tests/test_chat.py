@@ -8,17 +8,17 @@ from test_end_to_end import rlreason
 from test_setup import settings
 from tokenizers.processors import TemplateProcessing
 
-from rlreason.chat import Chat
 from rlreason.config.evaluation import evaluation_of
 from rlreason.errors import ConfigError
-from rlreason.models.tiny import build_model
-from rlreason.policy import Policy
-from rlreason.protocol import differences
-from rlreason.setup.formats import shipped
-from rlreason.setup.house import sampled
+from rlreason.evaluation.protocol import differences
+from rlreason.model.chat import Chat
+from rlreason.model.policy import Policy
+from rlreason.model.tiny import build_model
+from rlreason.setup.components import sampled
 from rlreason.setup.prompts import check_prompt, encoder, end_of_turn, remarks
 from rlreason.setup.protocol import protocol_of
 from rlreason.setup.traces import make_traces
+from rlreason.setup.warm_start_formats import shipped
 from rlreason.types import Problem
 
 CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system

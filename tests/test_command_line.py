@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from rlreason import __version__, curves, modules
-from rlreason.config.aliases import NAMES, translated
-from rlreason.config.combinations import runs_of
-from rlreason.config.flags import composing, read
+from rlreason import __version__
+from rlreason.cli import modules
+from rlreason.cli.aliases import NAMES, translated
+from rlreason.cli.check import check_words
+from rlreason.cli.flags import composing, read
+from rlreason.cli.multirun import runs_of
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.store import resource_dir, typed
-from rlreason.config.words import check_words
 from rlreason.errors import ConfigError
-from rlreason.records import CONTENTS
+from rlreason.records import curves
+from rlreason.records.writer import CONTENTS
 
 PACKAGE = modules.PACKAGE
 
@@ -148,7 +150,7 @@ def test_what_a_name_is_here_is_said_once():
 
 
 def test_no_two_options_of_a_group_differ_in_case_and_hyphens_alone():
-    from rlreason.config.aliases import _folded
+    from rlreason.cli.aliases import _folded
 
     for group in (p for p in resource_dir("conf").iterdir() if p.is_dir()):
         names = [p.stem for p in group.glob("*.yaml")]
@@ -230,8 +232,19 @@ def test_every_module_runs_or_says_what_to_type():
         for path in PACKAGE.rglob("*.py")
     }
     runnable = {name for name in names if modules.runs(name)}
-    assert {"rlreason", "rlreason.main", "rlreason.curves", "rlreason.lab", "rlreason.inspect"} <= runnable
-    assert {"rlreason.trainer", "rlreason.learner", "rlreason.sweeps", "rlreason.jobs.evaluate"} <= names - runnable
+    assert {
+        "rlreason",
+        "rlreason.main",
+        "rlreason.records.curves",
+        "rlreason.analysis.lab",
+        "rlreason.analysis.inspect",
+    } <= runnable
+    assert {
+        "rlreason.trainer",
+        "rlreason.learner",
+        "rlreason.sweeps.table",
+        "rlreason.jobs.evaluate",
+    } <= names - runnable
     for name in names - runnable:
         text = modules.instead(name)
         assert text.startswith(f"{name} is no command: type ")
@@ -240,7 +253,9 @@ def test_every_module_runs_or_says_what_to_type():
     assert "type python -m rlreason algorithm=evaluate, or" in modules.instead("rlreason.evaluation")
 
 
-@pytest.mark.parametrize("name", ["rlreason.trainer", "rlreason.config", "rlreason.nowhere", "rlreason.grading.worker"])
+@pytest.mark.parametrize(
+    "name", ["rlreason.trainer", "rlreason.config", "rlreason.nowhere", "rlreason.grading.workers.worker"]
+)
 def test_a_module_that_cannot_run_ends_with_exit_code_2(name, tmp_path):
     done = python_m(name, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")

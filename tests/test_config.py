@@ -9,17 +9,17 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from rlreason.config.combinations import runs_of
+from rlreason.cli.check import check_words
+from rlreason.cli.multirun import runs_of
 from rlreason.config.leaves import leaves
 from rlreason.config.rules import broken_rules
 from rlreason.config.store import SCHEMAS, resource_dir, run_name, typed
-from rlreason.config.words import check_words
 from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.rules import DEFAULTS, NAMED_OBJECTIVES
-from rlreason.schedule import learning_rate_at
+from rlreason.optimization import learning_rate_at
 
 CONF = resource_dir("conf")
 GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())

@@ -5,8 +5,8 @@ from fractions import Fraction
 import pytest
 from hydra import compose, initialize_config_dir
 
+from rlreason.cli.check import check_words
 from rlreason.config.store import resource_dir, typed
-from rlreason.config.words import check_words
 from rlreason.errors import ConfigError
 from rlreason.trainer import due
 

@@ -7,11 +7,11 @@ import pytest
 
 from rlreason.config.store import resource_dir
 from rlreason.data.files import fingerprint
+from rlreason.data.prompts import load_template, render
 from rlreason.data.splits import subset
 from rlreason.data.stories import Story, habit_trace, make_stories
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
-from rlreason.prompts import load_template, render
 
 
 def numbers(problem):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlreason.config.data import Data, Fields, FileData, Stories
-from rlreason.data.files import BadRow, file_rows, fingerprint, read_table
+from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, StoriesConfig
+from rlreason.data.files import BadRowError, file_rows, fingerprint, read_table
 from rlreason.data.rows import field_names, own_id, to_problem
 from rlreason.errors import ConfigError
 from rlreason.setup.data import read_files
@@ -28,7 +28,7 @@ def sums(n: int, start: int = 0) -> list[dict[str, str]]:
             for i in range(start, start + n)]  # fmt: skip
 
 
-def read(data: FileData) -> tuple[list[Problem], list[Problem], list[str]]:
+def read(data: FileDataConfig) -> tuple[list[Problem], list[Problem], list[str]]:
     notes: list[str] = []
     return *read_files(data, notes.append), notes
 
@@ -128,7 +128,7 @@ def test_a_bad_row_stops_with_file_line_and_cure_or_is_counted(tmp_path, line, s
     good = b'{"question": "q", "answer": "1"}\n'
     (tmp_path / "train.jsonl").write_bytes(good + b"\n" + line + b"\n" + good.replace(b'"q"', b'"r"'))
     lines(tmp_path / "test.jsonl", sums(1))
-    data = FileData(name="x", path=str(tmp_path))
+    data = FileDataConfig(name="x", path=str(tmp_path))
     with pytest.raises(ConfigError) as caught:
         read(data)
     text = str(caught.value)
@@ -164,10 +164,10 @@ def test_no_row_whatsoever_breaks_the_reading(row, gold):
     """A problem that can be stored, hashed and asked, or a reason in words."""
     try:
         outcome = parse(row, gold=gold)
-    except BadRow as reason:
+    except BadRowError as reason:
         outcome = reason
     name = own_id(row, field_names({})) or "none"
-    if isinstance(outcome, BadRow):
+    if isinstance(outcome, BadRowError):
         assert str(outcome).startswith(("has ", "is "))
     else:
         assert outcome.question.strip()
@@ -194,28 +194,28 @@ def test_every_line_is_a_problem_or_counted(tmp_path_factory, rows):
 def test_a_file_without_a_single_problem_is_refused(tmp_path):
     lines(tmp_path / "train.jsonl", [[], []]), lines(tmp_path / "test.jsonl", sums(1))
     with pytest.raises(ConfigError, match=r"train\.jsonl holds no row that can be used; 2 because .*line 1, line 2"):
-        read(FileData(name="x", path=str(tmp_path), bad_rows="skip"))
+        read(FileDataConfig(name="x", path=str(tmp_path), bad_rows="skip"))
     lines(tmp_path / "train.jsonl", [])
     with pytest.raises(ConfigError, match=r"train\.jsonl holds no row that can be used: give one"):
-        read(FileData(name="x", path=str(tmp_path)))
+        read(FileDataConfig(name="x", path=str(tmp_path)))
 
 
 def test_a_json_file_holds_a_list(tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(sums(3)))
     lines(tmp_path / "validation.jsonl", sums(2, start=9))
-    train, validation, _ = read(FileData(name="x", path=str(tmp_path)))
+    train, validation, _ = read(FileDataConfig(name="x", path=str(tmp_path)))
     assert [p.answer for p in train] == ["0", "2", "4"]
     assert [p.id for p in validation] == ["x-validation-0", "x-validation-1"]
     (tmp_path / "train.json").write_text('{"question": "q"}')
     with pytest.raises(ConfigError, match=r"train\.json holds no list: .* name it \.jsonl"):
-        read(FileData(name="x", path=str(tmp_path)))
+        read(FileDataConfig(name="x", path=str(tmp_path)))
 
 
 def test_the_rows_own_ids_are_kept_where_each_is_one_of_its_own(tmp_path):
     rows = [{"unique_id": f"test/{i}.json", **row} for i, row in enumerate(sums(3))]
     others = [{"id": 100 + i, **row} for i, row in enumerate(sums(2, start=9))]
     lines(tmp_path / "train.jsonl", rows), lines(tmp_path / "test.jsonl", others)
-    data = FileData(name="x", path=str(tmp_path))
+    data = FileDataConfig(name="x", path=str(tmp_path))
     train, validation, _ = read(data)
     assert [p.id for p in train + validation] == ["test/0.json", "test/1.json", "test/2.json", "100", "101"]
     lines(tmp_path / "test.jsonl", [{**row, "id": "test/0.json"} for row in others[:1]])
@@ -226,7 +226,7 @@ def test_the_rows_own_ids_are_kept_where_each_is_one_of_its_own(tmp_path):
 def test_files_of_one_name_get_different_ids(tmp_path):
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     a, b = lines(tmp_path / "a/x.jsonl", sums(2)), lines(tmp_path / "b/x.jsonl", sums(2, start=5))
-    train, validation, _ = read(FileData(name="jsonl", train=str(a), validation=str(b)))
+    train, validation, _ = read(FileDataConfig(name="jsonl", train=str(a), validation=str(b)))
     assert [p.id for p in train + validation] == ["jsonl-train-0", "jsonl-train-1"] + [
         f"jsonl-validation-{i}" for i in (0, 1)
     ]
@@ -235,36 +235,36 @@ def test_files_of_one_name_get_different_ids(tmp_path):
 def test_sources_that_are_not_there_are_named_before_anything_is_read(tmp_path):
     file = str(lines(tmp_path / "train.jsonl", sums(2)))
     for data, says in (
-        (FileData(name="x", path="/nowhere"), "data.path=/nowhere is no folder: give a folder with train.jsonl"),
-        (FileData(name="x", path=str(tmp_path), validation="test"), f"data.path={tmp_path} holds no test.jsonl"),
-        (FileData(name="x"), "data.train=train is no file"),
-        (FileData(name="x", path="a/hub", train="/nowhere/x.jsonl"), "data.train=/nowhere/x.jsonl is no file"),
-        (FileData(name="x", train=file), "data.validation has no value: give data.validation=FILE"),
-        (FileData(name="x", train=file, validation=file, n_validation=1), "set one of them to null"),
-        (FileData(name="x", train=file, n_validation=1, gold="box"), "data.gold=box is none of auto, hash"),
-        (Data(name="x", filter="right"), "data.filter=right is none of none, correct"),
-        (Data(name="x", pass_rates="/nowhere"), "data.pass_rates=/nowhere is no file"),
-        (Stories(name="x", overlap="no"), "data.overlap=no is none of refuse, drop, allow"),
+        (FileDataConfig(name="x", path="/nowhere"), "data.path=/nowhere is no folder: give a folder with train.jsonl"),
+        (FileDataConfig(name="x", path=str(tmp_path), validation="test"), f"data.path={tmp_path} holds no test.jsonl"),
+        (FileDataConfig(name="x"), "data.train=train is no file"),
+        (FileDataConfig(name="x", path="a/hub", train="/nowhere/x.jsonl"), "data.train=/nowhere/x.jsonl is no file"),
+        (FileDataConfig(name="x", train=file), "data.validation has no value: give data.validation=FILE"),
+        (FileDataConfig(name="x", train=file, validation=file, n_validation=1), "set one of them to null"),
+        (FileDataConfig(name="x", train=file, n_validation=1, gold="box"), "data.gold=box is none of auto, hash"),
+        (DataConfig(name="x", filter="right"), "data.filter=right is none of none, correct"),
+        (DataConfig(name="x", pass_rates="/nowhere"), "data.pass_rates=/nowhere is no file"),
+        (StoriesConfig(name="x", overlap="no"), "data.overlap=no is none of refuse, drop, allow"),
     ):
         (line,) = data.problems()
         assert says in line
-    assert FileData(name="x", train=file, n_validation=1).problems() == []
-    assert FileData(name="x", path="openai/gsm8k").problems() == []
+    assert FileDataConfig(name="x", train=file, n_validation=1).problems() == []
+    assert FileDataConfig(name="x", path="openai/gsm8k").problems() == []
 
 
 def test_a_hub_name_without_the_hub_says_what_to_do():
     with pytest.raises(ConfigError, match=r"data\.path=openai/gsm8k .*(pip install|give a folder)"):
-        read(FileData(name="gsm8k", path="openai/gsm8k", hub_config="main"))
+        read(FileDataConfig(name="gsm8k", path="openai/gsm8k", hub_config="main"))
 
 
 def test_a_folder_without_validation_says_how_to_hold_some_out(tmp_path):
     lines(tmp_path / "train.jsonl", sums(20))
     with pytest.raises(ConfigError, match=r"neither validation nor test: .* data\.n_validation=200"):
-        read(FileData(name="x", path=str(tmp_path)))
-    train, validation, _ = read(FileData(name="x", path=str(tmp_path), n_validation=4))
+        read(FileDataConfig(name="x", path=str(tmp_path)))
+    train, validation, _ = read(FileDataConfig(name="x", path=str(tmp_path), n_validation=4))
     assert (len(train), len(validation)) == (16, 4)
     assert sorted(p.question for p in train + validation) == sorted(r["question"] for r in sums(20))
 
 
 def test_the_fields_of_the_config_are_the_fields_of_a_row():
-    assert set(field_names({})) == set(vars(Fields()))
+    assert set(field_names({})) == set(vars(FieldsConfig()))

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from test_data_files import lines
 from test_data_splits import CONF, fill
 
-from rlreason.config.data import FileData
+from rlreason.config.data import FileDataConfig
 from rlreason.config.store import typed
 from rlreason.data.ground_truth import with_ground_truth
 from rlreason.errors import ConfigError, DataError
@@ -108,9 +108,9 @@ def test_a_file_of_ground_truth_is_read_without_a_filter_too_and_by_held_out_row
 
 def test_a_file_that_is_not_there_is_another_mistake_than_one_that_is_of_no_use(tmp_path):
     file = str(lines(tmp_path / "sft.jsonl", traces(3)))
-    (line,) = FileData(name="x", train=file, n_validation=1, ground_truth="/nowhere.jsonl").problems()
+    (line,) = FileDataConfig(name="x", train=file, n_validation=1, ground_truth="/nowhere.jsonl").problems()
     assert line.startswith("data.ground_truth=/nowhere.jsonl is no file")
-    (line,) = FileData(name="x", path=str(tmp_path), train="sft", n_validation=1, ground_truth="train").problems()
+    (line,) = FileDataConfig(name="x", path=str(tmp_path), train="sft", n_validation=1, ground_truth="train").problems()
     assert line.startswith(f"data.path={tmp_path} holds no train.jsonl")
     assert (ConfigError.exit_code, DataError.exit_code) == (2, 3)
 

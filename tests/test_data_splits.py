@@ -10,15 +10,15 @@ import pytest
 from hydra import compose, initialize_config_dir
 from test_data_files import BOX, lines, parse, read, sums
 
-from rlreason.config.data import FileData
+from rlreason.config.data import FileDataConfig
 from rlreason.config.store import resource_dir, typed
 from rlreason.data.files import fingerprint, question_hash
 from rlreason.data.golds import check_answers
+from rlreason.data.prompts import load_template, render
 from rlreason.data.splits import by_pass_rate, hold_out, read_pass_rates, subset, without_overlap
 from rlreason.data.traces import check_template, filter_correct, trace_text, with_traces
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
-from rlreason.prompts import load_template, render
 from rlreason.setup.data import load_data
 from rlreason.types import Problem
 
@@ -262,7 +262,7 @@ def test_the_fingerprint_sees_every_text():
 def test_the_real_gsm8k(grader):
     """Read in well under a second, no question in both halves, and every solution a correct trace."""
     began = time.monotonic()
-    train, test, notes = read(FileData(name="gsm8k", path=str(GSM8K), validation="test", gold="hash"))
+    train, test, notes = read(FileDataConfig(name="gsm8k", path=str(GSM8K), validation="test", gold="hash"))
     assert time.monotonic() - began < 1
     assert (len(train), len(test), notes) == (7473, 1319, [])
     assert all(p.answer.lstrip("-").replace(".", "").isdigit() for p in train + test)

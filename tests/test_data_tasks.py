@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.config.tasks import Countdown, Gym
+from rlreason.config.tasks import CountdownConfig, GymConfig
 from rlreason.data.countdown import is_validation, load_countdown, make_countdown
 from rlreason.data.gym import make_gym
 from rlreason.errors import ConfigError
@@ -298,8 +298,8 @@ def test_without_the_package_the_command_that_installs_it_is_given():
 
 
 def test_settings_out_of_range_are_named():
-    assert Countdown(name="countdown").problems() == []
-    assert Gym(name="g", task="gcd").problems() == Gym(name="g", task=["gcd", "lcm"]).problems() == []
-    assert "min_count=5" in Countdown(name="c", min_count=5).problems()[0]
+    assert CountdownConfig(name="countdown").problems() == []
+    assert GymConfig(name="g", task="gcd").problems() == GymConfig(name="g", task=["gcd", "lcm"]).problems() == []
+    assert "min_count=5" in CountdownConfig(name="c", min_count=5).problems()[0]
     for task in ([], 3, ["gcd", 3], "", ["gcd", "gcd"]):
-        assert "data.task=" in Gym(name="g", task=task).problems()[0]
+        assert "data.task=" in GymConfig(name="g", task=task).problems()[0]

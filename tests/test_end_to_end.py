@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlreason.mirror import COUNTERS, axis_of
+from rlreason.records.wandb_logger import COUNTERS, axis_of
 
 SMALL = [
     "model.width=32", "model.warm_start.steps=4", "n_steps=2", "rollout_batch_size=16", "group_size=4",

@@ -9,9 +9,9 @@ from conftest import random_pairs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.hf import HFEngine
-from rlreason.engines.slab import HEADROOM, SlabCache
-from rlreason.policy import Policy
+from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.hf.kv_cache import HEADROOM, PreallocatedCache
+from rlreason.model.policy import Policy
 
 STOPS = ("a", "=")
 
@@ -64,7 +64,7 @@ def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(poli
     def watch(module, args, kwargs):
         cache = kwargs["past_key_values"]
         positions.append(int(kwargs["position_ids"].max()))
-        if isinstance(cache, SlabCache):
+        if isinstance(cache, PreallocatedCache):
             rows.append(cache.slabs[0].keys.shape[0])
             rooms.append(cache.slabs[0].keys.shape[2])
 

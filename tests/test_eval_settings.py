@@ -8,25 +8,25 @@ from hydra import compose, initialize_config_dir
 from test_end_to_end import SMALL, rlreason
 
 from rlreason.algorithms.rollouts import Rollouts
+from rlreason.cli.check import check_words
 from rlreason.config.evaluation import evaluation_of, sampling_key
 from rlreason.config.store import resource_dir, typed
-from rlreason.config.words import check_words
 from rlreason.data.rows import KNOWN, field_names, to_problem
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.evaluation import evaluate, in_words, more_accuracies
+from rlreason.evaluation.accuracy import describe_accuracies, evaluate, more_accuracies
+from rlreason.evaluation.tables import by_facts, fact_tables
 from rlreason.grading import Grader
-from rlreason.grading.saved import RunGrading, read_grading
-from rlreason.guards import Guards
+from rlreason.grading.run_grading import RunGrading, read_grading
 from rlreason.jobs.start import start
-from rlreason.jobs.tables import by_facts, fact_tables
-from rlreason.models.tiny import build_model
-from rlreason.narration import asked_words
-from rlreason.policy import Policy
-from rlreason.records import response_row, sample_of
+from rlreason.model.policy import Policy
+from rlreason.model.tiny import build_model
+from rlreason.records.monitors import Monitors
+from rlreason.records.writer import response_row, sample_of
 from rlreason.setup.data import load_data
-from rlreason.setup.formats import formats_of
 from rlreason.setup.protocol import protocol_of
+from rlreason.setup.run_summary import describe_job
+from rlreason.setup.warm_start_formats import formats_of
 from rlreason.types import Grade, Problem, Response, Sample
 
 TESTS = Path(__file__).parent
@@ -184,7 +184,7 @@ def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, 
 def test_a_truncation_is_said_of_the_setting_that_cuts():
     def told(*words: str) -> str:
         said: list[str] = []
-        Guards(1, said.append, eval_limit=sampling_key(settings(*words), "max_tokens")).look(
+        Monitors(1, said.append, eval_limit=sampling_key(settings(*words), "max_tokens")).look(
             None, {"eval/truncated": 0.9}
         )
         return said[0]
@@ -196,8 +196,8 @@ def test_a_truncation_is_said_of_the_setting_that_cuts():
 
 def test_the_prompt_of_evaluations_is_told_under_its_own_name():
     own = settings("prompt@eval.prompt=r1_zero", "eval.prompt.stop=[]")
-    assert asked_words(own) == "prompt=r1_zero with eval.prompt.stop=[]"
-    assert asked_words(settings("prompt=r1_zero", "prompt.stop=[]")) == "prompt=r1_zero with prompt.stop=[]"
+    assert describe_job(own) == "prompt=r1_zero with eval.prompt.stop=[]"
+    assert describe_job(settings("prompt=r1_zero", "prompt.stop=[]")) == "prompt=r1_zero with prompt.stop=[]"
 
 
 def test_two_rewards_grade_every_response_and_both_verdicts_are_kept(policy, engine, problems, monkeypatch):
@@ -214,7 +214,7 @@ def test_two_rewards_grade_every_response_and_both_verdicts_are_kept(policy, eng
         assert sample_of(row).prompt_grade == s.prompt_grade
     more = more_accuracies(metrics, "own_reward:all_right", "r1_zero")
     assert more["rewards"] == {"accuracy": "own_reward:all_right", "accuracy_prompt_reward": "r1_zero"}
-    assert in_words(1.0, more)[1:] == [
+    assert describe_accuracies(1.0, more)[1:] == [
         "by own_reward:all_right 1.000, which counts; by r1_zero 0.000", "they disagree on 8 of 8 responses",
     ]  # fmt: skip
 

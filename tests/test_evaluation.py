@@ -13,21 +13,21 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from rlreason.algorithms.rollouts import Rollouts
-from rlreason.config.words import check_words
+from rlreason.cli.check import check_words
+from rlreason.data.prompts import load_template
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.evaluation import PURPOSE, evaluate, figures
+from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, evaluate
+from rlreason.evaluation.protocol import differences, format_accuracy, make_protocol, refuse_mixture
+from rlreason.evaluation.tables import categories, category_table, figure_lines, ungraded
 from rlreason.grading import Grader
-from rlreason.jobs.identity import weights_hash
 from rlreason.jobs.respond import check_askable
-from rlreason.jobs.store import UNFINISHED, Store, enter
-from rlreason.jobs.tables import categories, category_table, figure_lines, ungraded
-from rlreason.policy import load_policy
-from rlreason.prompts import load_template
-from rlreason.protocol import accuracy_words, differences, make_protocol, refuse_mixture
-from rlreason.records import Records
+from rlreason.jobs.response_log import UNFINISHED, Store, enter
+from rlreason.model.policy import load_policy
+from rlreason.model.weights_hash import weights_hash
+from rlreason.records.writer import RunWriter
 from rlreason.statistics import wilson_interval
-from rlreason.sweeps import Arm, arms_table
+from rlreason.sweeps.table import SweepRun, runs_table
 from rlreason.types import Grade, Problem, Response, Sample
 
 PARTS = {
@@ -87,7 +87,7 @@ def test_what_fails_beside_sampling_is_said(rollouts, problems):
 
 def test_the_interval_counts_problems_and_not_samples():
     samples = [sample(f"p{i}", "correct" if i < 3 else "wrong") for i in range(9) for _ in range(4)]
-    found = figures(samples, Sampling())
+    found = eval_metrics(samples, Sampling())
     assert found["eval/accuracy"] == pytest.approx(1 / 3)
     assert (found["eval/accuracy_low"], found["eval/accuracy_high"]) == pytest.approx(wilson_interval(3, 9))
     assert (found["eval/problems"], found["eval/samples"]) == (9, 36)
@@ -104,7 +104,7 @@ def test_every_response_is_in_one_of_the_three_categories():
     assert all(row["interval"][0] < row["share"] < row["interval"][1] for row in rows.values())
     assert "format 1, answer 0                 2   0.400" in category_table(rows)
     assert ungraded(samples) == {"timeout": 1, "refused": 0, "error": 1}
-    said = figure_lines(figures(samples, Sampling()), 64, ungraded(samples))
+    said = figure_lines(eval_metrics(samples, Sampling()), 64, ungraded(samples))
     assert "1 timeout, 1 error: these count as not correct" in said
 
 
@@ -131,7 +131,7 @@ def test_protocols_differ_in_whatever_changes_an_accuracy(part, value, says):
         refuse_mixture({"first": one, "same": one, "second": other})
     assert len(refuse_mixture({"first": one, "second": other}, allow=True)) == 1
     assert refuse_mixture({"first": one, "same": one}) == []
-    assert f"protocol {one['hash']}" in accuracy_words(0.5, 0.4, 0.6, one)
+    assert f"protocol {one['hash']}" in format_accuracy(0.5, 0.4, 0.6, one)
 
 
 def test_long_prompts_are_shown_where_they_part():
@@ -208,7 +208,7 @@ def test_what_another_broken_off_run_left_is_set_aside_whole(tmp_path, before, l
     for name, text in texts.items():
         assert (tmp_path / "broken_off_1" / files[name]).read_text() == text
     assert json.loads((tmp_path / "provenance.json").read_text())["command"] != "its own"
-    Records(tmp_path, "algorithm: grpo\n")  # and the other way round
+    RunWriter(tmp_path, "algorithm: grpo\n")  # and the other way round
     assert (tmp_path / "broken_off_2/config.yaml").read_text() == "algorithm: evaluate\nseed: 0\n"
 
 
@@ -272,7 +272,7 @@ def test_a_model_folder_without_tokenizer_is_one_line_with_the_cure(kind, tmp_pa
 
 
 def test_a_sweep_of_evaluations_has_its_lines():
-    text = arms_table([Arm("prompt=a", {"accuracy": 0.25, "length": 30.5, "status": "finished"})])
+    text = runs_table([SweepRun("prompt=a", {"accuracy": 0.25, "length": 30.5, "status": "finished"})])
     assert text.splitlines()[1].split() == ["prompt=a", "0.250", "30.5", "finished"]
 
 

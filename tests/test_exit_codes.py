@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlreason.arms import Sweep, came_to
-from rlreason.entry import answered
+from rlreason.cli.entry import answered
 from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
 from rlreason.main import mark_ended
-from rlreason.status import read_status, write_status
-from rlreason.sweeps import Arm, arms_table
+from rlreason.records.status import read_status, write_status
+from rlreason.sweeps.processes import Sweep, came_to
+from rlreason.sweeps.table import SweepRun, runs_table
 from tests.test_end_to_end import SMALL, rlreason
 
 
@@ -85,7 +85,7 @@ def test_the_status_of_a_folder_is_read_from_either_file(tmp_path):
 
 
 def test_a_run_of_a_sweep_is_whole_when_it_came_to_an_end_of_its_own(tmp_path):
-    def left(summary: dict | None, code: int) -> Arm:
+    def left(summary: dict | None, code: int) -> SweepRun:
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         if summary:
@@ -100,7 +100,7 @@ def test_a_run_of_a_sweep_is_whole_when_it_came_to_an_end_of_its_own(tmp_path):
     assert left(None, 2).shown == "failed (exit code 2)"
     assert left(None, 130).status == "interrupted"
     assert left(None, -9).shown == "failed (signal SIGKILL)"
-    text = arms_table([left({"status": "diverged:loss", "accuracy": 0.0, "length": 3.0}, 5), left(None, 4)])
+    text = runs_table([left({"status": "diverged:loss", "accuracy": 0.0, "length": 3.0}, 5), left(None, 4)])
     assert "diverged:loss" in text
     assert "failed (exit code 4)" in text
 
@@ -114,8 +114,8 @@ def test_a_killed_run_is_marked_by_its_sweep(tmp_path):
 def test_the_runs_of_a_sweep_are_noted_by_whichever_process_starts_them(tmp_path):
     sweep = Sweep(["--config-dir=/mine"], str(tmp_path / "arms.jsonl"))
     assert sweep.arms() == []
-    sweep.note(Arm("a", {"status": "finished"}))
-    sweep.note(Arm("b", {"status": "failed"}, "exit code 2"))
+    sweep.note(SweepRun("a", {"status": "finished"}))
+    sweep.note(SweepRun("b", {"status": "failed"}, "exit code 2"))
     assert [arm.name for arm in Sweep([], sweep.log).arms()] == ["a", "b"]
 
 

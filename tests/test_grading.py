@@ -14,7 +14,7 @@ import pytest
 import verdicts
 from verdicts import FORMS, QUESTION_ONLY_FORMAT, R1_ZERO_FORMAT, labelled_pairs, tagged
 
-from rlreason import protocol
+from rlreason.evaluation import protocol
 from rlreason.grading import Grader, check_golds, question_only_reward_fn, r1_zero_reward_fn
 from rlreason.grading.formats import boxed
 from rlreason.grading.metrics import grading_metrics, grading_warnings
@@ -70,15 +70,11 @@ def test_a_changed_verdict_demands_a_new_version_and_a_new_case_does_not(tmp_pat
 
 
 def test_a_comment_in_the_grader_leaves_its_version_alone(tmp_path):
-    package = Path(protocol.__file__).parent
-    for name in ("protocol.py", "errors.py", "__init__.py", "types.py", "grading", "config"):
-        source, copy = package / name, tmp_path / "rlreason" / name
-        shutil.copytree(source, copy) if source.is_dir() else copy.parent.mkdir(exist_ok=True) or shutil.copy(
-            source, copy
-        )
-    with (tmp_path / "rlreason/grading/compare.py").open("a") as file:
+    package = Path(protocol.__file__).parents[1]
+    shutil.copytree(package, tmp_path / "rlreason", ignore=shutil.ignore_patterns("__pycache__", "shipped"))
+    with (tmp_path / "rlreason/answers/compare.py").open("a") as file:
         file.write("# another comment\n")
-    program = "import rlreason.protocol as p; print(p.__file__, p.grader_version(), sep='|')"
+    program = "import rlreason.evaluation.protocol as p; print(p.__file__, p.grader_version(), sep='|')"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.config.groups import Grading
-from rlreason.grading import audit
-from rlreason.grading.saved import SETTINGS
+from rlreason.analysis import audit
+from rlreason.config.groups import GradingConfig
+from rlreason.grading.run_grading import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 CASES = [  # response, gold, reward as saved
@@ -93,7 +93,7 @@ def test_the_command_answers_mistakes_in_one_line(tmp_path, run, capsys):
         (bare, "no rollouts"),
         (odd, "prompt.reward"),
     ]:
-        command = [sys.executable, "-m", "rlreason.grading.audit", str(folder)]
+        command = [sys.executable, "-m", "rlreason.analysis.audit", str(folder)]
         result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         assert result.returncode == 2, result.stderr
         assert word in result.stderr
@@ -165,4 +165,4 @@ def test_a_reward_that_cannot_be_imported_overwrites_no_grades(tmp_path, capsys)
 
 
 def test_every_grading_setting_of_a_run_is_read():
-    assert {field.name for field in dataclasses.fields(Grading)} == set(SETTINGS)
+    assert {field.name for field in dataclasses.fields(GradingConfig)} == set(SETTINGS)

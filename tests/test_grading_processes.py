@@ -36,7 +36,7 @@ EXPECTED = [right for *_, right in SYMBOLIC]
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    return [child for child in psutil.Process(pid).children() if "rlreason.grading.worker" in child.cmdline()]
+    return [child for child in psutil.Process(pid).children() if "rlreason.grading.workers.worker" in child.cmdline()]
 
 
 def gone(processes: list[psutil.Process], within_s: float = 10.0) -> bool:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rlreason.analysis.inspect import main
+from rlreason.evaluation.reasons import why
 from rlreason.grading import Grader
-from rlreason.grading.saved import RunGrading, read_grading
-from rlreason.inspect.__main__ import main
-from rlreason.inspect.reasons import why
+from rlreason.grading.run_grading import RunGrading, read_grading
 
 CONFIG = "data: {name: gsm8k}\nprompt: {reward: REWARD}\ngrading: {extract: strict, timeout_s: 5.0, workers: 1}\n"
 
@@ -183,7 +183,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, says, run, capsys, tmp_pat
 
 def test_reading_needs_no_torch(run):
     probe = (
-        "import sys; from rlreason.inspect.__main__ import main; "
+        "import sys; from rlreason.analysis.inspect import main; "
         f"assert main([{str(run)!r}, '-n', '1']) == 0; assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)

@@ -15,15 +15,15 @@ from conftest import random_pairs
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from rlreason.analysis.gradients import add_reference, check_start, compare, length_weights, measure, position_weights
+from rlreason.analysis.lab import main
+from rlreason.analysis.saved_run import read_run, read_step
+from rlreason.analysis.variants import OWN, variants, with_credit, with_objective
 from rlreason.config.store import resource_dir, typed
-from rlreason.console import Console
 from rlreason.errors import ConfigError
-from rlreason.lab.__main__ import main
-from rlreason.lab.measure import add_reference, check_start, compare, length_weights, measure, position_weights
-from rlreason.lab.objectives import OWN, variants, with_credit, with_objective
-from rlreason.lab.saved import read_run, read_step
 from rlreason.objectives.rules import NAMED_OBJECTIVES
-from rlreason.records import Records
+from rlreason.records.console import Console
+from rlreason.records.writer import RunWriter
 from rlreason.setup.learner import make_learner
 from rlreason.setup.start import Start
 from rlreason.types import Grade, Problem, Response, Sample
@@ -63,7 +63,7 @@ def one(policy, samples, *overrides):
 def folder(policy, tmp_path):
     """A finished run's folder with steps 1 and 3 saved, written by the parts that write it in a run."""
     path = tmp_path / "run"
-    records = Records(path, OmegaConf.to_yaml(composed("objective=grpo")))
+    records = RunWriter(path, OmegaConf.to_yaml(composed("objective=grpo")))
     problems = [Problem(f"p{i}", "q", "a") for i in range(6)]
     run = typed(composed("objective=grpo"))
     for step, noise in ((1, 0.5), (3, 0.3)):

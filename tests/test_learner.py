@@ -5,8 +5,8 @@ import torch
 from conftest import random_pairs
 
 from rlreason.learner import Learner, TokenObjective
-from rlreason.models.tiny import build_model
-from rlreason.policy import Policy
+from rlreason.model.policy import Policy
+from rlreason.model.tiny import build_model
 from rlreason.types import Grade, Response, Sample
 
 RIGHT = Grade(1.0, 1.0, 1.0, "correct")

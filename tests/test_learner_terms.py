@@ -9,15 +9,15 @@ import torch
 from conftest import PROMPT, random_pairs
 from torch.nn import functional as F
 
-from rlreason.algorithms.grpo import GroupRelative, credit
-from rlreason.algorithms.questions import Questions
-from rlreason.algorithms.rollouts import Rollouts, measure, rollout_metrics
+from rlreason.algorithms.grpo import GRPO, credit
+from rlreason.algorithms.problem_sampler import ProblemSampler
+from rlreason.algorithms.rollouts import Rollouts, rollout_metrics, score_samples
 from rlreason.engines.base import Sampling
 from rlreason.learner import Learner, TokenObjective, averaged
-from rlreason.logprobs import chunked_log_probs
-from rlreason.models.tiny import build_model
+from rlreason.model.logprobs import chunked_log_probs
+from rlreason.model.policy import Policy
+from rlreason.model.tiny import build_model
 from rlreason.objectives.credit import CreditRule
-from rlreason.policy import Policy
 from rlreason.types import Grade, Response, Sample
 
 COUNT, GROUP = 16, 4
@@ -129,8 +129,8 @@ def test_kl_in_the_reward_moves_advantages_towards_the_reference(policy, referen
     for coef in (0.0, 0.1):
         rule = CreditRule(std_norm="none", kl_coef=coef)
         asked = {"reference": scores_of(reference), "behaviour": scores_of(policy)} if coef else {}
-        algorithm = GroupRelative(
-            rollouts, Questions(problems, 0), sampling, 1, 4, 4, 1, 16, rule, kl_estimator="k1", **asked
+        algorithm = GRPO(
+            rollouts, ProblemSampler(problems, 0), sampling, 1, 4, 4, 1, 16, rule, kl_estimator="k1", **asked
         )
         collected[coef] = algorithm.collect(step=1).samples
     for plain, shaped in zip(collected[0.0], collected[0.1], strict=True):
@@ -167,8 +167,8 @@ def test_kl_in_the_reward_is_exactly_zero_while_the_policy_is_its_reference(poli
     for coef in (0.0, 0.5):
         rule = CreditRule(std_norm="group_std", zero_variance="skip", kl_coef=coef)
         score = scores_of(policy)
-        asks = Questions(problems, 0), sampling, 1, 6, 4, 1, 24, rule, estimator
-        collected = GroupRelative(rollouts, *asks, reference=score, behaviour=score).collect(1)
+        asks = ProblemSampler(problems, 0), sampling, 1, 6, 4, 1, 24, rule, estimator
+        collected = GRPO(rollouts, *asks, reference=score, behaviour=score).collect(1)
         found[coef] = [(s.advantage, s.kept, s.live) for s in collected.samples]
     assert found[0.0] == found[0.5]
     assert {live for *_, live in found[0.5]} == {True, False}
@@ -177,7 +177,7 @@ def test_kl_in_the_reward_is_exactly_zero_while_the_policy_is_its_reference(poli
 
 def test_groups_are_dead_or_alive_by_their_rewards_whatever_the_kl_term_adds(policy, reference):
     samples = make_samples(policy, DEAD, reference)
-    measure(samples, scores_of(policy))
+    score_samples(samples, scores_of(policy))
     plain = {id(s): s.live for s in credited(samples)}
     credited(samples, kl_coef=0.1, zero_variance="skip")
     assert all(s.advantage != 0 for s in samples)

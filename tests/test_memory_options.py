@@ -19,18 +19,17 @@ from transformers import (
     get_scheduler,
 )
 
-from rlreason.adapters import add_lora, require_peft
-from rlreason.config.model import LoRA, Model, TinyModel
+from rlreason.config.model import LoRAConfig, ModelConfig, TinyModelConfig
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.hf import HFEngine
+from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.learner import Learner, TokenObjective
-from rlreason.memory import freeze, recompute_layers
-from rlreason.models.tiny import build_model
-from rlreason.optimizers import make_optimizer
-from rlreason.packing import pack
-from rlreason.policy import Policy, load_policy
-from rlreason.schedule import learning_rate_at
+from rlreason.model.lora import add_lora, require_peft
+from rlreason.model.memory import freeze, recompute_layers
+from rlreason.model.packing import pack
+from rlreason.model.policy import Policy, load_policy
+from rlreason.model.tiny import build_model
+from rlreason.optimization import learning_rate_at, make_optimizer
 from rlreason.setup.model import choose_trained
 from rlreason.types import Grade, Response, Sample
 
@@ -276,7 +275,7 @@ def test_without_peft_one_line_says_how_to_get_it():
 
 @needs("peft")
 def test_everything_at_once_trains_and_is_described(tokenizer):
-    settings = TinyModel("tiny", weights="bfloat16", gradient_checkpointing=True, lora=LoRA(rank=2))
+    settings = TinyModelConfig("tiny", weights="bfloat16", gradient_checkpointing=True, lora=LoRAConfig(rank=2))
     assert not settings.problems()
     policy = fresh(tokenizer, weights=BFLOAT16)
     choose_trained(settings, policy, seed=0)
@@ -296,17 +295,17 @@ def test_everything_at_once_trains_and_is_described(tokenizer):
 
 def test_what_pure_half_precision_costs_is_said(tokenizer):
     policy = fresh(tokenizer, weights=BFLOAT16)
-    choose_trained(Model("m", weights="bfloat16", freeze=["layers.0.*"]), policy, seed=0)
+    choose_trained(ModelConfig("m", weights="bfloat16", freeze=["layers.0.*"]), policy, seed=0)
     assert "less than 0.2% of a weight is rounded away; frozen weights: 0.0" in policy.describe()
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (Model("m", weights="float16"), "model.weights=float16 is neither"),
-        (Model("m", weights="bfloat16", dtype="float32"), "model.dtype=float32 with model.weights=bfloat16"),
-        (Model("m", freeze=["a"], lora=LoRA(rank=4)), "model.freeze=['a'] with model.lora.rank=4"),
-        (Model("m", lora=LoRA(rank=4, targets=[])), "model.lora.targets=[] adapts nothing"),
+        (ModelConfig("m", weights="float16"), "model.weights=float16 is neither"),
+        (ModelConfig("m", weights="bfloat16", dtype="float32"), "model.dtype=float32 with model.weights=bfloat16"),
+        (ModelConfig("m", freeze=["a"], lora=LoRAConfig(rank=4)), "model.freeze=['a'] with model.lora.rank=4"),
+        (ModelConfig("m", lora=LoRAConfig(rank=4, targets=[])), "model.lora.targets=[] adapts nothing"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_in_one_line(settings, said):

@@ -9,10 +9,10 @@ import pytest
 import wandb
 from wandb.proto import wandb_internal_pb2
 
-from rlreason.config.groups import Logger
+from rlreason.config.groups import LoggerConfig
 from rlreason.errors import ConfigError
-from rlreason.mirror import AXES, COLUMNS, COUNTERS, WandbMirror, axis_of
-from rlreason.sweeps import JOB_OF_SWEEP
+from rlreason.records.wandb_logger import AXES, COLUMNS, COUNTERS, WandbLogger, axis_of
+from rlreason.sweeps.table import SWEEP_VARIABLE
 
 OTHERS = {
     "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team", "WANDB_RUN_GROUP": "course", "WANDB_NAME": "first",
@@ -24,17 +24,17 @@ OTHERS = {
 def mirror(tmp_path, monkeypatch):
     """A mirror that sends nothing anywhere, made in a folder called `lr=1` without any variable of W&B's."""
     monkeypatch.chdir(tmp_path)
-    for name in (*OTHERS, "WANDB_MODE", "WANDB_DIR", JOB_OF_SWEEP):
+    for name in (*OTHERS, "WANDB_MODE", "WANDB_DIR", SWEEP_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_SILENT", "true")
     folder = tmp_path / "lr=1"
     folder.mkdir()
     made = []
 
-    def make(variables: dict[str, str] | None = None, **settings: Any) -> WandbMirror:
+    def make(variables: dict[str, str] | None = None, **settings: Any) -> WandbLogger:
         for name, value in (variables or {}).items():
             monkeypatch.setenv(name, value)
-        made.append(WandbMirror(folder, Logger(kind="wandb", **settings), {"seed": 0}))
+        made.append(WandbLogger(folder, LoggerConfig(kind="wandb", **settings), {"seed": 0}))
         return made[-1]
 
     wandb.teardown()  # W&B reads its variables once in a process
@@ -44,13 +44,13 @@ def mirror(tmp_path, monkeypatch):
     wandb.teardown()
 
 
-def told(mirror: WandbMirror) -> tuple[Any, ...]:
+def told(mirror: WandbLogger) -> tuple[Any, ...]:
     run = mirror.run
     return run.project, run.entity, run.group, run.name, run.tags, run.notes
 
 
 def test_without_a_word_the_defaults_are_ours(mirror):
-    made = mirror({JOB_OF_SWEEP: "grid", "WANDB_MODE": "offline"})
+    made = mirror({SWEEP_VARIABLE: "grid", "WANDB_MODE": "offline"})
     assert (made.run.project, made.run.group, made.run.name) == ("rlreason", "grid", "lr=1")
     assert made.run.settings.mode == "offline"
     assert list(Path("lr=1/wandb").glob("offline-run-*"))
@@ -66,13 +66,13 @@ def test_nothing_is_printed_and_the_place_is_told(mirror, capfd):
 
 
 def test_variables_of_wandb_win_over_our_defaults(mirror):
-    made = mirror({JOB_OF_SWEEP: "grid", "WANDB_MODE": "offline", **OTHERS})
+    made = mirror({SWEEP_VARIABLE: "grid", "WANDB_MODE": "offline", **OTHERS})
     assert told(made) == ("theirs", "team", "course", "first", ("a", "b"), "a note")
 
 
 def test_settings_win_over_variables(mirror):
     made = mirror(
-        {JOB_OF_SWEEP: "grid", "WANDB_MODE": "online", **OTHERS},
+        {SWEEP_VARIABLE: "grid", "WANDB_MODE": "online", **OTHERS},
         mode="offline", project="p", entity="e", group="g", name="n", tags=["t"], notes="o",
     )  # fmt: skip
     assert told(made) == ("p", "e", "g", "n", ("t",), "o")

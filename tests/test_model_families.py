@@ -15,9 +15,9 @@ from transformers import (
 )
 
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.hf import HFEngine
-from rlreason.packing import pack
-from rlreason.policy import Policy
+from rlreason.engines.hf.engine import HFEngine
+from rlreason.model.packing import pack
+from rlreason.model.policy import Policy
 
 SHAPE = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -16,28 +16,28 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.arms import came_to
+from rlreason.cli.entry import answered
 from rlreason.config.store import typed
-from rlreason.console import Console, closing_table
-from rlreason.curves import draw_curves
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.entry import answered
 from rlreason.errors import ConfigError, ReaderGone, UnwritableError
-from rlreason.guards import Guards
-from rlreason.jobs.tables import curves_table
+from rlreason.evaluation.tables import curves_table
 from rlreason.main import mark_ended
-from rlreason.narration import prompt_words
 from rlreason.objectives.card import imitation_card
-from rlreason.records import CONTENTS, Records
-from rlreason.status import write_status
-from rlreason.streams import width_of
+from rlreason.records.console import Console, closing_table
+from rlreason.records.curves import draw_curves
+from rlreason.records.monitors import Monitors
+from rlreason.records.status import write_status
+from rlreason.records.writer import CONTENTS, RunWriter
+from rlreason.runtime.atomic_files import append_line, write_whole
+from rlreason.runtime.streams import width_of
+from rlreason.setup.run_summary import describe_prompt
+from rlreason.sweeps.processes import came_to
 from rlreason.types import Grade, Problem, Response, Sample
-from rlreason.writing import append_line, write_whole
 from tests.test_end_to_end import SMALL
 
 ENV = {key: value for key, value in os.environ.items() if key not in ("WANDB_SILENT", "COLUMNS")}
 ENV |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-DO = "import sys; from rlreason.entry import answered; sys.exit(answered(lambda: {}))"
+DO = "import sys; from rlreason.cli.entry import answered; sys.exit(answered(lambda: {}))"
 
 
 def python(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
@@ -69,10 +69,10 @@ def test_what_cannot_be_encoded_is_replaced(encoding):
     assert (done.returncode, done.stdout, done.stderr) == (0, "? ? ok\n", "r\\ufffd\n")
 
 
-@pytest.mark.parametrize("words", [["rlreason.grading.audit"], ["rlreason.inspect", "--rollouts"]])
+@pytest.mark.parametrize("words", [["rlreason.analysis.audit"], ["rlreason.inspect", "--rollouts"]])
 def test_every_command_prints_to_any_stream(words, tmp_path):
     response = Response("p", [5], [1], [-0.5], "so \ufffd 7", "stop")
-    records = Records(tmp_path, "prompt: {reward: r1_zero}\n")
+    records = RunWriter(tmp_path, "prompt: {reward: r1_zero}\n")
     records.responses("rollouts", 1, [Sample(response, Grade(1.0, 1.0, 1.0, "correct"))], [Problem("p", "q", "7")])
     done = python("-m", *words, str(tmp_path), PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_every_command_prints_to_any_stream(words, tmp_path):
 
 def test_a_reader_may_leave():
     assert left_after(1, "-c", DO.format("[print(i) for i in range(10**5)] and 0")) == (141, "")
-    assert left_after(0, "-m", "rlreason.grading.audit", "--help") == (141, "")
+    assert left_after(0, "-m", "rlreason.analysis.audit", "--help") == (141, "")
     words = (
         "import threading; threading.Thread(target=print, args=('x',)).start() or [print(i) for i in range(9)] and 0"
     )
@@ -139,7 +139,7 @@ def files_of_at_most(size: int):
 
 
 def test_every_writer_names_its_file_and_leaves_nothing_half(tmp_path, policy):
-    records = Records(tmp_path / "run", "seed: 0\n")
+    records = RunWriter(tmp_path / "run", "seed: 0\n")
     records.metrics({"train_step": 0, "eval_step": 1, "eval/accuracy": 0.5, "eval/accuracy_low": 0.4})
     write_whole(tmp_path / "a.json", "old")
     size = (tmp_path / "run/metrics.jsonl").stat().st_size
@@ -296,20 +296,20 @@ def test_an_engine_counts_what_it_draws(policy, engine):
 
 
 def test_the_prompt_that_is_used_is_named(composed):
-    assert prompt_words(typed(composed()).prompt, traces=False) == "prompt=r1_zero_short"
+    assert describe_prompt(typed(composed()).prompt, traces=False) == "prompt=r1_zero_short"
     run = typed(composed("prompt.file=my.prompt", "prompt.reward=mine:judge", "prompt.trace=x"))
     assert (
-        prompt_words(run.prompt, traces=False)
+        describe_prompt(run.prompt, traces=False)
         == "prompt=r1_zero_short with prompt.file=my.prompt, prompt.reward=mine:judge"
     )
-    assert prompt_words(typed(composed("algorithm=sft", "prompt.trace=x")).prompt, traces=True).endswith(
+    assert describe_prompt(typed(composed("algorithm=sft", "prompt.trace=x")).prompt, traces=True).endswith(
         " with prompt.trace=x"
     )
 
 
 def test_a_job_without_steps_names_none():
     said: list[str] = []
-    guards = Guards(1, said.append)
+    guards = Monitors(1, said.append)
     guards.look(None, {"rollout/truncated": 0.9, "eval/logprob_gap_mean": 0.2})
     guards.look(0, {"train/skipped_updates": 1})
     assert [line.startswith("! step 0: ") for line in said] == [False, False, True]
@@ -320,7 +320,7 @@ def test_a_job_without_steps_names_none():
 NOISE = """
 import logging, os, sys, threading, warnings
 from pathlib import Path
-from rlreason.noise import keep_noise_in, noise_kept
+from rlreason.runtime.stderr_log import keep_noise_in, noise_kept
 with noise_kept():
     warnings.warn("early")
     if {folder!r}:

@@ -7,13 +7,13 @@ from test_setup import settings
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
-from rlreason.attention import NAMES, one_by_one
 from rlreason.errors import ConfigError
-from rlreason.kernels import Here, choose, end_to_end
-from rlreason.logprobs import chunked_log_probs
-from rlreason.models.tiny import build_model
-from rlreason.packing import pack, within_budget
-from rlreason.policy import Policy, load_policy
+from rlreason.model.attention import NAMES, one_by_one
+from rlreason.model.kernels import Here, choose, end_to_end
+from rlreason.model.logprobs import chunked_log_probs
+from rlreason.model.packing import pack, within_budget
+from rlreason.model.policy import Policy, load_policy
+from rlreason.model.tiny import build_model
 from rlreason.setup.model import check_attention
 
 

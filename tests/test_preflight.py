@@ -11,25 +11,25 @@ from pathlib import Path
 import pytest
 from test_end_to_end import SMALL, rlreason
 
-from rlreason.config.groups import Grading, Logger
-from rlreason.config.model import PretrainedModel
+from rlreason.config.groups import GradingConfig, LoggerConfig
+from rlreason.config.model import PretrainedModelConfig
 from rlreason.config.store import typed
-from rlreason.console import Console
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
-from rlreason.mirror import refuse_without_login
-from rlreason.models.formats import VOCABULARY
-from rlreason.records import CONTENTS, Records
+from rlreason.model.tiny_formats import VOCABULARY
+from rlreason.records.console import Console
+from rlreason.records.undo import Ended, undone_when_refused
+from rlreason.records.wandb_logger import refuse_without_login
+from rlreason.records.writer import CONTENTS, RunWriter
+from rlreason.setup.components import fitting
 from rlreason.setup.data import load_data
 from rlreason.setup.fits import Foreseen, context_of, is_near, tokenizer_of
-from rlreason.setup.house import fitting
 from rlreason.setup.model import make_policy
 from rlreason.setup.preflight import NEEDED, missing_packages, preflight, room_for
 from rlreason.setup.probe import own_functions, unusable
 from rlreason.setup.prompts import encoder
 from rlreason.setup.space import TINY_VOCABULARY, in_words, space_needed, tiny_weights
 from rlreason.setup.templates import filling
-from rlreason.undo import Ended, undone_when_refused
 
 MODULES = {
     "good.py": "def f(response, gold):\n    return 1.0\n\nnumber = 3\n",
@@ -71,7 +71,7 @@ def modules(tmp_path, monkeypatch):
     ],
 )
 def test_a_function_that_cannot_be_had_is_one_line_with_the_imports_own_reason(modules, name, says):
-    why = unusable(f"prompt.reward={name}", name, Grading())
+    why = unusable(f"prompt.reward={name}", name, GradingConfig())
     assert why.startswith(f"prompt.reward={name}: ")
     assert says.format(here=modules) in why
     assert len(why.splitlines()) == 1
@@ -79,12 +79,12 @@ def test_a_function_that_cannot_be_had_is_one_line_with_the_imports_own_reason(m
 
 def test_a_module_in_the_current_folder_where_python_does_not_look(modules, monkeypatch):
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(modules))])
-    why = unusable("scorer=good:f", "good:f", Grading())
+    why = unusable("scorer=good:f", "good:f", GradingConfig())
     assert f"module good lies in {modules}, where Python does not look: set PYTHONPATH={modules}" in why
 
 
 def test_a_function_that_can_be_had_is_no_matter(modules):
-    assert unusable("prompt.reward=good:f", "good:f", Grading()) == ""
+    assert unusable("prompt.reward=good:f", "good:f", GradingConfig()) == ""
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,9 @@ def test_a_reward_is_tried_on_an_answer_of_its_own_data(composed, modules):
         (modules / f"{half}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     own = ("model=smollm2_135m", "prompt.reward=judge:number", "eval_problems=2")
     assert preflight([typed(composed(*own, f"data.path={modules}"))], modules) == []
-    assert unusable("prompt.reward=judge:raises", "judge:raises", Grading()) == ""  # which answers suit it is not known
+    assert (
+        unusable("prompt.reward=judge:raises", "judge:raises", GradingConfig()) == ""
+    )  # which answers suit it is not known
     with pytest.raises(ConfigError, match="eval_problems=3 is more than the 2 problems there are"):
         preflight([typed(composed(*own[:2], f"data.path={modules}", "eval_problems=3"))], modules)
 
@@ -205,7 +207,7 @@ def test_prompts_are_measured_as_the_policy_encodes_them(composed, tmp_path, mad
     policy = make_policy(run, train)
     if not made:
         policy.save(tmp_path)
-        run.model = PretrainedModel(name="local", path=str(tmp_path))
+        run.model = PretrainedModelConfig(name="local", path=str(tmp_path))
     length = tokenizer_of(run)
     fill = filling(run.prompt)
     texts = [*(fill(p.question) for p in train), "", "<answer> \u00e9</answer><|endoftext|>"]
@@ -247,11 +249,11 @@ def test_wandb_without_a_login_is_refused_before_anything_is_loaded(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     wandb.teardown()
     with pytest.raises(ConfigError, match=r"no login was found here.*wandb login.*offline") as caught:
-        refuse_without_login(Logger("wandb"))
+        refuse_without_login(LoggerConfig("wandb"))
     assert len(str(caught.value).splitlines()) == 1
-    refuse_without_login(Logger("wandb", mode="offline"))
+    refuse_without_login(LoggerConfig("wandb", mode="offline"))
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    refuse_without_login(Logger("wandb"))
+    refuse_without_login(LoggerConfig("wandb"))
     wandb.teardown()
 
 
@@ -277,7 +279,7 @@ def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):
 TORCH_FREE = """
 import sys
 from rlreason.config.store import register
-from rlreason.config.words import check_words
+from rlreason.cli.check import check_words
 register()
 check_words(["prompt.reward=rlreason.grading.verifiers.countdown:r1_zero", "threads=1"])
 import rlreason.setup.preflight
@@ -308,7 +310,7 @@ def refused(folder: Path, act, planned: Path | None = None, error: Exception | N
 
 def begin(folder: Path) -> None:
     (folder / ".hydra").mkdir(exist_ok=True)
-    Records(folder, "seed: 0\n")
+    RunWriter(folder, "seed: 0\n")
     (folder / "grading_incidents.jsonl").write_text("{}\n")
 
 
@@ -327,7 +329,7 @@ def test_what_was_there_before_stays(tmp_path):
 
 
 def test_what_was_set_aside_is_put_back(tmp_path):
-    Records(tmp_path, "seed: 1\n").metrics({"train_step": 1.0})
+    RunWriter(tmp_path, "seed: 1\n").metrics({"train_step": 1.0})
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}
     refused(tmp_path, begin)
     now = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name in CONTENTS}
@@ -338,7 +340,7 @@ def test_what_was_set_aside_is_put_back(tmp_path):
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), ConfigError("a mistake")])
 def test_what_anyone_would_want_stays(tmp_path, error):
     def measure(folder: Path) -> None:
-        Records(folder, "seed: 0\n").metrics({"train_step": 1.0})
+        RunWriter(folder, "seed: 0\n").metrics({"train_step": 1.0})
 
     refused(tmp_path / "run", measure if isinstance(error, ConfigError) else begin, error=error)
     assert (tmp_path / "run/config.yaml").exists()

@@ -9,10 +9,10 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from rlreason.cli.check import check_words
 from rlreason.config.ranges import RANGES, range_of
 from rlreason.config.rules import broken_rules
 from rlreason.config.store import SCHEMAS, resource_dir, typed
-from rlreason.config.words import check_words
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 

@@ -8,17 +8,17 @@ import torch
 
 from rlreason.algorithms.grpo import credit
 from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
-from rlreason.console import Console, clock
-from rlreason.curves import draw_curves, series
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.guards import Guards
 from rlreason.learner import Learner, TokenObjective
 from rlreason.objectives.credit import CreditRule
-from rlreason.records import Records, refuse_occupied, set_aside
-from rlreason.sweeps import Arm, arms_table
+from rlreason.records.console import Console, clock
+from rlreason.records.curves import draw_curves, series
+from rlreason.records.monitors import Monitors
+from rlreason.records.writer import RunWriter, refuse_occupied, set_aside
+from rlreason.runtime.atomic_files import write_whole
+from rlreason.sweeps.table import SweepRun, runs_table
 from rlreason.types import Grade, Problem, Response, Sample
-from rlreason.writing import write_whole
 
 
 def graded(problem_id, reward, ids=(1, 2)):
@@ -90,7 +90,7 @@ def test_rollout_metrics_count_what_can_go_wrong_quietly():
 
 def test_guards_speak_once_then_count():
     said: list[str] = []
-    guards = Guards(group_size=4, say=said.append)
+    guards = Monitors(group_size=4, say=said.append)
     bad = {
         "rollout/distinct": 0.25,
         "reward/live_groups": 0.0,
@@ -105,25 +105,25 @@ def test_guards_speak_once_then_count():
     assert len(said) == 2 * len(guards.counts)  # the 1st and the 10th time
     for words in ("identical", "every advantage is 0", "cut at sampling.max_tokens", "disagree by 0.200", "not finite"):
         assert any(words in line for line in said)
-    certain = Guards(4, said.append)
+    certain = Monitors(4, said.append)
     certain.look(1, {**bad, "train/entropy": 0.01})
     assert "identical_samples" not in certain.counts
     fine = {"rollout/distinct": 1.0, "reward/live_groups": 0.5, "reward/mean": 0.5, "rollout/truncated": 0.0}
-    quiet = Guards(4, said.append)
+    quiet = Monitors(4, said.append)
     quiet.look(1, fine)
     assert not quiet.counts
 
 
 def test_records_are_whole_and_a_finished_run_is_refused(tmp_path):
     folder = tmp_path / "run"
-    records = Records(folder, "seed: 0\n")
+    records = RunWriter(folder, "seed: 0\n")
     problem = Problem("p", "q", "7")
     records.metrics({"train_step": 1, "reward/mean": 0.5})
     records.responses("rollouts", 1, [graded("p", 1.0)], [problem])
     row = json.loads((folder / "rollouts/step_00001.jsonl").read_text())
     assert (row["gold"], row["reward"], row["token_ids"], row["outcome"]) == ("7", 1.0, [1, 2], "correct")
     refuse_occupied(folder)  # not finished yet
-    Records(folder, "seed: 1\n")  # a broken-off run is started again: its records are set aside, not mixed in
+    RunWriter(folder, "seed: 1\n")  # a broken-off run is started again: its records are set aside, not mixed in
     assert not (folder / "rollouts").exists()
     assert (folder / "metrics.jsonl").read_text() == ""
     assert (folder / "broken_off_1/rollouts/step_00001.jsonl").exists()
@@ -135,10 +135,10 @@ def test_records_are_whole_and_a_finished_run_is_refused(tmp_path):
 
 
 def test_what_was_set_aside_before_is_never_met_again(tmp_path):
-    Records(tmp_path, "")
+    RunWriter(tmp_path, "")
     (tmp_path / "broken_off_2").mkdir()  # the first was thrown away
     assert set_aside(tmp_path) == tmp_path / "broken_off_1"
-    Records(tmp_path, "")
+    RunWriter(tmp_path, "")
     assert set_aside(tmp_path) == tmp_path / "broken_off_3"
 
 
@@ -151,7 +151,7 @@ def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(tmp_path):
 
 
 def test_numbers_that_are_not_finite_are_null_in_the_records(tmp_path):
-    records = Records(tmp_path, "")
+    records = RunWriter(tmp_path, "")
     records.metrics({"train_step": 1, "train/loss": float("nan"), "train/grad_norm": float("inf")})
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
     assert row["train/loss"] is None
@@ -200,12 +200,12 @@ def test_console_rows_and_clock(capsys):
 
 
 def test_a_failed_arm_is_a_line_of_the_table_too():
-    good = Arm(
+    good = SweepRun(
         "lr=1", {"accuracy_before": 0.1, "accuracy": 0.9, "length_before": 9, "length": 20, "status": "finished"}
     )
-    bad = Arm("lr=2", {"status": "failed (exit code 1)"})
-    text = arms_table([good, bad])
-    both = arms_table([Arm("n=1,seed=0", good.summary), Arm("n=1,seed=1", good.summary)])
+    bad = SweepRun("lr=2", {"status": "failed (exit code 1)"})
+    text = runs_table([good, bad])
+    both = runs_table([SweepRun("n=1,seed=0", good.summary), SweepRun("n=1,seed=1", good.summary)])
     assert "seed=1" in both
     assert "n=1" not in both
     assert "0.100 -> 0.900" in text

@@ -6,14 +6,14 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from rlreason.config.store import resource_dir, typed
-from rlreason.console import Console
 from rlreason.data.stories import make_stories
-from rlreason.engines.attest import PROBE_PROMPT, PROBE_TOKENS
+from rlreason.engines.weight_check import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.errors import ConfigError
+from rlreason.records.console import Console
 from rlreason.setup.algorithm import check_schedule
+from rlreason.setup.components import fitting
 from rlreason.setup.engine import demand_of, vllm_settings
 from rlreason.setup.graders import reward_name
-from rlreason.setup.house import fitting
 from rlreason.setup.learner import credit_rule, learning_temperature, token_objective
 from rlreason.setup.prompts import encoder
 from rlreason.setup.traces import make_traces

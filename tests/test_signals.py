@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rlreason import signals
-from rlreason.algorithms.feed import Feed
-from rlreason.grading.pool import Pool
+from rlreason.algorithms.prefetch import RolloutPrefetcher
+from rlreason.grading.workers.pool import Pool
+from rlreason.runtime import signals
 from tests.test_end_to_end import SMALL
 from tests.test_exit_codes import wait_for
 
@@ -221,8 +221,8 @@ def test_closing_a_feed_does_not_wait_for_what_hangs(monkeypatch):
             return step
 
     end = threading.Event()
-    monkeypatch.setattr("rlreason.algorithms.feed.CLOSING_S", 0.1)
-    feed = Feed(Hanging(), ahead=True)
+    monkeypatch.setattr("rlreason.algorithms.prefetch.CLOSING_S", 0.1)
+    feed = RolloutPrefetcher(Hanging(), ahead=True)
     assert feed.take(1) == 1
     began = time.monotonic()
     feed.close()
@@ -232,8 +232,8 @@ def test_closing_a_feed_does_not_wait_for_what_hangs(monkeypatch):
 
 HELPLESS = """
 import subprocess, sys, time
-from rlreason import signals
-from rlreason.entry import ended
+from rlreason.runtime import signals
+from rlreason.cli.entry import ended
 
 def command():
     with signals.temporary_folder("mine-"):

@@ -15,15 +15,15 @@ import torch
 from hydra import compose, initialize_config_dir
 from test_warm_start import equal, weights
 
-from rlreason.config.run import Run
+from rlreason.config.run import RunConfig
 from rlreason.config.store import resource_dir, typed
-from rlreason.console import Console
-from rlreason.evaluation import evaluate
-from rlreason.models.keeping import BrokenWeightsError, Keeper, checksum, read_weights, write_weights
-from rlreason.policy import Policy
+from rlreason.evaluation.accuracy import evaluate
+from rlreason.model.policy import Policy
+from rlreason.model.weight_cache import BrokenWeightsError, Keeper, checksum, read_weights, write_weights
+from rlreason.records.console import Console
 from rlreason.setup import start as starts
+from rlreason.setup.components import build_components
 from rlreason.setup.data import read_splits
-from rlreason.setup.house import build
 from rlreason.setup.model import lessons_of, make_policy, teach_habits
 from rlreason.setup.ship import asked as shipped_run
 from rlreason.setup.ship import make, ship
@@ -197,7 +197,7 @@ def quick():
     return run, key_of(run)
 
 
-def changed(run, key: str, value) -> Run:
+def changed(run, key: str, value) -> RunConfig:
     """The settings with one of them changed."""
     other = node = deepcopy(run)
     *groups, name = key.split(".")
@@ -257,8 +257,8 @@ def test_other_threads_and_other_code_are_another_maker(quick):
         assert maker_of(run.model, policy) == one | {"threads": 2}
     finally:
         torch.set_num_threads(1)
-    assert code_hash(("rlreason.models.warm_start",)) != code_hash()  # without the module of the model itself
-    assert code_hash(("rlreason.learner", "rlreason.models.warm_start", "rlreason.models.tiny")) == code_hash()
+    assert code_hash(("rlreason.setup.warm_start",)) != code_hash()  # without the module of the model itself
+    assert code_hash(("rlreason.learner", "rlreason.setup.warm_start", "rlreason.model.tiny")) == code_hash()
 
 
 # --- Runs ---
@@ -358,12 +358,14 @@ def test_a_shipped_model_is_what_the_warm_start_makes(description, tmp_path):
     if {name: value for name, value in maker.items() if name != "code"} == kept["maker"]:
         assert checksum(made) == kept["weights"]
     run.model.warm_start.steps = 0  # the house brings everything else, and is given each of the two models
-    house = build(run, tmp_path, Console())
+    components = build_components(run, tmp_path, Console())
     try:
         accuracies = []
         for one in (made, shipped):
-            starts.put(house.policy, one)
-            accuracies.append(evaluate(house.rollouts, house.final_problems, house.sampling)[1]["eval/accuracy"])
+            starts.put(components.policy, one)
+            accuracies.append(
+                evaluate(components.rollouts, components.final_problems, components.sampling)[1]["eval/accuracy"]
+            )
     finally:
-        house.close()
+        components.close()
     assert abs(accuracies[0] - accuracies[1]) < 0.1

@@ -11,14 +11,14 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from rlreason.config.store import resource_dir, typed
-from rlreason.console import Console
-from rlreason.counters import Counters
-from rlreason.guards import Guards
+from rlreason.evaluation.evaluator import fell_to_zero
 from rlreason.learner import Learner, TokenObjective
-from rlreason.setup.house import build
-from rlreason.status import STATUSES
+from rlreason.records.console import Console
+from rlreason.records.counters import Counters
+from rlreason.records.monitors import Monitors
+from rlreason.records.status import STATUSES
+from rlreason.setup.components import build_components
 from rlreason.trainer import train
-from rlreason.validation import fell_to_zero
 
 SMALL = (
     "model.width=32", "model.warm_start.steps=4", "sampling.max_tokens=12", "data.n_train=128", "data.n_validation=24",
@@ -65,11 +65,11 @@ def test_entropies_of_a_step_are_those_of_the_weights_that_sampled_at_one_temper
     rows, _ = trained(tmp_path / "run", *words)
     saved = [json.loads(line) for line in (tmp_path / "run/rollouts/step_00001.jsonl").open()]
     assert {s["kept"] for s in saved} == {True, False}
-    house = build(run_of(*words)[0], tmp_path, Console())
+    components = build_components(run_of(*words)[0], tmp_path, Console())
     try:
-        expected = house.measure([(s["prompt_ids"], s["token_ids"]) for s in saved])
+        expected = components.measure([(s["prompt_ids"], s["token_ids"]) for s in saved])
     finally:
-        house.close()
+        components.close()
     means = defaultdict(list)
     for s, (log_probs, entropies) in zip(saved, expected, strict=True):
         mean = sum(entropies) / len(entropies)
@@ -137,7 +137,7 @@ def test_weights_that_are_no_numbers_are_seen(policy):
 
 def test_a_guard_that_is_asked_to_stop_says_so_in_its_verdict():
     said = []
-    guards = Guards(4, said.append, parity="stop", parity_bound=0.05)
+    guards = Monitors(4, said.append, parity="stop", parity_bound=0.05)
     guards.look(1, {"rollout/logprob_gap_mean": 0.01})
     assert guards.verdict() == ("finished", "")
     guards.look(2, {"rollout/logprob_gap_mean": 0.2})

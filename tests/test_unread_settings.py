@@ -18,25 +18,25 @@ from recording import Recording
 from test_chat import QWEN3, with_template
 from test_end_to_end import rlreason
 
+from rlreason.cli.check import check_words
 from rlreason.config.conditions import CONDITIONS
-from rlreason.config.groups import Prompt
+from rlreason.config.groups import PromptConfig
 from rlreason.config.leaves import leaves
-from rlreason.config.run import Training
+from rlreason.config.run import TrainingConfig
 from rlreason.config.store import SCHEMAS, resource_dir, typed
 from rlreason.config.unread import unread_keys
-from rlreason.config.words import check_words
-from rlreason.console import Console
 from rlreason.errors import ConfigError
 from rlreason.jobs.evaluate import announce
 from rlreason.jobs.start import start
-from rlreason.models.tiny import build_model
-from rlreason.narration import evaluated_otherwise
-from rlreason.policy import Policy
+from rlreason.model.policy import Policy
+from rlreason.model.tiny import build_model
+from rlreason.records.console import Console
 from rlreason.setup.algorithm import make_algorithm
+from rlreason.setup.components import build_components
 from rlreason.setup.engine import Demand, vllm_settings
-from rlreason.setup.house import build
 from rlreason.setup.learner import make_learner, token_objective
 from rlreason.setup.protocol import protocol_of
+from rlreason.setup.run_summary import evaluated_otherwise
 from rlreason.trainer import train
 
 WHICH = "algorithm"  # it has chosen the schema, and nothing needs to ask again
@@ -145,15 +145,15 @@ def composed(places: dict[str, Path], algorithm: str, data: str, more: Sequence[
 def prepare(run: Any, folder: Path) -> None:
     """All that the real code does before the first response is sampled."""
     console = Console(out=io.StringIO())
-    house = build(run, folder, console)
-    house.close()
-    protocol_of(house.examiner.settings, house.eval_problems, house.policy.tokenizer)
-    if isinstance(run, Training):
-        evaluated_otherwise(run, house)
-        make_algorithm(run, house, console)
-        make_learner(run, house.policy)
+    components = build_components(run, folder, console)
+    components.close()
+    protocol_of(components.examiner.settings, components.eval_problems, components.policy.tokenizer)
+    if isinstance(run, TrainingConfig):
+        evaluated_otherwise(run, components)
+        make_algorithm(run, components, console)
+        make_learner(run, components.policy)
     else:
-        announce(console, run, house, folder, again=False)
+        announce(console, run, components, folder, again=False)
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def test_every_key_of_the_table_is_a_setting():
         name = group.removeprefix("schema/")
         for prefix in (f"{name}.", f"eval.{name}."):
             known |= {leaf.key for option in options.values() if "/" in group for leaf in leaves(option(), prefix)}
-    known |= {leaf.key for leaf in leaves(Prompt(), "eval.prompt.")}
+    known |= {leaf.key for leaf in leaves(PromptConfig(), "eval.prompt.")}
     assert {key for condition in CONDITIONS for key in condition.keys} <= known
 
 

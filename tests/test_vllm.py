@@ -14,15 +14,15 @@ from conftest import PROMPT
 from test_engine_stops import LETTERS, check_stopped_texts, likely
 from torch import nn
 
-from rlreason.engines.attest import differing_tensors, largest_gap
 from rlreason.engines.base import Prompt, Sampling, seed_for
-from rlreason.engines.hf import HFEngine
-from rlreason.engines.vllm import VLLMEngine, repack_tied_head
-from rlreason.engines.vllm_start import plan_memory
+from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.vllm.engine import VLLMEngine, repack_tied_head
+from rlreason.engines.vllm.startup import plan_memory
+from rlreason.engines.weight_check import differing_tensors, largest_gap
 from rlreason.errors import ConfigError, EngineError
-from rlreason.models.formats import PAD
-from rlreason.models.tiny import build_model
-from rlreason.policy import Policy, load_policy
+from rlreason.model.policy import Policy, load_policy
+from rlreason.model.tiny import build_model
+from rlreason.model.tiny_formats import PAD
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -417,9 +417,9 @@ import sys, time
 from pathlib import Path
 import psutil, torch
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.vllm import VLLMEngine, repack_tied_head
+from rlreason.engines.vllm.engine import VLLMEngine, repack_tied_head
 from rlreason.errors import EngineError
-from rlreason.policy import load_policy
+from rlreason.model.policy import load_policy
 
 folder, log = sys.argv[1], Path(sys.argv[2])
 def ask(engine):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from conftest import PROMPT
 
-from rlreason.config.rollout import Rollout
+from rlreason.config.rollout import RolloutConfig
 from rlreason.engines.base import Prompt, Sampling, seed_for
-from rlreason.engines.hf import HFEngine
-from rlreason.engines.vllm_process import VLLMProcess, engine_processes
+from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.vllm.process import VLLMProcess, engine_processes
 from rlreason.errors import ConfigError, EngineError
-from rlreason.models.tiny import build_model
-from rlreason.policy import Policy
+from rlreason.model.policy import Policy
+from rlreason.model.tiny import build_model
 from rlreason.setup.engine import check_engine
 
 pytest.importorskip("vllm")
@@ -33,7 +33,7 @@ def engine(tokenizer, tmp_path_factory):
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two GPUs are here")
 def test_without_two_gpus_the_placement_is_a_users_mistake():
-    rollout = Rollout(engine="vllm", placement="second_gpu", async_steps=1)
+    rollout = RolloutConfig(engine="vllm", placement="second_gpu", async_steps=1)
     assert rollout.problems() == []
     with pytest.raises(ConfigError, match=r"rollout.placement=second_gpu: GPUs visible here: [01], .*choose auto"):
         check_engine(SimpleNamespace(rollout=rollout))

@@ -7,18 +7,18 @@ import torch
 from hydra import compose, initialize_config_dir
 from test_end_to_end import SMALL, rlreason, rows_of
 
-from rlreason.algorithms.sft import imitation_sample
+from rlreason.algorithms.sft import sft_sample
 from rlreason.config.store import resource_dir, typed
-from rlreason.console import Console
 from rlreason.data.stories import habit_trace
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.learner import Learner, TokenObjective
-from rlreason.models.tiny import build_model, build_tokenizer
-from rlreason.policy import Policy
+from rlreason.model.policy import Policy
+from rlreason.model.tiny import build_model, build_tokenizer
+from rlreason.records.console import Console
 from rlreason.setup.data import read_splits
-from rlreason.setup.formats import SHARED, format_of, formats_of, shipped
 from rlreason.setup.model import make_policy, teach_habits
+from rlreason.setup.warm_start_formats import SHARED, format_of, formats_of, shipped
 
 FOUR = tuple(dict.fromkeys(SHARED))
 
@@ -83,7 +83,7 @@ def test_the_default_keeps_its_own_warm_start(asked):
         for p in rng.choices(train, k=8):
             text = trace(p, rng, 0.72, 0.05)
             ids = policy.encode_prompt(prompt(p.question)), policy.encode_response(text)
-            samples.append(imitation_sample(*ids, text))
+            samples.append(sft_sample(*ids, text))
         learner.update(samples, learning_rate=3e-3 * min(1.0, (step + 1) / 0.15) * (1 - 0.9 * step / 3))
     assert equal(policy, taught(run))
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.config import mistakes, nearest
-from rlreason.config.flags import composing, read
-from rlreason.config.mistakes import in_one_line, mistakes_in
-from rlreason.config.words import check_words
+from rlreason.cli import mistakes
+from rlreason.cli import suggestions as nearest
+from rlreason.cli.check import check_words
+from rlreason.cli.flags import composing, read
+from rlreason.cli.mistakes import in_one_line, mistakes_in
+from rlreason.cli.modules import PACKAGE
 from rlreason.errors import ConfigError
 from rlreason.main import tell
-from rlreason.modules import PACKAGE
 
 ANOTHER = "choose one of "
 QUOTES = "cannot be read: a value with = : , ( ) quotes or brackets needs quotes"
@@ -195,7 +196,7 @@ def test_what_another_algorithm_calls_a_setting_is_said():
 
 
 def test_every_habit_and_every_equivalent_names_settings_that_there_are():
-    from rlreason.config.habits import EQUIVALENTS, HABITS
+    from rlreason.cli.habits import EQUIVALENTS, HABITS
 
     known = set(nearest.keys_of_options())
     for algorithm, table in EQUIVALENTS.items():
@@ -320,7 +321,7 @@ def test_modules_of_the_current_folder_are_found_by_the_installed_script_as_by_p
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin/rlreason"
     script.write_text(
-        "import importlib.util\nfrom rlreason.modules import find_modules_here\n"
+        "import importlib.util\nfrom rlreason.cli.modules import find_modules_here\n"
         "find_modules_here()\nprint(importlib.util.find_spec('my_module') is not None)\n"
     )
     (tmp_path / "my_module.py").touch()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlreason.algorithms.base import Collected, cut_into_batches
-from rlreason.algorithms.questions import Questions
+from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import Rollouts
 from rlreason.engines.base import Sampling
 from rlreason.types import Sample
@@ -20,7 +20,7 @@ class ExpertIteration:
     """`collect(step)` -> graded samples; the kept ones, with credit 1, cut into the optimizer steps of an SFT."""
 
     rollouts: Rollouts
-    questions: Questions
+    questions: ProblemSampler
     sampling: Sampling
     n_steps: int
     per_step: int  # questions

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlreason.algorithms.base import Collected, cut_into_batches
-from rlreason.algorithms.questions import Questions
-from rlreason.algorithms.rollouts import Measure, Rollouts, measure
+from rlreason.algorithms.problem_sampler import ProblemSampler
+from rlreason.algorithms.rollouts import LogProbScorer, Rollouts, score_samples
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
 from rlreason.objectives.credit import CreditRule, assign_credit
@@ -21,11 +21,11 @@ from rlreason.types import Sample
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRelative:
+class GRPO:
     """`collect(step)` -> graded samples with advantages, cut into optimizer steps."""
 
     rollouts: Rollouts
-    questions: Questions
+    questions: ProblemSampler
     sampling: Sampling
     n_steps: int
     per_step: int  # questions
@@ -35,8 +35,8 @@ class GroupRelative:
     rule: CreditRule
     kl_estimator: str = "k3"
     refill_rounds: int = 0
-    reference: Measure | None = None  # given when a KL term needs it
-    behaviour: Measure | None = None  # given where the policy that sampled must be scored before it learns
+    reference: LogProbScorer | None = None  # given when a KL term needs it
+    behaviour: LogProbScorer | None = None  # given where the policy that sampled must be scored before it learns
     old_log_probs: str = "none"  # what a ratio divides by: none (today's) | measured (by behaviour) | engine
 
     def collect(self, step: int) -> Collected:
@@ -94,7 +94,7 @@ class GroupRelative:
             for sample, (log_probs, _) in zip(samples, self.reference(pairs), strict=True):
                 sample.reference_log_probs = log_probs
         if self.behaviour is not None:  # here, once per rollout batch, before any weight moves
-            measure(samples, self.behaviour)
+            score_samples(samples, self.behaviour)
         for sample in samples:
             if self.old_log_probs == "engine":
                 sample.old_log_probs = list(sample.response.log_probs)

@@ -13,7 +13,7 @@ from rlreason.engines.base import Engine, Prompt, Sampling, seed_for
 from rlreason.types import Grade, Problem, Response, Sample
 
 #: (log-probabilities, entropies) of the response tokens of (prompt ids, response ids) pairs under some model.
-Measure = Callable[[list[tuple[list[int], list[int]]]], list[tuple[list[float], list[float]]]]
+LogProbScorer = Callable[[list[tuple[list[int], list[int]]]], list[tuple[list[float], list[float]]]]
 
 
 class Grades(Protocol):
@@ -75,7 +75,7 @@ class Rollouts:
             beside.shutdown(wait=False, cancel_futures=True)  # after an interruption, nobody asks for the grades
 
 
-def measure(samples: Sequence[Sample], of: Measure) -> None:
+def score_samples(samples: Sequence[Sample], of: LogProbScorer) -> None:
     """Give each sample its log-probabilities and its mean entropy under the model as it is now."""
     scores = of([(s.response.prompt_ids, s.response.token_ids) for s in samples])
     for sample, (log_probs, entropies) in zip(samples, scores, strict=True):

@@ -16,13 +16,13 @@ from rlreason.types import Grade, Response, Sample
 GIVEN = Grade(1.0, 1.0, 1.0, "correct", path="given")  # a trace to imitate is not graded
 
 
-def imitation_sample(prompt_ids: list[int], response_ids: list[int], text: str, problem_id: str = "given") -> Sample:
+def sft_sample(prompt_ids: list[int], response_ids: list[int], text: str, problem_id: str = "given") -> Sample:
     """A given response as a sample with credit 1; `response_ids` hold the end token."""
     return Sample(Response(problem_id, prompt_ids, response_ids, [], text, "stop"), GIVEN, advantage=1.0)
 
 
 @dataclass(frozen=True)
-class Imitation:
+class SFT:
     """`collect(step)` -> the next traces, in passes over all of them, each in its own order."""
 
     traces: Sequence[Sample]

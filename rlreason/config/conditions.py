@@ -8,12 +8,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.data import FileData
+from rlreason.config.data import FileDataConfig
 from rlreason.config.eval_conditions import EVAL_CONDITIONS
-from rlreason.config.groups import Logger
-from rlreason.config.imitation import SFT
-from rlreason.config.run import Run, Training
-from rlreason.config.tasks import Countdown
+from rlreason.config.groups import LoggerConfig
+from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.sft import SFTConfig
+from rlreason.config.tasks import CountdownConfig
 from rlreason.config.uses import (
     Condition,
     checks_golds,
@@ -31,7 +31,7 @@ def asks_hub(run: Any) -> bool:
     return lies_on_hub(run.data)
 
 
-def lies_on_hub(data: FileData) -> bool:
+def lies_on_hub(data: FileDataConfig) -> bool:
     """Some of the splits that are read are no files here."""
     path = data.path
     if path is None or Path(path).expanduser().is_dir():
@@ -40,7 +40,7 @@ def lies_on_hub(data: FileData) -> bool:
     return any(split is None or not locate(path, split) for split in splits)
 
 
-def _with_vllm(run: Run) -> bool:
+def _with_vllm(run: RunConfig) -> bool:
     return run.rollout.engine == "vllm"
 
 
@@ -51,7 +51,7 @@ def _loss_reads(key: str) -> Callable[[Any], bool]:
 CONDITIONS = (
     Condition(
         ("model.gradient_checkpointing", "model.freeze", "model.lora.rank", "model.lora.alpha", "model.lora.targets"),
-        lambda run: isinstance(run, Training),
+        lambda run: isinstance(run, TrainingConfig),
         "by algorithms that train only",
     ),
     Condition(
@@ -114,7 +114,7 @@ CONDITIONS = (
     ),
     Condition(
         tuple(f"data.{key}" for key in ("seed", "min_count", "max_count", "max_value", "max_target")),
-        lambda run: not isinstance(run.data, Countdown) or run.data.path is None,
+        lambda run: not isinstance(run.data, CountdownConfig) or run.data.path is None,
         "where problems are made up only, and data.path gives them",
         "leave it out, or set data.path=null",
     ),
@@ -156,16 +156,16 @@ CONDITIONS = (
         lambda run: run.rollout.placement in ("auto", "shared"),
         "where vLLM shares the policy's GPU only (rollout.placement=shared)",
     ),
-    Condition(("rollout.async_steps",), lambda run: isinstance(run, Training), "by algorithms that train only"),
+    Condition(("rollout.async_steps",), lambda run: isinstance(run, TrainingConfig), "by algorithms that train only"),
     Condition(
-        tuple(f"logger.{field.name}" for field in fields(Logger) if field.name != "kind"),
+        tuple(f"logger.{field.name}" for field in fields(LoggerConfig) if field.name != "kind"),
         lambda run: run.logger.kind != "none",
         "by logger=wandb only",
         "choose it too, or leave this out",
     ),
     Condition(
         ("save_rollouts_every",),
-        lambda run: not isinstance(run, SFT),
+        lambda run: not isinstance(run, SFTConfig),
         "where responses are sampled to learn from only, and algorithm=sft samples none",
     ),
     Condition(

@@ -19,7 +19,7 @@ WORDS = {
 
 
 @dataclass
-class Data:
+class DataConfig:
     """Keys of every kind of data: what is done with the problems once they are there."""
 
     name: str = MISSING
@@ -52,7 +52,7 @@ class Data:
 
 
 @dataclass
-class Stories(Data):
+class StoriesConfig(DataConfig):
     min_events: int = 2
     max_events: int = 4
     max_value: int = 20
@@ -72,7 +72,7 @@ class Stories(Data):
 
 
 @dataclass
-class Fields:
+class FieldsConfig:
     """The names of a row's fields, where they are none of the known ones."""
 
     question: str | None = None  # question, problem
@@ -85,7 +85,7 @@ class Fields:
 
 
 @dataclass
-class FileData(Data):
+class FileDataConfig(DataConfig):
     path: str | None = None  # a folder or a hub name; null: train and validation are files
     train: str = "train"  # a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)
     validation: str | None = None  # the same; null: validation or test where there is one, or n_validation
@@ -96,7 +96,7 @@ class FileData(Data):
     gold: str = (
         "auto"  # where the gold answer stands: auto | hash (####) | boxed | final (sentence) | tag (<answer>) | field
     )
-    fields: Fields = field(default_factory=Fields)
+    fields: FieldsConfig = field(default_factory=FieldsConfig)
     response_as: str = "response"  # response: as it is | solution: to be put into the prompt's form (prompt.trace)
     max_chars: int = 100_000  # a longer text makes a bad row
 
@@ -154,7 +154,7 @@ class FileData(Data):
         return [f"data.path={self.path} is no folder: {cure}"]
 
 
-def _no_such_word(data: Data, words: dict[str, tuple[str, ...]]) -> list[str]:
+def _no_such_word(data: DataConfig, words: dict[str, tuple[str, ...]]) -> list[str]:
     return [
         f"data.{key}={getattr(data, key)} is none of {', '.join(known)}: choose one"
         for key, known in words.items()

@@ -6,31 +6,35 @@ A part of the table in `conditions.py`, which says what it is for.
 from collections.abc import Callable
 from typing import Any
 
-from rlreason.config.data import Data, FileData, Stories
-from rlreason.config.jobs import BestOfN
+from rlreason.config.data import DataConfig, FileDataConfig, StoriesConfig
+from rlreason.config.jobs import BestOfNConfig
 from rlreason.config.leaves import leaves
-from rlreason.config.model import TinyModel
-from rlreason.config.run import Run, Training
-from rlreason.config.tasks import Countdown, Gym
+from rlreason.config.model import TinyModelConfig
+from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.tasks import CountdownConfig, GymConfig
 from rlreason.config.uses import Condition, is_own, judges, judges_to_learn, uses_training_data, warms_up_alone
 
 DATA_KEYS = tuple(
     f"data.{leaf.key}"
-    for leaf in dict.fromkeys(leaf for kind in (Data, Stories, FileData, Countdown, Gym) for leaf in leaves(kind()))
+    for leaf in dict.fromkeys(
+        leaf
+        for kind in (DataConfig, StoriesConfig, FileDataConfig, CountdownConfig, GymConfig)
+        for leaf in leaves(kind())
+    )
 )
 
 
-def _uses_data(run: Run) -> bool:
+def _uses_data(run: RunConfig) -> bool:
     """Problems of `data` are learned from, asked, or teach the tiny model."""
-    return uses_training_data(run) or run.eval.data is None or isinstance(run.model, TinyModel)
+    return uses_training_data(run) or run.eval.data is None or isinstance(run.model, TinyModelConfig)
 
 
 def _learns_or_asks(key: str) -> Callable[[Any], bool]:
     """Whether training, or a job that an option or a number of `eval` leaves it to, has a use for it."""
 
-    def read(run: Run) -> bool:
+    def read(run: RunConfig) -> bool:
         own = run.eval.prompt if key == "prompt" else getattr(run.eval.sampling, key)
-        return own is None or isinstance(run, Training)
+        return own is None or isinstance(run, TrainingConfig)
 
     return read
 
@@ -54,13 +58,13 @@ EVAL_CONDITIONS = (
     ),
     Condition(
         ("eval.final_problems",),
-        lambda run: isinstance(run, Training),
+        lambda run: isinstance(run, TrainingConfig),
         "by algorithms that train only, whose last evaluation may ask more",
         "set eval.problems",
     ),
     Condition(
         ("eval.samples",),
-        lambda run: not isinstance(run, BestOfN),
+        lambda run: not isinstance(run, BestOfNConfig),
         "by every algorithm but best_of_n only, which samples as many as n_list asks for",
         "set samples, or leave it out",
     ),
@@ -94,13 +98,13 @@ EVAL_CONDITIONS = (
     ),
     Condition(
         ("prompt.file",),
-        lambda run: _learns_or_asks("prompt")(run) or isinstance(run.model, TinyModel),
+        lambda run: _learns_or_asks("prompt")(run) or isinstance(run.model, TinyModelConfig),
         "by algorithms that train, and where eval.prompt is null, only",
         "set it under eval.prompt",
     ),
     Condition(
         ("prompt.reward",),
-        lambda run: run.eval.prompt is None or judges_to_learn(run) or isinstance(run.model, TinyModel),
+        lambda run: run.eval.prompt is None or judges_to_learn(run) or isinstance(run.model, TinyModelConfig),
         "where responses are sampled to learn from, and where eval.prompt is null, only",
         "set it under eval.prompt",
     ),
@@ -115,7 +119,7 @@ EVAL_CONDITIONS = (
     ),
     Condition(
         ("data.name",),
-        lambda run: isinstance(run, Training) or run.eval.data is None,
+        lambda run: isinstance(run, TrainingConfig) or run.eval.data is None,
         "by algorithms that train, and where eval.data is null, only",
     ),
     Condition(

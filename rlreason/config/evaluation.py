@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rlreason.config.data import Data, Stories
-from rlreason.config.groups import NAMED_REWARDS, Grading, Prompt, Sampling, names_function
-from rlreason.config.model import TinyModel
+from rlreason.config.data import DataConfig, StoriesConfig
+from rlreason.config.groups import NAMED_REWARDS, GradingConfig, PromptConfig, SamplingConfig, names_function
+from rlreason.config.model import TinyModelConfig
 from rlreason.errors import ConfigError
 
 
 @dataclass
-class EvalSampling:
+class EvalSamplingConfig:
     """What of `sampling` is otherwise in an evaluation."""
 
     temperature: float | None = None  # 0 takes the most likely token
@@ -26,13 +26,13 @@ class EvalSampling:
 
 
 @dataclass
-class Eval:
+class EvalConfig:
     """Typed as `eval=leaderboard`, `eval.prompt=r1_zero`, `eval.data=gsm8k`, `eval.sampling.temperature=0` ..."""
 
-    prompt: Prompt | None = None  # an option of `prompt`
+    prompt: PromptConfig | None = None  # an option of `prompt`
     reward: str | None = None  # what counts: module:function, r1_zero or question_only; the prompt's is shown beside it
-    sampling: EvalSampling = field(default_factory=EvalSampling)
-    data: Data | None = None  # an option of `data`, whose validation problems are asked
+    sampling: EvalSamplingConfig = field(default_factory=EvalSamplingConfig)
+    data: DataConfig | None = None  # an option of `data`, whose validation problems are asked
     problems: int | None = None  # as eval_problems, which is its short name; null: eval_problems
     final_problems: int | None = None  # asked by the last evaluation of a training; null: `problems`, or else all
     samples: int | None = None  # responses per problem; null: 1
@@ -53,26 +53,26 @@ class Eval:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvalProtocolConfig:
     """How a run's evaluations ask and judge, nothing left open: what their protocol is made from."""
 
-    prompt: Prompt
+    prompt: PromptConfig
     reward: str  # decides what is correct
     prompt_reward: str | None  # grades beside it, where it is another
-    grading: Grading
-    sampling: Sampling
-    data: Data
+    grading: GradingConfig
+    sampling: SamplingConfig
+    data: DataConfig
     problems: int | None  # of the evaluations on the way; None: all
     final_problems: int | None  # of the last one, or of a job that does not train
     samples: int  # responses per problem
 
 
-def evaluation_of(run: Any) -> Evaluation:
+def evaluation_of(run: Any) -> EvalProtocolConfig:
     """The resolved settings of a run's evaluations. `run` is a `config.run.Run`, which has a group `eval`."""
-    own: Eval = run.eval
+    own: EvalConfig = run.eval
     prompt = run.prompt if own.prompt is None else own.prompt
     reward = prompt.reward if own.reward is None else own.reward
-    return Evaluation(
+    return EvalProtocolConfig(
         prompt=prompt,
         reward=reward,
         prompt_reward=None if reward == prompt.reward else prompt.reward,
@@ -90,11 +90,13 @@ def min_of(one: int | None, other: int | None) -> int | None:
     return min((bound for bound in (one, other) if bound is not None), default=None)
 
 
-def sampling_of(run: Any) -> Sampling:
+def sampling_of(run: Any) -> SamplingConfig:
     """How evaluations sample: a number of `eval.sampling` where it is set, else the one of `sampling`."""
     own = run.eval.sampling
     numbers = {f.name: getattr(own, f.name) for f in fields(own)}
-    return Sampling(**{k: getattr(run.sampling, k) if number is None else number for k, number in numbers.items()})
+    return SamplingConfig(
+        **{k: getattr(run.sampling, k) if number is None else number for k, number in numbers.items()}
+    )
 
 
 def sampling_key(run: Any, name: str) -> str:
@@ -102,10 +104,10 @@ def sampling_key(run: Any, name: str) -> str:
     return f"{'eval.' if getattr(run.eval.sampling, name) is not None else ''}sampling.{name}"
 
 
-def as_typed(text: str, data: Data) -> str:
+def as_typed(text: str, data: DataConfig) -> str:
     """A text about settings of `data`, said of `eval.data`, which has an option of the same group.
 
-    >>> as_typed("data.n_train=0 in data.jsonl", Stories())
+    >>> as_typed("data.n_train=0 in data.jsonl", StoriesConfig())
     'eval.data.n_train=0 in data.jsonl'
     """
     names = "|".join(f.name for f in fields(data))
@@ -125,14 +127,14 @@ def asked_data(run: Any) -> Iterator[None]:
 
 def complaints(run: Any) -> Iterator[str]:
     """What does not go together with the settings of the rest of the run, one line each."""
-    own: Eval = run.eval
+    own: EvalConfig = run.eval
     yield from own.problems_of()
-    if own.data is not None and isinstance(run.model, TinyModel) and not isinstance(own.data, Stories):
+    if own.data is not None and isinstance(run.model, TinyModelConfig) and not isinstance(own.data, StoriesConfig):
         yield (
             f"model=tiny with eval.data={own.data.name}: the tiny model knows nothing but stories: choose "
             "eval.data=stories or stories_hard, or a pretrained model (model=local model.path=DIR)"
         )
-    if own.prompt is not None and own.prompt.chat and isinstance(run.model, TinyModel):
+    if own.prompt is not None and own.prompt.chat and isinstance(run.model, TinyModelConfig):
         yield (
             "eval.prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
             "model, or another eval.prompt"

@@ -25,7 +25,7 @@ def names_function(text: str) -> bool:
 
 
 @dataclass
-class Loss:
+class LossConfig:
     """A loss of the policy gradient and its numbers.
 
     One schema for every option, so that a file can set numbers whichever option is chosen beside it: the rules say
@@ -49,7 +49,7 @@ class Loss:
 
 
 @dataclass
-class LengthNorm:
+class LengthNormConfig:
     kind: str = MISSING
     constant: float | None = None  # tokens; None: sampling.max_tokens. Read by kind=constant only
 
@@ -60,17 +60,17 @@ class LengthNorm:
 
 
 @dataclass
-class Baseline:
+class BaselineConfig:
     kind: str = MISSING
 
 
 @dataclass
-class StdNorm:
+class StdNormConfig:
     kind: str = MISSING
 
 
 @dataclass
-class Sampling:
+class SamplingConfig:
     """How responses are sampled, in training and evaluation alike. No top-k or top-p: what is sampled is trained on."""
 
     temperature: float = MISSING  # 0 takes the most likely token, in evaluation only
@@ -87,7 +87,7 @@ class Sampling:
 
 
 @dataclass
-class Prompt:
+class PromptConfig:
     name: str = MISSING
     file: str = MISSING  # in prompts/, or a path
     reward: str = MISSING  # r1_zero | question_only | module:function, your own (response, gold) -> score
@@ -110,7 +110,7 @@ class Prompt:
 
 
 @dataclass
-class Grading:
+class GradingConfig:
     """How answers are compared; part of what makes two accuracies comparable."""
 
     extract: str = "strict"  # strict: the answer itself | last_number | sentence: one number in a sentence counts
@@ -128,7 +128,7 @@ class Grading:
 
 
 @dataclass
-class Guards:
+class MonitorsConfig:
     """What happens when engine and trainer give sampled tokens different probabilities; measured in every step."""
 
     parity: str = "warn"  # warn | stop | correct (warn, and let the objective's mismatch weights correct for it)
@@ -141,7 +141,7 @@ class Guards:
 
 
 @dataclass
-class Logger:
+class LoggerConfig:
     """Where metrics are mirrored. null leaves a setting to W&B's own variables, such as WANDB_PROJECT."""
 
     kind: str = MISSING

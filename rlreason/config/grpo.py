@@ -5,24 +5,24 @@ from typing import ClassVar
 
 from omegaconf import MISSING
 
-from rlreason.config.groups import Baseline, Loss, StdNorm
-from rlreason.config.run import Training
+from rlreason.config.groups import BaselineConfig, LossConfig, StdNormConfig
+from rlreason.config.run import TrainingConfig
 from rlreason.objectives.rules import check_objective
 
 ON_POLICY_LOSSES = ("no_baseline", "reinforce_with_baseline")  # those without a ratio to the sampling policy
 
 
 @dataclass
-class GRPO(Training):
+class GRPOConfig(TrainingConfig):
     """Group-relative policy optimisation: sample a group per question, compare, learn, repeat."""
 
     longest_without_evaluation: ClassVar[int | None] = 10  # a rollout step is long, and rewards can collapse in a few
 
     algorithm: str = "grpo"
     n_steps: int = MISSING  # rollout batches
-    loss: Loss = field(default_factory=Loss)
-    baseline: Baseline = field(default_factory=Baseline)
-    std_norm: StdNorm = field(default_factory=StdNorm)
+    loss: LossConfig = field(default_factory=LossConfig)
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
+    std_norm: StdNormConfig = field(default_factory=StdNormConfig)
     advantage_eps: float = 1e-6  # added to what std_norm divides by
     kl_placement: str = "none"  # none | loss | reward; the reference model is the one the run starts from
     kl_estimator: str = "k3"  # k1 | k2 | k3

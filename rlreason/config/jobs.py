@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 
 from rlreason.config.groups import names_function
-from rlreason.config.run import Run
+from rlreason.config.run import RunConfig
 
 
 @dataclass
-class Asking(Run):
+class EvalJobConfig(RunConfig):
     """Keys of every job that asks a fixed set of problems, `eval_problems` many."""
 
     split: str = "validation"  # validation | train: whose first problems are asked
@@ -35,7 +35,7 @@ class Asking(Run):
 
 
 @dataclass
-class Evaluate(Asking):
+class EvaluateConfig(EvalJobConfig):
     """Accuracy of a model as it is, and every response on disk."""
 
     algorithm: str = "evaluate"
@@ -51,7 +51,7 @@ class Evaluate(Asking):
 
 
 @dataclass
-class BestOfN(Asking):
+class BestOfNConfig(EvalJobConfig):
     """How much the best, the likeliest or the most frequent of N responses is worth."""
 
     algorithm: str = "best_of_n"

@@ -12,7 +12,7 @@ TINY_CONTEXT = 512  # tokens of prompt and response together that a model made o
 
 
 @dataclass
-class WarmStart:
+class WarmStartConfig:
     """The short SFT that gives a model made on the spot its two habits. `steps=0` leaves it out."""
 
     steps: int = 700
@@ -23,7 +23,7 @@ class WarmStart:
 
 
 @dataclass
-class LoRA:
+class LoRAConfig:
     """Low-rank adapters: the model's own weights stay as they are. Needs peft. They have no dropout."""
 
     rank: int = 0  # 0: none, every weight is trained
@@ -37,14 +37,14 @@ class LoRA:
 
 
 @dataclass
-class Model:
+class ModelConfig:
     name: str = MISSING
     dtype: str = "auto"  # of matrix products: auto | float32 | bfloat16
     weights: str = "float32"  # float32 | bfloat16: half the memory, but small updates are rounded away
     attention: str = "auto"  # kernel for packed sequences: auto | sdpa | varlen | flash_attention_2
     gradient_checkpointing: bool = False  # less memory, a third more work: activations are computed again
     freeze: list[str] = field(default_factory=list)  # patterns on names of parameters that are not trained
-    lora: LoRA = field(default_factory=LoRA)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
 
     def problems(self) -> list[str]:
         bad = self.lora.problems()
@@ -73,13 +73,13 @@ class Model:
 
 
 @dataclass
-class TinyModel(Model):
+class TinyModelConfig(ModelConfig):
     width: int = 128
     layers: int = 2
     heads: int = 4
     seed: int = 0  # of its weights and its warm start; not `seed`, so that all runs of a comparison start alike
     cache: str | None = "auto"  # where it is kept: auto (~/.cache/rlreason) | a folder | null: made anew each time
-    warm_start: WarmStart = field(default_factory=WarmStart)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
 
     def problems(self) -> list[str]:
         bad = super().problems()
@@ -94,7 +94,7 @@ class TinyModel(Model):
 
 
 @dataclass
-class PretrainedModel(Model):
+class PretrainedModelConfig(ModelConfig):
     path: str = MISSING  # a model folder, the folder of a run that left one, or a hub name
 
     @property

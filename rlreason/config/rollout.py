@@ -9,7 +9,7 @@ WITHOUT_VLLM = f"rollout=vllm: vLLM is not installed: {INSTALL_VLLM}; or choose 
 
 
 @dataclass
-class Rollout:
+class RolloutConfig:
     engine: str = MISSING
     max_rows: int = 256
     async_steps: int = 0  # 1: the next batch is sampled, with weights one hand-over old, while one is learned

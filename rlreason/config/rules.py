@@ -4,11 +4,11 @@ from pathlib import Path
 
 from rlreason.config.leaves import leaves
 from rlreason.config.ranges import out_of_range
-from rlreason.config.run import Run, Training
+from rlreason.config.run import RunConfig, TrainingConfig
 from rlreason.config.unread import complaints, of_options
 
 
-def broken_rules(run: Run, conf: Path, of_sweep: bool = False) -> list[str]:
+def broken_rules(run: RunConfig, conf: Path, of_sweep: bool = False) -> list[str]:
     """Complaints in one line each. `conf` is the folder of option files.
 
     In a run `of_sweep` a setting may be there for the sake of the other runs, so nobody minds that nothing reads it.
@@ -24,7 +24,7 @@ def broken_rules(run: Run, conf: Path, of_sweep: bool = False) -> list[str]:
     return bad
 
 
-def too_many_asked(run: Run, there: int | None, conf: Path) -> list[str]:
+def too_many_asked(run: RunConfig, there: int | None, conf: Path) -> list[str]:
     """Complaints about more problems than `there` are: what a scale asks for is an upper bound and no mistake."""
     asked: dict[str, int | None]
     if run.eval.problems is not None:
@@ -33,7 +33,7 @@ def too_many_asked(run: Run, there: int | None, conf: Path) -> list[str]:
         asked = {"eval_problems": run.eval_problems}
     else:
         asked = {"interim_eval_problems": getattr(run, "interim_eval_problems", None)}
-    if isinstance(run, Training):
+    if isinstance(run, TrainingConfig):
         asked["eval.final_problems"] = run.eval.final_problems
     return [
         f"{key}={count} is more than the {there} problems there are to ask: set {key}={there}, or null for all of them"
@@ -42,7 +42,7 @@ def too_many_asked(run: Run, there: int | None, conf: Path) -> list[str]:
     ]
 
 
-def lowered(run: Run) -> list[str]:
+def lowered(run: RunConfig) -> list[str]:
     """A complaint where the last evaluation asks fewer problems than those before it were set to ask.
 
     Only for who knows that `interim_eval_problems` was typed: a scale's is an upper bound and no mistake.

@@ -8,30 +8,37 @@ from typing import ClassVar
 
 from omegaconf import MISSING
 
-from rlreason.config.data import Data, Stories
-from rlreason.config.evaluation import Eval, complaints
-from rlreason.config.groups import Grading, Guards, LengthNorm, Logger, Prompt, Sampling
-from rlreason.config.model import TINY_CONTEXT, Model, TinyModel
+from rlreason.config.data import DataConfig, StoriesConfig
+from rlreason.config.evaluation import EvalConfig, complaints
+from rlreason.config.groups import (
+    GradingConfig,
+    LengthNormConfig,
+    LoggerConfig,
+    MonitorsConfig,
+    PromptConfig,
+    SamplingConfig,
+)
+from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
 from rlreason.config.ranges import MADE
-from rlreason.config.rollout import Rollout
+from rlreason.config.rollout import RolloutConfig
 
 
 @dataclass
-class Run:
+class RunConfig:
     """Keys of every algorithm, whether it trains or not."""
 
     algorithm: str = MISSING
     seed: int = 0
     threads: int | None = None  # on the processor; None: one for the tiny model, otherwise what this process may use
-    model: Model = field(default_factory=Model)
-    data: Data = field(default_factory=Data)
-    prompt: Prompt = field(default_factory=Prompt)
-    grading: Grading = field(default_factory=Grading)
-    rollout: Rollout = field(default_factory=Rollout)
-    guards: Guards = field(default_factory=Guards)
-    logger: Logger = field(default_factory=Logger)
-    sampling: Sampling = field(default_factory=Sampling)
-    eval: Eval = field(default_factory=Eval)  # where evaluations differ from training
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    grading: GradingConfig = field(default_factory=GradingConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    guards: MonitorsConfig = field(default_factory=MonitorsConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)  # where evaluations differ from training
 
     micro_batch_tokens: int = MISSING  # the memory knob: tokens in one forward pass
     eval_problems: int | None = None  # short for eval.problems: of the validation data, always the same; null: all
@@ -93,18 +100,18 @@ class Run:
 
     def _matches(self) -> list[str]:
         bad = []
-        if isinstance(self.model, TinyModel) and not isinstance(self.data, Stories):
+        if isinstance(self.model, TinyModelConfig) and not isinstance(self.data, StoriesConfig):
             bad.append(
                 f"model=tiny with data={self.data.name}: the tiny model learns its habits from stories: "
                 "choose data=stories, or a pretrained model (model=local model.path=DIR)"
             )
-        if isinstance(self.model, TinyModel) and self.prompt.chat:
+        if isinstance(self.model, TinyModelConfig) and self.prompt.chat:
             bad.append(
                 "prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
                 "instruct model (model=local model.path=DIR), or prompt=r1_zero_short"
             )
         for key, longest in self._longest_responses().items():
-            if isinstance(self.model, TinyModel) and longest >= TINY_CONTEXT:
+            if isinstance(self.model, TinyModelConfig) and longest >= TINY_CONTEXT:
                 bad.append(
                     f"{key}={longest} must be below {TINY_CONTEXT}, the tiny model's context, which the prompt shares: "
                     "lower it"
@@ -131,7 +138,7 @@ class Run:
 
 
 @dataclass
-class Training(Run):
+class TrainingConfig(RunConfig):
     """Keys of every algorithm that trains."""
 
     learning_rate: float = MISSING
@@ -141,7 +148,7 @@ class Training(Run):
     weight_decay: float = 0.0
     adam_betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     max_grad_norm: float = 1.0  # gradients are scaled down to this norm, once per optimizer step
-    length_norm: LengthNorm = field(default_factory=LengthNorm)
+    length_norm: LengthNormConfig = field(default_factory=LengthNormConfig)
     train_batch_size: int = MISSING  # responses per optimizer step
     micro_batch_size: int | None = None  # at most so many sequences in one forward pass; None: as tokens allow
     gradient_accumulation_steps: int | None = None  # the handout's way to say micro_batch_size

@@ -1,4 +1,4 @@
-"""Give Hydra the schemas, the sweeps and two resolvers; turn a composed config into a checked `Run`.
+"""Give Hydra the schemas, the sweeps and two resolvers; turn a composed config into a checked `RunConfig`.
 
 It knows Hydra's store and the schemas; it must not know what a run does.
 """
@@ -14,18 +14,29 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from rlreason.config import data, model, tasks
-from rlreason.config.grpo import GRPO
-from rlreason.config.imitation import EI, SFT
-from rlreason.config.jobs import BestOfN, Evaluate
+from rlreason.config.grpo import GRPOConfig
+from rlreason.config.jobs import BestOfNConfig, EvaluateConfig
 from rlreason.config.rules import broken_rules
-from rlreason.config.run import Run
+from rlreason.config.run import RunConfig
+from rlreason.config.sft import EIConfig, SFTConfig
 from rlreason.errors import ConfigError
 
 LONGEST_NAME = 190  # characters of a run's folder name; file systems allow 255 bytes
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "schema": {"sft": SFT, "ei": EI, "grpo": GRPO, "evaluate": Evaluate, "best_of_n": BestOfN},
-    "schema/model": {"tiny": model.TinyModel, "pretrained": model.PretrainedModel},
-    "schema/data": {"stories": data.Stories, "files": data.FileData, "countdown": tasks.Countdown, "gym": tasks.Gym},
+    "schema": {
+        "sft": SFTConfig,
+        "ei": EIConfig,
+        "grpo": GRPOConfig,
+        "evaluate": EvaluateConfig,
+        "best_of_n": BestOfNConfig,
+    },
+    "schema/model": {"tiny": model.TinyModelConfig, "pretrained": model.PretrainedModelConfig},
+    "schema/data": {
+        "stories": data.StoriesConfig,
+        "files": data.FileDataConfig,
+        "countdown": tasks.CountdownConfig,
+        "gym": tasks.GymConfig,
+    },
 }
 
 
@@ -101,7 +112,7 @@ def _divided(whole: int, parts: int) -> int:
     return whole // parts
 
 
-def typed(cfg: DictConfig, of_sweep: bool = False) -> Run:
+def typed(cfg: DictConfig, of_sweep: bool = False) -> RunConfig:
     """The composed config as a checked dataclass; `ConfigError` names every violated rule.
 
     `of_sweep`: one run of several, of which each may leave settings unread that another reads.
@@ -111,7 +122,7 @@ def typed(cfg: DictConfig, of_sweep: bool = False) -> Run:
     except MissingMandatoryValue as error:
         key = getattr(error, "full_key", None) or str(error).split(":")[-1].strip()
         raise ConfigError(f"{key} has no value: give one on the command line ({key}=...)") from error
-    if not isinstance(run, Run):
+    if not isinstance(run, RunConfig):
         raise ConfigError("algorithm has no value: choose one (algorithm=grpo)")
     if extra := _extras(cfg, run):
         raise ConfigError(f"{extra[0]} is no setting of this run: take the + away and mend the name, or leave it out")

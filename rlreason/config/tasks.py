@@ -5,11 +5,11 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from rlreason.config.data import Data
+from rlreason.config.data import DataConfig
 
 
 @dataclass
-class Checked(Data):
+class CheckedDataConfig(DataConfig):
     """`verifier` names a module of `rlreason.grading.verifiers`, with one function per prompt format."""
 
     n_train: int = 8192
@@ -17,7 +17,7 @@ class Checked(Data):
 
 
 @dataclass
-class Countdown(Checked):
+class CountdownConfig(CheckedDataConfig):
     verifier: str | None = "rlreason.grading.verifiers.countdown"
     path: str | None = None  # a JSON-lines file or a hub name with nums and target; null: made up by the rest
     seed: int = 0
@@ -37,7 +37,7 @@ class Countdown(Checked):
 
 
 @dataclass
-class Gym(Checked):
+class GymConfig(CheckedDataConfig):
     verifier: str | None = "rlreason.grading.verifiers.gym"
     task: Any = MISSING  # a task's name, or a list of names
     seed: int = 0

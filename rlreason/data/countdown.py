@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rlreason.data.files import BadRow, file_rows, hub_splits, locate, may_be_hub_name, read_table
+from rlreason.data.files import BadRowError, file_rows, hub_splits, locate, may_be_hub_name, read_table
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
 
@@ -125,9 +125,9 @@ def to_problem(row: Any, id: str) -> Problem:
     """A row's numbers and target are all that its answer holds; whether it can be solved is not known."""
     numbers, target = (row.get("nums"), row.get("target")) if isinstance(row, dict) else (None, None)
     if not isinstance(numbers, list) or not numbers or any(type(x) is not int or x < 0 for x in numbers):
-        raise BadRow("has no nums that are a list of whole numbers, 0 or above")
+        raise BadRowError("has no nums that are a list of whole numbers, 0 or above")
     if type(target) is not int:
-        raise BadRow("has no target that is a whole number")
+        raise BadRowError("has no target that is a whole number")
     return Problem(id, ask(numbers, target), f"{' '.join(map(str, numbers))} -> {target}")
 
 

@@ -17,11 +17,11 @@ from rlreason.types import Problem
 
 SUFFIXES = ("", ".jsonl", ".json")  # of a file, where a split is named without one
 
-#: (where it stands, the row); a `BadRow` in its place says why it could not even be read.
+#: (where it stands, the row); a `BadRowError` in its place says why it could not even be read.
 Row = tuple[str, Any]
 
 
-class BadRow(Exception):  # noqa: N818 - a finding about the data, for whoever decides what to do with it
+class BadRowError(Exception):
     """Why a row cannot be used, as the end of a sentence that begins with where the row stands."""
 
 
@@ -46,7 +46,7 @@ def file_rows(path: Path) -> Iterator[Row]:
     if path.suffix == ".json":
         rows = _json(path.read_bytes())
         if not isinstance(rows, list):
-            why = f"{rows}" if isinstance(rows, BadRow) else "holds no list"
+            why = f"{rows}" if isinstance(rows, BadRowError) else "holds no list"
             raise DataError(f"{path} {why}: a .json file holds one list of rows; name it .jsonl if each line is one")
         yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
         return
@@ -60,9 +60,9 @@ def _json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except UnicodeDecodeError:
-        return BadRow("is not UTF-8")
+        return BadRowError("is not UTF-8")
     except (ValueError, RecursionError):  # also of a number with thousands of digits
-        return BadRow("is not JSON")
+        return BadRowError("is not JSON")
 
 
 def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]:
@@ -107,11 +107,11 @@ def read_table(
     bad: dict[str, list[str]] = {}
     for number, (where, row) in enumerate(rows):
         try:
-            if isinstance(row, BadRow):
+            if isinstance(row, BadRowError):
                 raise row
             problems.append(parse(row, f"{prefix}-{number}"))
             own_ids.append(own_id(row))
-        except BadRow as reason:
+        except BadRowError as reason:
             if not skip:
                 cure = "mend or remove it, or set data.bad_rows=skip to leave such rows out"
                 raise DataError(f"{source}, {where} {reason}: {cure}") from None

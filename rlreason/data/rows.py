@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlreason.data.files import BadRow
+from rlreason.data.files import BadRowError
 from rlreason.grading.formats import boxed
 from rlreason.types import Problem
 
@@ -46,12 +46,12 @@ def field_names(own: Mapping[str, str | None]) -> Names:
 def to_problem(
     row: Any, id: str, names: Names, gold: str, max_chars: int, wrap: bool, gold_in_response: bool = True
 ) -> Problem:
-    """The row as a problem, or `BadRow`. `wrap` takes a given response for a solution, to be put into a form.
+    """The row as a problem, or `BadRowError`. `wrap` takes a given response for a solution, to be put into a form.
 
     The gold answer may be read out of a given response, unless that response is to be judged by it.
     """
     if not isinstance(row, dict):
-        raise BadRow("is no JSON object")
+        raise BadRowError("is no JSON object")
     question, answer, solution, prompt, response = (
         _text(row, names[key], max_chars) for key in ("question", "answer", "solution", "prompt", "response")
     )
@@ -59,9 +59,9 @@ def to_problem(
         question, response, prompt = *_chat(chat, max_chars, response), None
     question = question or prompt
     if question is None:
-        raise BadRow(f"has no text under {_either(names, 'question', 'prompt', 'messages')}")
+        raise BadRowError(f"has no text under {_either(names, 'question', 'prompt', 'messages')}")
     if answer is None and solution is None and response is None:
-        raise BadRow(f"has no text under {_either(names, 'answer', 'solution', 'response')}")
+        raise BadRowError(f"has no text under {_either(names, 'answer', 'solution', 'response')}")
     found = gold_answer(gold, answer, solution or (response if gold_in_response else None))
     if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):
         solution = _before_the_mark(answer)
@@ -117,7 +117,7 @@ def gold_answer(rule: str, answer: str | None, trace: str | None) -> str:
             return without_thousands_commas(text.strip())
     if rule == "auto":
         return ""
-    raise BadRow(f"has no gold answer for data.gold={rule}")
+    raise BadRowError(f"has no gold answer for data.gold={rule}")
 
 
 def without_thousands_commas(gold: str) -> str:
@@ -135,7 +135,7 @@ def _after_hash(text: str) -> str | None:
     if not mark or "\n" in rest.strip():
         return None
     if not rest.strip():
-        raise BadRow("has nothing after '####'")
+        raise BadRowError("has nothing after '####'")
     return without_thousands_commas(rest.strip())
 
 
@@ -151,7 +151,7 @@ def _tagged(text: str) -> str | None:
 
 def _filled(gold: str) -> str:
     if not gold.strip():
-        raise BadRow("has an empty gold answer")
+        raise BadRowError("has an empty gold answer")
     return gold.strip()
 
 
@@ -163,10 +163,10 @@ def _before_the_mark(answer: str) -> str | None:
 def _chat(chat: Any, max_chars: int, response: str | None) -> tuple[str | None, str | None]:
     """(question, response) of one user message and its answer. Anything longer would lose what was said before."""
     if not isinstance(chat, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in chat):
-        raise BadRow("has messages that are no list of role and content")
+        raise BadRowError("has messages that are no list of role and content")
     roles = [m["role"] for m in chat]
     if roles not in (["user"], ["user", "assistant"]):
-        raise BadRow("has messages other than one from the user and at most one answer")
+        raise BadRowError("has messages other than one from the user and at most one answer")
     question, *answers = (_text(m, ("content",), max_chars) for m in chat)
     return question, answers[0] if answers else response
 
@@ -180,13 +180,13 @@ def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str |
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value.strip():
-        raise BadRow(f"has no text under {name!r}")
+        raise BadRowError(f"has no text under {name!r}")
     if len(value) > max_chars:
-        raise BadRow(f"has more than data.max_chars={max_chars} characters under {name!r}")
+        raise BadRowError(f"has more than data.max_chars={max_chars} characters under {name!r}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise BadRow(f"has half a surrogate pair, which is no character, under {name!r}") from None
+        raise BadRowError(f"has half a surrogate pair, which is no character, under {name!r}") from None
     return value
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlreason.policy import Policy
+from rlreason.model.policy import Policy
 from rlreason.types import Response
 
 

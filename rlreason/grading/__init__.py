@@ -4,9 +4,9 @@ Cheap paths first, in process and exact; what they cannot decide goes to killabl
 symbolic library lives. This package must not know the trainer, prompts or devices, and importing it is cheap.
 """
 
+from rlreason.answers.verdict import Gold
 from rlreason.grading.golds import check_golds
 from rlreason.grading.grader import Grader
 from rlreason.grading.rewards import question_only_reward_fn, r1_zero_reward_fn
-from rlreason.grading.verdict import Gold
 
 __all__ = ["Gold", "Grader", "check_golds", "question_only_reward_fn", "r1_zero_reward_fn"]

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from rlreason.answers.verdict import Gold, gold_texts
 from rlreason.grading.grader import Grader
-from rlreason.grading.verdict import Gold, gold_texts
 
 WRITTEN = {
     "r1_zero": "</think> <answer>{}</answer>",

@@ -16,12 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
 
+from rlreason.answers import decide as answers
+from rlreason.answers.verdict import Gold, Settings, Verdict, gold_texts
 from rlreason.config.ranges import out_of_range
-from rlreason.grading import answers, formats, plugin
+from rlreason.grading import formats, plugin
 from rlreason.grading.incidents import IncidentLog
 from rlreason.grading.metrics import event, grading_warnings
-from rlreason.grading.pool import Pool, Reply
-from rlreason.grading.verdict import Gold, Settings, Verdict, gold_texts
+from rlreason.grading.workers.pool import Pool, Reply
 from rlreason.types import Grade
 
 CACHE_SIZE = 65_536

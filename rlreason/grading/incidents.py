@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from rlreason.grading.pool import Reply
+from rlreason.grading.workers.pool import Reply
 
 MAX_LINES = 1000
 MAX_CHARS = 400

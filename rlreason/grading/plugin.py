@@ -7,7 +7,7 @@ import json
 import math
 from typing import Any
 
-from rlreason.grading.pool import Reply
+from rlreason.grading.workers.pool import Reply
 from rlreason.types import Grade, Outcome
 
 KEYS = ("format_reward", "answer_reward", "reward")

@@ -5,8 +5,8 @@ They hold one shared grader per process; for many responses use `Grader.grade_ba
 
 from functools import cache
 
+from rlreason.answers.verdict import Gold
 from rlreason.grading.grader import Grader
-from rlreason.grading.verdict import Gold
 
 
 def r1_zero_reward_fn(response: str, ground_truth: Gold, fast: bool = True) -> dict[str, float]:

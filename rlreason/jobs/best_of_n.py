@@ -7,53 +7,53 @@ from typing import Any, cast
 
 import numpy as np
 
-from rlreason.config.jobs import BestOfN
-from rlreason.console import Console
+from rlreason.config.jobs import BestOfNConfig
 from rlreason.errors import ConfigError
-from rlreason.evaluation import is_correct, share
+from rlreason.evaluation.accuracy import is_correct, proportion_with_ci
+from rlreason.evaluation.plot import draw_best_of_n
+from rlreason.evaluation.selection import best_at, is_exact, majority_at, pass_at, subsets_of
+from rlreason.evaluation.tables import curves_table
+from rlreason.evaluation.votes import answer_classes, can_vote
 from rlreason.grading.formats import Extract
-from rlreason.grading.imports import NotImportable, described, load
+from rlreason.grading.plugin_import import NotImportable, described, load
 from rlreason.jobs.evaluate import announce, cases, closing
-from rlreason.jobs.plot import draw_best_of_n
 from rlreason.jobs.respond import Responses, conclude, respond
-from rlreason.jobs.selection import best_at, is_exact, majority_at, pass_at, subsets_of
-from rlreason.jobs.store import enter
-from rlreason.jobs.tables import curves_table
-from rlreason.jobs.votes import answer_classes, can_vote
-from rlreason.narration import asked_words, shown
-from rlreason.setup.house import build
+from rlreason.jobs.response_log import enter
+from rlreason.records.console import Console
+from rlreason.runtime.atomic_files import write_whole
+from rlreason.setup.components import build_components
+from rlreason.setup.run_summary import describe_job, shown
 from rlreason.statistics import Floats, bootstrap_intervals, wilson_interval
 from rlreason.types import Sample
-from rlreason.writing import write_whole
 
 Scorer = Callable[[str, str], float]  # (question, response) -> a number, the higher the better
 Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value, low, high) for each N
 
 
-def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
+def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
     """Ask for all samples once, choose among them in every way; returns the accuracy of a single response."""
     console = Console()
     scorer = load_scorer(run.scorer)
     again = enter(folder, config, console.say)
-    house = build(run, folder, console)
+    components = build_components(run, folder, console)
     try:
-        announce(console, run, house, folder, again)
-        responses, store = respond(run, house, folder, console)
-        asks, reward = house.examiner.settings, house.examiner.grader.reward
+        announce(console, run, components, folder, again)
+        responses, store = respond(run, components, folder, console)
+        asks, reward = components.examiner.settings, components.examiner.grader.reward
         with console.wait("choosing among the responses"):
             values = estimates(run, responses, reward, scorer)
             curves = with_intervals(values, run.seed)
         write_whole(folder / "best_of_n.csv", as_csv(run.n_list, curves))
         title = f"{run.model.name}, {asks.data.name}, {len(responses.problems)} problems x {asks.samples} samples"
         t = asks.sampling.temperature
-        prompt = asked_words(run)
+        prompt = describe_job(run)
         subtitle = f"{prompt}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
         with console.wait("drawing the curves"):
             draw_best_of_n(folder / "best_of_n.png", {"": (run.n_list, curves)}, title, subtitle)
         first = first_alone(responses.samples, asks.samples)
         found = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
-        conclude(folder, house, responses, store, found)
-        cases(console, run, house, responses)
+        conclude(folder, components, responses, store, found)
+        cases(console, run, components, responses)
         console.table("\n" + curves_table(run.n_list, curves, console.width))
         low, high = first["interval"]
         console.say(
@@ -62,10 +62,10 @@ def best_of_n(run: BestOfN, folder: Path, config: str) -> float:
         )
         for line in explanations(run, t, reward):
             console.say(line)
-        closing(console, house, responses, folder)
+        closing(console, components, responses, folder)
         console.say(f"curves: {shown(folder / 'best_of_n.png')}, numbers: {shown(folder / 'best_of_n.csv')}")
     finally:
-        house.close()
+        components.close()
     return responses.metrics["eval/accuracy"]
 
 
@@ -73,7 +73,7 @@ def first_alone(samples: Sequence[Sample], n: int) -> dict[str, Any]:
     """Accuracy of each problem's first response, with its 95% interval: that of `algorithm=evaluate`, whose only
     response to a problem is drawn with the same random numbers. `samples` hold n to each problem, one after another.
     """
-    value, low, high = share(samples[::n], is_correct)
+    value, low, high = proportion_with_ci(samples[::n], is_correct)
     return {"accuracy": value, "interval": [low, high]}
 
 
@@ -94,7 +94,7 @@ def load_scorer(name: str | None) -> Scorer | None:
     return found
 
 
-def estimates(run: BestOfN, responses: Responses, reward: str, scorer: Scorer | None) -> dict[str, Floats]:
+def estimates(run: BestOfNConfig, responses: Responses, reward: str, scorer: Scorer | None) -> dict[str, Floats]:
     """For each way to choose, its expected success on every problem for every N: (problems, len(n_list))."""
     n, at = run.answers, run.n_list
     groups = [responses.samples[i : i + n] for i in range(0, len(responses.samples), n)]
@@ -134,7 +134,7 @@ def scored(scorer: Scorer, name: str | None, question: str, sample: Sample) -> f
     return score
 
 
-def _classes(group: Sequence[Sample], run: BestOfN, reward: str) -> list[int | None]:
+def _classes(group: Sequence[Sample], run: BestOfNConfig, reward: str) -> list[int | None]:
     g = run.grading
     return answer_classes([s.response.text for s in group], reward, cast(Extract, g.extract), g.percent, g.rel_tol)
 
@@ -152,8 +152,8 @@ def with_intervals(values: dict[str, Floats], seed: int) -> Curves:
     low, high = bootstrap_intervals(together, seed)
     points = list(zip(together.mean(0).tolist(), low.tolist(), high.tolist(), strict=True))
     for column in np.flatnonzero(np.ptp(together, axis=0) == 0).tolist():
-        share, problems = points[column][0], len(together)
-        points[column] = (share, *wilson_interval(share * problems, problems))
+        proportion_with_ci, problems = points[column][0], len(together)
+        points[column] = (proportion_with_ci, *wilson_interval(proportion_with_ci * problems, problems))
     width = len(points) // len(values)
     return {name: points[i * width : (i + 1) * width] for i, name in enumerate(values)}
 
@@ -171,7 +171,7 @@ def as_csv(n_list: Sequence[int], curves: Curves) -> str:
     return "\n".join(["N,method,value,low,high", *rows]) + "\n"
 
 
-def explanations(run: BestOfN, t: float, reward: str) -> list[str]:
+def explanations(run: BestOfNConfig, t: float, reward: str) -> list[str]:
     """What the columns mean, as far as it is not in their names."""
     lines = [
         f"log-probabilities are those of the sampled tokens under the model at T={t:g}; every number is an expectation "

@@ -16,26 +16,26 @@ from typing import Any
 
 import torch
 
-from rlreason.algorithms.rollouts import measure
+from rlreason.algorithms.rollouts import score_samples
 from rlreason.config.evaluation import sampling_key
-from rlreason.config.jobs import Asking
-from rlreason.console import Console, clock
-from rlreason.counters import Counters
+from rlreason.config.jobs import EvalJobConfig
 from rlreason.data.files import few, question_hash
 from rlreason.errors import DataError
-from rlreason.evaluation import PURPOSE, figures, is_correct, more_accuracies
-from rlreason.guards import Guards
-from rlreason.jobs.identity import weights_hash
-from rlreason.jobs.store import Store, row_of
-from rlreason.jobs.tables import by_facts
-from rlreason.protocol import Protocol
-from rlreason.records import finite
-from rlreason.setup.house import House
+from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, is_correct, more_accuracies
+from rlreason.evaluation.protocol import Protocol
+from rlreason.evaluation.tables import by_facts
+from rlreason.jobs.response_log import Store, row_of
+from rlreason.model.weights_hash import weights_hash
+from rlreason.records.console import Console, clock
+from rlreason.records.counters import Counters
+from rlreason.records.monitors import Monitors
+from rlreason.records.status import write_status
+from rlreason.records.writer import finite
+from rlreason.runtime.atomic_files import write_whole
+from rlreason.runtime.signals import held
+from rlreason.setup.components import Components
 from rlreason.setup.protocol import protocol_of
-from rlreason.signals import held
-from rlreason.status import write_status
 from rlreason.types import Problem, Sample
-from rlreason.writing import write_whole
 
 SAID_EVERY_S = 5.0  # in a log file at most
 
@@ -56,43 +56,43 @@ class Responses:
     verdict: tuple[str, str]  # (status, reason)
 
 
-def respond(run: Asking, house: House, folder: Path, console: Console) -> tuple[Responses, Store]:
+def respond(run: EvalJobConfig, components: Components, folder: Path, console: Console) -> tuple[Responses, Store]:
     """The responses to the run's problems. Remove the store when everything that follows from them is written."""
-    examiner, n = house.examiner, house.examiner.settings.samples
-    problems = asked_problems(run, house)
+    examiner, n = components.examiner, components.examiner.settings.samples
+    problems = asked_problems(run, components)
     key = "data" if run.eval.data is None else "eval.data"
     check_askable(problems, f"split={run.split} of {key}={examiner.settings.data.name}", key)
-    protocol = protocol_of(examiner.settings, problems, house.policy.tokenizer)
-    weights = weights_hash(house.policy.named_weights())
+    protocol = protocol_of(examiner.settings, problems, components.policy.tokenizer)
+    weights = weights_hash(components.policy.named_weights())
     store = Store(folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
     found = len(store.samples)
     if found:
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
-    samples, tokens, seconds = ask(run, house, problems, store, console)
+    samples, tokens, seconds = ask(run, components, problems, store, console)
     with console.wait(f"measuring entropies of {len(samples)} responses"):
-        measure(samples, examiner.measure)
-    metrics = figures(samples, examiner.sampling)
-    guards = Guards(1, console.say, run.guards.parity, run.guards.parity_bound, sampling_key(run, "max_tokens"))
+        score_samples(samples, examiner.measure)
+    metrics = eval_metrics(samples, examiner.sampling)
+    guards = Monitors(1, console.say, run.guards.parity, run.guards.parity_bound, sampling_key(run, "max_tokens"))
     guards.look(None, metrics)
     guards.look_at_grades(None, examiner.warnings(samples))
-    store.finish(rows_of(samples, problems, n, house))
+    store.finish(rows_of(samples, problems, n, components))
     write_pass_rates(folder, problems, samples, n)
     speed, notices = tokens / max(seconds, 1e-9), dict(guards.counts)
     made = Responses(problems, samples, metrics, protocol, weights, found, seconds, speed, notices, guards.verdict())
     return made, store
 
 
-def asked_problems(run: Asking, house: House) -> list[Problem]:
+def asked_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
     """Those of the chosen split, as many as the settings allow."""
-    most = house.examiner.settings.final_problems
-    return house.train_problems[:most] if run.split == "train" else house.final_problems
+    most = components.examiner.settings.final_problems
+    return components.train_problems[:most] if run.split == "train" else components.final_problems
 
 
 def ask(
-    run: Asking, house: House, problems: Sequence[Problem], store: Store, console: Console
+    run: EvalJobConfig, components: Components, problems: Sequence[Problem], store: Store, console: Console
 ) -> tuple[list[Sample], int, float]:
     """All samples, problem by problem; tokens and seconds of those that were not in the store before."""
-    examiner, left = house.examiner, [p for p in problems if p.id not in store.samples]
+    examiner, left = components.examiner, [p for p in problems if p.id not in store.samples]
     n, before = examiner.settings.samples, [s for samples in store.samples.values() for s in samples]
     progress = Progress(console, len(left) * n, before, run.rollout.max_rows, examiner.sampling.max_tokens)
 
@@ -102,7 +102,7 @@ def ask(
 
     began = time.monotonic()
     try:
-        with console.wait("sampling", more=house.drawn):
+        with console.wait("sampling", more=components.drawn):
             fresh = examiner.rollouts.sample(left, examiner.sampling, n, PURPOSE, finished) if left else []
     except KeyboardInterrupt as stopped:
         kept = f"with {progress.answered} of {len(problems) * n} responses kept"
@@ -128,9 +128,11 @@ def check_askable(problems: Sequence[Problem], where: str, key: str = "data") ->
         )
 
 
-def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, house: House) -> list[dict[str, Any]]:
+def rows_of(
+    samples: Sequence[Sample], problems: Sequence[Problem], n: int, components: Components
+) -> list[dict[str, Any]]:
     """The lines of `responses.jsonl`: log-probabilities are the model's own here, at the sampling temperature."""
-    rows, prompts = [], house.prompts(samples[::n])
+    rows, prompts = [], components.prompts(samples[::n])
     for place, sample in enumerate(samples):
         measured = [round(log_prob, 4) for log_prob in sample.log_probs]
         row = row_of(sample, problems[place // n], place % n)
@@ -152,11 +154,11 @@ def write_pass_rates(folder: Path, problems: Sequence[Problem], samples: Sequenc
     write_whole(folder / "pass_rates.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def conclude(folder: Path, house: House, responses: Responses, store: Store, more: dict[str, Any]) -> None:
+def conclude(folder: Path, components: Components, responses: Responses, store: Store, more: dict[str, Any]) -> None:
     """The numbers as one row and as `summary.json`, which is written last: with it the job is whole."""
     r = responses
     metrics = r.metrics | {"time/eval": r.seconds, "eval/tokens_per_second": r.tokens_per_second}
-    row = Counters(eval_step=1, seconds_total=house.seconds_to_build + r.seconds).row() | metrics
+    row = Counters(eval_step=1, seconds_total=components.seconds_to_build + r.seconds).row() | metrics
     write_whole(folder / "metrics.jsonl", json.dumps(finite(row)) + "\n")
     status, reason = r.verdict
     summary = {
@@ -164,25 +166,25 @@ def conclude(folder: Path, house: House, responses: Responses, store: Store, mor
         "reason": reason,
         "accuracy": metrics["eval/accuracy"],
         "accuracy_interval": [metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]],
-        **more_accuracies(metrics, *house.examiner.rewards),
+        **more_accuracies(metrics, *components.examiner.rewards),
         **by_facts(r.samples, r.problems),
         "length": metrics["eval/length"],
         "truncated": metrics["eval/truncated"],
         "tokens_per_second": round(r.tokens_per_second, 1),
         **more,
         "eval_problems": len(r.problems),
-        "data_sizes": house.sizes,
+        "data_sizes": components.sizes,
         "problems_kept_from_before": r.found,
         "notices": r.notices,
         "weights": r.weights,
-        **({"start": asdict(house.start)} if house.start else {}),
+        **({"start": asdict(components.start)} if components.start else {}),
         "protocol": r.protocol,
         "seconds": round(r.seconds, 1),
         "threads": torch.get_num_threads(),
     }
-    if house.mirror:
-        house.mirror.log(row)
-        house.mirror.finish(summary)
+    if components.mirror:
+        components.mirror.log(row)
+        components.mirror.finish(summary)
     with held():
         write_status(folder, status, reason)
         write_whole(folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")

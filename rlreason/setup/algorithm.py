@@ -7,43 +7,43 @@ from typing import Any
 
 from rlreason.algorithms.base import Algorithm
 from rlreason.algorithms.expert_iteration import ExpertIteration
-from rlreason.algorithms.grpo import GroupRelative
-from rlreason.algorithms.questions import Questions
-from rlreason.algorithms.rollouts import Measure
-from rlreason.algorithms.sft import Imitation
-from rlreason.config.grpo import GRPO
-from rlreason.config.imitation import EI, SFT
-from rlreason.config.run import Run, Training
-from rlreason.console import Console
+from rlreason.algorithms.grpo import GRPO
+from rlreason.algorithms.problem_sampler import ProblemSampler
+from rlreason.algorithms.rollouts import LogProbScorer
+from rlreason.algorithms.sft import SFT
+from rlreason.config.grpo import GRPOConfig
+from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.sft import EIConfig, SFTConfig
 from rlreason.errors import ConfigError
-from rlreason.policy import Policy
-from rlreason.setup.house import House
+from rlreason.model.policy import Policy
+from rlreason.records.console import Console
+from rlreason.setup.components import Components
 from rlreason.setup.learner import credit_rule
 from rlreason.setup.traces import make_traces
 from rlreason.types import Problem
 
 
-def make_algorithm(run: Training, house: House, console: Console) -> Algorithm:
-    policy, rollouts, train = house.policy, house.rollouts, house.train_problems
+def make_algorithm(run: TrainingConfig, components: Components, console: Console) -> Algorithm:
+    policy, rollouts, train = components.policy, components.rollouts, components.train_problems
     check_amount(run, train)
-    if isinstance(run, SFT):
+    if isinstance(run, SFTConfig):
         traces, notices = make_traces(run, policy, train, rollouts.prompt_ids)
         for notice in notices:
             console.say(f"! {notice}")
-        imitation = Imitation(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
+        imitation = SFT(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
         check_schedule(run, imitation.n_steps)
         return imitation
-    assert isinstance(run, EI | GRPO)
+    assert isinstance(run, EIConfig | GRPOConfig)
     shared: dict[str, Any] = {
         "rollouts": rollouts,
-        "questions": Questions(train, run.seed, run.skip_solved),
-        "sampling": house.sampling,
+        "questions": ProblemSampler(train, run.seed, run.skip_solved),
+        "sampling": components.sampling,
         "n_steps": run.n_steps,
         "per_step": run.questions,
         "group_size": run.group_size,
         "batch_size": run.train_batch_size,
     }
-    if isinstance(run, EI):
+    if isinstance(run, EIConfig):
         return ExpertIteration(
             **shared,
             epochs=run.sft_epochs,
@@ -53,30 +53,30 @@ def make_algorithm(run: Training, house: House, console: Console) -> Algorithm:
         )
     if run.kl_placement == "reward":
         shared["kl_estimator"] = run.kl_estimator
-    return GroupRelative(
+    return GRPO(
         **shared,
         epochs=run.epochs_per_rollout,
         rule=credit_rule(run),
         refill_rounds=run.refill_rounds,
         reference=make_reference(run, policy),
-        behaviour=house.measure if scored_before_learning(run) else None,
+        behaviour=components.measure if scored_before_learning(run) else None,
         old_log_probs=ratio_divisor(run),
     )
 
 
-def ratio_divisor(run: GRPO) -> str:
+def ratio_divisor(run: GRPOConfig) -> str:
     """What the loss's ratio divides by. Sampled ahead, by weights one hand-over old, only the engine knows it."""
     if run.old_from_engine:
         return "engine"
     return "measured" if run.updates_per_rollout > 1 and not run.rollout.async_steps else "none"
 
 
-def scored_before_learning(run: GRPO) -> bool:
+def scored_before_learning(run: GRPOConfig) -> bool:
     """Whether the policy that sampled must be scored. Sampled ahead, that cannot be: the weights are moving."""
     return run.kl_placement == "reward" or ratio_divisor(run) == "measured"
 
 
-def make_reference(run: GRPO, policy: Policy) -> Measure | None:
+def make_reference(run: GRPOConfig, policy: Policy) -> LogProbScorer | None:
     """A frozen copy of the policy as it is now, only where a KL term asks for it: it costs the model's memory again."""
     if run.kl_placement == "none":
         return None
@@ -86,20 +86,20 @@ def make_reference(run: GRPO, policy: Policy) -> Measure | None:
     return lambda pairs: [(log_probs, []) for log_probs in score(pairs)]
 
 
-def check_schedule(run: Training, n_steps: int) -> None:
+def check_schedule(run: TrainingConfig, n_steps: int) -> None:
     """The rules of the learning rate, once the traces have decided how many steps `epochs` are."""
     if bad := run.schedule_problems(n_steps):
         raise ConfigError("\n".join(bad))
 
 
-def check_amount(run: Run, train: Sequence[Problem]) -> None:
+def check_amount(run: RunConfig, train: Sequence[Problem]) -> None:
     """A step asks different questions; with fewer than it needs, every batch would silently be smaller."""
-    if isinstance(run, GRPO) and len(train) < run.questions:
+    if isinstance(run, GRPOConfig) and len(train) < run.questions:
         raise ConfigError(
             f"rollout_batch_size={run.rollout_batch_size} with group_size={run.group_size} asks {run.questions} "
             f"different questions a step, and there are {len(train)}: lower rollout_batch_size, or give more data"
         )
-    if isinstance(run, EI) and len(train) < run.questions:
+    if isinstance(run, EIConfig) and len(train) < run.questions:
         raise ConfigError(
             f"question_batch_size={run.question_batch_size} asks for more different questions a step than the "
             f"{len(train)} there are: lower it, or give more data"

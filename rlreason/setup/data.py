@@ -7,14 +7,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlreason.config.data import Data, Fields, FileData, Stories
+from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, StoriesConfig
 from rlreason.config.evaluation import as_typed, asked_data, evaluation_of
-from rlreason.config.imitation import SFT
-from rlreason.config.jobs import Asking
+from rlreason.config.jobs import EvalJobConfig
 from rlreason.config.rules import too_many_asked
-from rlreason.config.run import Run, Training
+from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.sft import SFTConfig
 from rlreason.config.store import resource_dir
-from rlreason.config.tasks import Countdown, Gym
+from rlreason.config.tasks import CountdownConfig, GymConfig
 from rlreason.config.uses import handles_traces, uses_training_data
 from rlreason.data.countdown import load_countdown, make_countdown
 from rlreason.data.files import Row, Table, file_rows, hub_splits, locate, may_be_hub_name, read_table
@@ -47,7 +47,7 @@ class Loaded(NamedTuple):
     sizes: dict[str, int]
 
 
-def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = None, say: Say = print) -> Loaded:
+def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | None = None, say: Say = print) -> Loaded:
     """The problems of a run. Whatever is left out is said.
 
     With a grader, the gold answers are checked: of validation by `judge`, who grades evaluations, and of train where
@@ -64,15 +64,15 @@ def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = 
         check_template(template)
     train, validation = read_splits(data, say, traces)
     sizes = {"train_read": len(train)}
-    if isinstance(run, Asking) and run.split == "train":
+    if isinstance(run, EvalJobConfig) and run.split == "train":
         enough(run, train)
     elif asked is data:
         enough(run, validation)
     if not uses_training_data(run):
         train = []  # nothing is learned: training data must not stop a measurement
-    own = run if isinstance(run, Training) else evaluation
+    own = run if isinstance(run, TrainingConfig) else evaluation
     fill = filling(own.prompt)
-    if isinstance(data, FileData):
+    if isinstance(data, FileDataConfig):
         train, validation = answered(data, train, validation, fill, say)
     if asked is not data:
         validation = read_asked(run, fill_asked, say)
@@ -90,16 +90,16 @@ def load_data(run: Run, *, grader: Grader | None = None, judge: Grader | None = 
         sizes["train_before_filter"] = len(train)
         train = told(say, *filter_correct(train, partial(trace_text, template=template), grader.grade_batch))
         sizes["train_filtered"] = len(train)
-    validation = asked_checked(run, validation, judge, say, needed=not isinstance(run, SFT))
-    if not isinstance(run, SFT):
-        train = told(say, *gold_checked(train, judge if isinstance(run, Asking) else grader, data))
+    validation = asked_checked(run, validation, judge, say, needed=not isinstance(run, SFTConfig))
+    if not isinstance(run, SFTConfig):
+        train = told(say, *gold_checked(train, judge if isinstance(run, EvalJobConfig) else grader, data))
     if data.limit is not None and data.limit > len(train):
         say(f"! data.limit={data.limit} is more than the {len(train)} training problems there are: all are used")
     train = subset(train, data.limit, run.seed)
     return Loaded(train, validation, sizes | {"train": len(train), "validation": len(validation)})
 
 
-def enough(run: Run, asked: Problems) -> Problems:
+def enough(run: RunConfig, asked: Problems) -> Problems:
     """The problems that evaluations ask from, unless the settings ask for more than there are."""
     if bad := too_many_asked(run, len(asked), resource_dir("conf")):
         raise ConfigError("\n".join(bad))
@@ -107,20 +107,20 @@ def enough(run: Run, asked: Problems) -> Problems:
 
 
 def gold_checked(
-    problems: Problems, grader: Grader | None, data: Data, needed: bool = True
+    problems: Problems, grader: Grader | None, data: DataConfig, needed: bool = True
 ) -> tuple[Problems, Sequence[str]]:
     """(problems, notes on gold answers that cannot be earned); which form a plug-in expects is unknown."""
     return (problems, []) if not grader or grader.plugin else check_answers(problems, grader, data.bad_gold, needed)
 
 
-def asked_checked(run: Run, asked: Problems, judge: Grader | None, say: Say, needed: bool = True) -> Problems:
+def asked_checked(run: RunConfig, asked: Problems, judge: Grader | None, say: Say, needed: bool = True) -> Problems:
     """The problems that evaluations ask from, their gold answers checked."""
     data = evaluation_of(run).data
     with asked_data(run):
         return told(say, *gold_checked(asked, judge, data, needed))
 
 
-def read_asked(run: Run, fill: Callable[[str], str], say: Say) -> Problems:
+def read_asked(run: RunConfig, fill: Callable[[str], str], say: Say) -> Problems:
     """The validation problems of an evaluation's own data, and nothing else where they are files of their own."""
     data = evaluation_of(run).data
 
@@ -128,7 +128,7 @@ def read_asked(run: Run, fill: Callable[[str], str], say: Say) -> Problems:
         say(as_typed(text, data))
 
     with asked_data(run):
-        if not isinstance(data, FileData):
+        if not isinstance(data, FileDataConfig):
             return enough(run, read_splits(data, note, traces=False)[1])
         hub = cache(partial(hub_splits, data.path or "", data.hub_config))
         name = data.train if data.n_validation is not None else data.validation or _measured_on(data, hub)
@@ -150,29 +150,29 @@ def told(say: Say, problems: Problems, notes: str | Iterable[str]) -> Problems:
     return problems
 
 
-def read_splits(data: Data, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
+def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
     """(train, validation) as the source has them: here a new kind of data finds its place.
 
     `traces`: given responses will be imitated or judged, so it matters what form they have.
     """
-    if isinstance(data, Stories):
+    if isinstance(data, StoriesConfig):
         make = partial(make_stories, min_events=data.min_events, max_events=data.max_events, max_value=data.max_value)
         return make(data.n_train, seed=0), make(data.n_validation, seed=0, validation=True)
-    if isinstance(data, Countdown) and data.path is not None:
+    if isinstance(data, CountdownConfig) and data.path is not None:
         skip = data.bad_rows == "skip"
         *halves, notes = load_countdown(data.path, data.name, data.n_train, data.n_validation, skip)
         return told(say, halves[0], notes), halves[1]
-    if isinstance(data, Countdown):
+    if isinstance(data, CountdownConfig):
         sizes = {key: getattr(data, key) for key in ("seed", "min_count", "max_count", "max_value", "max_target")}
         return make_countdown(data.n_train, **sizes), make_countdown(data.n_validation, **sizes, validation=True)
-    if isinstance(data, Gym):
+    if isinstance(data, GymConfig):
         made = make_gym(data.tasks, data.n_validation + data.n_train, data.seed)
         return made[data.n_validation :], made[: data.n_validation]
-    assert isinstance(data, FileData)
+    assert isinstance(data, FileDataConfig)
     return read_files(data, say, traces)
 
 
-def read_files(data: FileData, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
+def read_files(data: FileDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
     """(train, validation) of files or a hub data set."""
     hub = cache(lambda: hub_splits(data.path or "", data.hub_config))
     names = [data.train] if data.n_validation is not None else [data.train, data.validation or _measured_on(data, hub)]
@@ -189,7 +189,7 @@ def read_files(data: FileData, say: Say, traces: bool = True) -> tuple[Problems,
 
 
 def answered(
-    data: FileData, train: Problems, validation: Problems, fill: Callable[[str], str], say: Say
+    data: FileDataConfig, train: Problems, validation: Problems, fill: Callable[[str], str], say: Say
 ) -> tuple[Problems, Problems]:
     """(train, validation), with ground truth for rows that bring none where it is asked for, or needed to filter.
 
@@ -220,7 +220,7 @@ def answered(
     return rows[: len(train)], rows[len(train) :]
 
 
-def _ground_truth(data: FileData) -> dict[str, Problems]:
+def _ground_truth(data: FileDataConfig) -> dict[str, Problems]:
     """Source -> problems with answers: data.ground_truth, or the usual splits beside the training rows."""
     hub = cache(partial(hub_splits, data.path or "", data.hub_config))
     if data.ground_truth is not None:
@@ -244,17 +244,17 @@ def _ground_truth(data: FileData) -> dict[str, Problems]:
     return found
 
 
-def _with_either_names(data: FileData, split: str, hub: Hub) -> Problems:
+def _with_either_names(data: FileDataConfig, split: str, hub: Hub) -> Problems:
     """Its usable rows, by the fields' names that were given for the training rows, or else by the known ones."""
     try:
         return read_split(data, split, GROUND_TRUTH, hub, traces=False).problems
     except DataError:
-        if data.fields == Fields():
+        if data.fields == FieldsConfig():
             raise
-    return read_split(replace(data, fields=Fields()), split, GROUND_TRUTH, hub, traces=False).problems
+    return read_split(replace(data, fields=FieldsConfig()), split, GROUND_TRUTH, hub, traces=False).problems
 
 
-def read_split(data: FileData, split: str, label: str, hub: Hub, traces: bool) -> Table:
+def read_split(data: FileDataConfig, split: str, label: str, hub: Hub, traces: bool) -> Table:
     names: Names = field_names(asdict(data.fields))
     wrap = traces and data.response_as == "solution"
     parse = partial(to_problem, names=names, gold=data.gold, max_chars=data.max_chars, wrap=wrap)
@@ -266,7 +266,7 @@ def read_split(data: FileData, split: str, label: str, hub: Hub, traces: bool) -
     return read_table(rows, source, prefix, parse, partial(own_id, names=names), skip)
 
 
-def _rows(data: FileData, split: str, hub: Hub) -> tuple[str, Iterable[Row]]:
+def _rows(data: FileDataConfig, split: str, hub: Hub) -> tuple[str, Iterable[Row]]:
     """(what the source is called, its rows)."""
     if file := locate(data.path, split):
         return str(file), file_rows(file)
@@ -276,7 +276,7 @@ def _rows(data: FileData, split: str, hub: Hub) -> tuple[str, Iterable[Row]]:
     return f"{data.path}/{split}", ((f"row {number}", row) for number, row in enumerate(splits[split]))
 
 
-def _measured_on(data: FileData, hub: Hub) -> str:
+def _measured_on(data: FileDataConfig, hub: Hub) -> str:
     """The split to validate on where none was named."""
     if name := data.measured_on():
         return name

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 from rlreason.config.evaluation import evaluation_of
-from rlreason.config.grpo import GRPO
-from rlreason.config.imitation import EI, SFT
-from rlreason.config.jobs import Asking
-from rlreason.config.run import Run
-from rlreason.engines.attest import PROBE_PROMPT, PROBE_TOKENS
+from rlreason.config.grpo import GRPOConfig
+from rlreason.config.jobs import EvalJobConfig
+from rlreason.config.run import RunConfig
+from rlreason.config.sft import EIConfig, SFTConfig
 from rlreason.engines.base import Engine
-from rlreason.engines.hf import HFEngine
-from rlreason.engines.vllm import VLLMEngine
-from rlreason.engines.vllm_process import VLLMProcess
-from rlreason.engines.vllm_start import require_vllm
+from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.vllm.engine import VLLMEngine
+from rlreason.engines.vllm.process import VLLMProcess
+from rlreason.engines.vllm.startup import require_vllm
+from rlreason.engines.weight_check import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.errors import ConfigError
-from rlreason.policy import Policy
+from rlreason.model.policy import Policy
 from rlreason.setup.prompts import PromptIds
 from rlreason.types import Problem
 
@@ -32,7 +32,7 @@ class Demand:
     rows: int  # responses that are asked for at once
 
 
-def check_engine(run: Run) -> None:
+def check_engine(run: RunConfig) -> None:
     """Before anything slow is done: is what the settings name installed?"""
     if run.rollout.engine == "vllm":
         require_vllm()
@@ -45,26 +45,26 @@ def check_engine(run: Run) -> None:
 
 
 def demand_of(
-    run: Run, prompt_ids: PromptIds, asked_ids: PromptIds, train: Sequence[Problem], validation: Sequence[Problem]
+    run: RunConfig, prompt_ids: PromptIds, asked_ids: PromptIds, train: Sequence[Problem], validation: Sequence[Problem]
 ) -> Demand:
     """What training on `train` and evaluating on `validation` can ask for, whichever problems are drawn.
 
     An evaluation may have a prompt, lengths and several responses of its own.
     """
     evaluation = evaluation_of(run)
-    asked = train if isinstance(run, Asking) and run.split == "train" else validation
-    in_a_step = run.questions * run.group_size if isinstance(run, GRPO | EI) else 0
+    asked = train if isinstance(run, EvalJobConfig) and run.split == "train" else validation
+    in_a_step = run.questions * run.group_size if isinstance(run, GRPOConfig | EIConfig) else 0
     at_once = evaluation.samples * len(asked[: evaluation.final_problems])
-    learned = (evaluation if isinstance(run, Asking) else run).sampling.max_tokens
+    learned = (evaluation if isinstance(run, EvalJobConfig) else run).sampling.max_tokens
     longest = max(
-        max((len(prompt_ids(p)) + learned for p in ([] if isinstance(run, SFT) else train)), default=0),
+        max((len(prompt_ids(p)) + learned for p in ([] if isinstance(run, SFTConfig) else train)), default=0),
         max((len(asked_ids(p)) + evaluation.sampling.max_tokens for p in validation), default=0),
     )
     return Demand(longest, max(in_a_step, at_once, 1))
 
 
 def make_engine(
-    run: Run, policy: Policy, folder: Path, say: Callable[[str], None], demand: Callable[[], Demand]
+    run: RunConfig, policy: Policy, folder: Path, say: Callable[[str], None], demand: Callable[[], Demand]
 ) -> Engine:
     """The engine, ready to sample. `demand` is asked only where room has to be planned: it reads every prompt."""
     if run.rollout.engine == "hf":
@@ -78,7 +78,7 @@ def make_engine(
     return make(policy, log=folder / "vllm.log", say=say, **settings)
 
 
-def vllm_settings(run: Run, demand: Demand) -> dict[str, Any]:
+def vllm_settings(run: RunConfig, demand: Demand) -> dict[str, Any]:
     """What vLLM is told, wherever it runs; nothing of it is read by the embedded engine but `max_rows`.
 
     Its length is that of what is asked for and of the probe that looks at its weights, its rows those that are ever

@@ -15,20 +15,20 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from rlreason.config.conditions import lies_on_hub
-from rlreason.config.data import Data, FileData, Stories
+from rlreason.config.data import DataConfig, FileDataConfig, StoriesConfig
 from rlreason.config.evaluation import evaluation_of, sampling_key
-from rlreason.config.groups import Prompt
-from rlreason.config.imitation import SFT
-from rlreason.config.jobs import Asking
-from rlreason.config.model import TINY_CONTEXT, PretrainedModel, TinyModel
-from rlreason.config.run import Run
-from rlreason.config.tasks import Countdown
+from rlreason.config.groups import PromptConfig
+from rlreason.config.jobs import EvalJobConfig
+from rlreason.config.model import TINY_CONTEXT, PretrainedModelConfig, TinyModelConfig
+from rlreason.config.run import RunConfig
+from rlreason.config.sft import SFTConfig
+from rlreason.config.tasks import CountdownConfig
 from rlreason.config.uses import data_read
 from rlreason.data.files import locate
-from rlreason.models.formats import TAGS, VOCABULARY, texts_in, train_tokenizer
+from rlreason.model.tiny_formats import TAGS, VOCABULARY, texts_in, train_tokenizer
 from rlreason.setup.data import SPLITS, Loaded, load_data, read_splits
-from rlreason.setup.formats import formats_of
 from rlreason.setup.templates import filling
+from rlreason.setup.warm_start_formats import formats_of
 from rlreason.types import Problem
 
 PATIENCE_S = 1.5  # of processor time that all runs of a sweep together may take here; then the house must do
@@ -43,29 +43,29 @@ class Part(NamedTuple):
     """Problems that are asked in one way."""
 
     name: str  # train or validation
-    prompt: Prompt
+    prompt: PromptConfig
     problems: list[Problem]
     max_tokens: int  # of a response
 
 
-def parts(run: Run, train: list[Problem], validation: list[Problem]) -> list[Part]:
+def parts(run: RunConfig, train: list[Problem], validation: list[Problem]) -> list[Part]:
     """What must fit; sft samples no answers to what it learns from, and its traces are measured when they are made."""
-    evaluation, learns = evaluation_of(run), not isinstance(run, Asking)
+    evaluation, learns = evaluation_of(run), not isinstance(run, EvalJobConfig)
     asking = run if learns else evaluation
     trained = Part("train", asking.prompt, train, asking.sampling.max_tokens)
     asked = Part("validation", evaluation.prompt, validation, evaluation.sampling.max_tokens)
-    return [asked] if isinstance(run, SFT) else [trained, asked]
+    return [asked] if isinstance(run, SFTConfig) else [trained, asked]
 
 
-def longest_prompt(run: Run, max_tokens: int, context: int) -> int:
+def longest_prompt(run: RunConfig, max_tokens: int, context: int) -> int:
     """In tokens, beside a response of so many."""
     return min(run.micro_batch_tokens, context) - max_tokens
 
 
-def too_long(run: Run, name: str, sizes: Sequence[int], max_tokens: int, context: int) -> str:
+def too_long(run: RunConfig, name: str, sizes: Sequence[int], max_tokens: int, context: int) -> str:
     """Why prompts of these sizes in tokens cannot be asked; empty where they fit or the long ones are left out."""
     asked, data = name == "validation", run.data if run.eval.data is None else run.eval.data
-    own = sampling_key(run, "max_tokens") if asked or isinstance(run, Asking) else "sampling.max_tokens"
+    own = sampling_key(run, "max_tokens") if asked or isinstance(run, EvalJobConfig) else "sampling.max_tokens"
     skip = (data if asked else run.data).bad_rows == "skip"
     room, key = min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
     longest = longest_prompt(run, max_tokens, context)
@@ -92,7 +92,7 @@ class Foreseen:
         self._loaded: dict[str, Loaded | None] = {}
         self._sizes: dict[str, dict[str, int]] = {}
 
-    def problems(self, run: Run) -> Loaded | None:
+    def problems(self, run: RunConfig) -> Loaded | None:
         """The problems of a run as it will have them but for the grader's checks; None: not quickly had."""
         asked = (run.asked_at_most, run.problems_on_the_way, run.problems_at_the_end)
         drawn = None if run.data.limit is None else run.seed
@@ -102,7 +102,7 @@ class Foreseen:
             self._loaded[key] = load_data(run, say=_quietly) if quick else None
         return self._loaded.get(key)
 
-    def too_long(self, run: Run) -> str:
+    def too_long(self, run: RunConfig) -> str:
         """Why the prompts of a run cannot be asked; empty where they fit, or where that is not quickly known."""
         loaded, context = self.problems(run), context_of(run)
         if loaded is None or any(data.bad_gold == "drop" for data in data_read(run).values()):
@@ -114,12 +114,16 @@ class Foreseen:
                 return why
         return ""
 
-    def _measured(self, run: Run, texts: list[str], longest: int) -> list[int]:
+    def _measured(self, run: RunConfig, texts: list[str], longest: int) -> list[int]:
         """The lengths in tokens, 0 for a text that surely fits; nothing where all do, or where it would take long."""
         doubtful = [text for text in texts if len(text.encode()) >= longest]  # a token is a byte or more, and one of
         if sum(map(len, doubtful)) > MOST_MEASURED:  # its own may stand before the text
             return []
-        made = run.model.folder if isinstance(run.model, PretrainedModel) else (run.data, run.prompt, run.eval.prompt)
+        made = (
+            run.model.folder
+            if isinstance(run.model, PretrainedModelConfig)
+            else (run.data, run.prompt, run.eval.prompt)
+        )
         key = repr((made, hash(tuple(doubtful))))
         if doubtful and key not in self._sizes and self._in_time():
             length = tokenizer_of(run)
@@ -135,21 +139,21 @@ def _quietly(line: str) -> None:
     """What is left out is said when it is read for the run itself."""
 
 
-def is_near(data: Data) -> bool:
+def is_near(data: DataConfig) -> bool:
     """Whether reading the data takes no network, no further library and little time."""
-    if isinstance(data, FileData):
+    if isinstance(data, FileDataConfig):
         folder = Path(data.path).expanduser() if data.path else None
         if lies_on_hub(data) or (folder and not folder.is_dir()):
             return False
         named = (data.train, data.validation, data.ground_truth, *SPLITS)
         files = {file for name in named if name and (file := locate(data.path, name))}
         return sum(file.stat().st_size for file in files) <= MOST_BYTES
-    if isinstance(data, Countdown) and data.path is not None:
+    if isinstance(data, CountdownConfig) and data.path is not None:
         file = locate(None, data.path)
         return file is not None and file.stat().st_size <= MOST_BYTES
-    if not isinstance(data, Stories | Countdown):
+    if not isinstance(data, StoriesConfig | CountdownConfig):
         return False
-    return data.n_train + data.n_validation <= (MOST_STORIES if isinstance(data, Stories) else MOST_COUNTDOWNS)
+    return data.n_train + data.n_validation <= (MOST_STORIES if isinstance(data, StoriesConfig) else MOST_COUNTDOWNS)
 
 
 def texts_of(part: Part) -> list[str]:
@@ -157,25 +161,25 @@ def texts_of(part: Part) -> list[str]:
     return [fill(p.question) if p.prompt is None else p.prompt for p in part.problems]
 
 
-def context_of(run: Run) -> int:
+def context_of(run: RunConfig) -> int:
     """Tokens that the model has positions for, as its folder plainly says; where it does not, none is in the way."""
-    if isinstance(run.model, TinyModel):
+    if isinstance(run.model, TinyModelConfig):
         return TINY_CONTEXT
-    said = _json_in(run.model.folder, "config.json") if isinstance(run.model, PretrainedModel) else {}
+    said = _json_in(run.model.folder, "config.json") if isinstance(run.model, PretrainedModelConfig) else {}
     context = said.get("max_position_embeddings")
     return context if isinstance(context, int) and context > 0 and not said.get("sliding_window") else UNBOUNDED
 
 
-def tokenizer_of(run: Run) -> Callable[[str], int] | None:
+def tokenizer_of(run: RunConfig) -> Callable[[str], int] | None:
     """A prompt -> its length in tokens, exactly as the policy will encode it; None where only transformers can say."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if isinstance(run.model, TinyModel):
-        if not isinstance(run.data, Stories):
+    if isinstance(run.model, TinyModelConfig):
+        if not isinstance(run.data, StoriesConfig):
             return None
         core = train_tokenizer(texts_in(formats_of(run), read_splits(run.data, _quietly)[0]), VOCABULARY)
         core.add_tokens(list(TAGS))
         return lambda text: max(1, len(core.encode(text).ids))
-    return saved_tokenizer(run.model.folder) if isinstance(run.model, PretrainedModel) else None
+    return saved_tokenizer(run.model.folder) if isinstance(run.model, PretrainedModelConfig) else None
 
 
 def saved_tokenizer(folder: str) -> Callable[[str], int] | None:

@@ -4,10 +4,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.data import Data
+from rlreason.config.data import DataConfig
 from rlreason.config.evaluation import evaluation_of
-from rlreason.config.groups import Grading
-from rlreason.config.run import Run
+from rlreason.config.groups import GradingConfig
+from rlreason.config.run import RunConfig
 from rlreason.config.uses import judges_to_learn
 from rlreason.grading import Grader, verifiers
 
@@ -29,7 +29,7 @@ class Graders:
             grader.close()
 
 
-def make_graders(run: Run, folder: Path) -> Graders:
+def make_graders(run: RunConfig, folder: Path) -> Graders:
     """Data with a verifier of its own brings the reward along. A run that learns from no grades has no grader more."""
     evaluation = evaluation_of(run)
     counts = reward_name(evaluation.reward, evaluation.data)
@@ -48,12 +48,12 @@ def make_graders(run: Run, folder: Path) -> Graders:
     return Graders(made[training], made[counts], made[beside] if beside else None)
 
 
-def grading_settings(grading: Grading, reward: str) -> dict[str, Any]:
+def grading_settings(grading: GradingConfig, reward: str) -> dict[str, Any]:
     """The settings of a grader that act: a reward of one's own compares answers by rules of its own."""
     unread = ("extract", "percent", "rel_tol") if ":" in reward else ("correct_at",)
     return {f.name: getattr(grading, f.name) for f in fields(grading) if f.name not in unread}
 
 
-def reward_name(reward: str, data: Data) -> str:
+def reward_name(reward: str, data: DataConfig) -> str:
     """A prompt's reward, or the data's own verifier of answers in that prompt's form."""
     return reward if ":" in reward else verifiers.reward_name(reward, data.verifier)

@@ -3,15 +3,15 @@
 from functools import partial
 from typing import Any
 
-from rlreason.config.grpo import GRPO
-from rlreason.config.imitation import EI
-from rlreason.config.run import Training
+from rlreason.config.grpo import GRPOConfig
+from rlreason.config.run import TrainingConfig
+from rlreason.config.sft import EIConfig
 from rlreason.learner import Learner, TokenObjective
+from rlreason.model.policy import Policy
 from rlreason.objectives.credit import CreditRule
-from rlreason.policy import Policy
 
 
-def credit_rule(run: GRPO) -> CreditRule:
+def credit_rule(run: GRPOConfig) -> CreditRule:
     """How rewards become advantages; numbers of parts that the objective leaves out are not read."""
     numbers: dict[str, Any] = {}
     if run.std_norm.kind != "none":
@@ -30,12 +30,12 @@ def credit_rule(run: GRPO) -> CreditRule:
     )
 
 
-def token_objective(run: Training) -> TokenObjective:
+def token_objective(run: TrainingConfig) -> TokenObjective:
     """What is averaged, and over what. SFT and expert iteration: -A log p with A = 1, so the GRPO terms are off."""
     given = run.length_norm.divisor
     constant = float(run.sampling.max_tokens) if given is None else given
     shared = partial(TokenObjective, length_norm=run.length_norm.kind, constant=constant)
-    if not isinstance(run, GRPO):
+    if not isinstance(run, GRPOConfig):
         return shared()
     terms: dict[str, Any] = {}
     if run.kl_placement != "none":
@@ -47,7 +47,7 @@ def token_objective(run: Training) -> TokenObjective:
     return shared(loss_type=run.loss.loss_type, numbers=run.loss.numbers(), entropy_coef=run.entropy_coef, **terms)
 
 
-def make_learner(run: Training, policy: Policy) -> Learner:
+def make_learner(run: TrainingConfig, policy: Policy) -> Learner:
     return Learner(
         policy,
         token_objective(run),
@@ -59,10 +59,10 @@ def make_learner(run: Training, policy: Policy) -> Learner:
         max_grad_norm=run.max_grad_norm,
         micro_batch_tokens=run.micro_batch_tokens,
         micro_batch_size=run.sequences_per_micro_batch(),
-        can_restart=isinstance(run, EI) and run.restart,
+        can_restart=isinstance(run, EIConfig) and run.restart,
     )
 
 
-def learning_temperature(run: Training) -> float:
+def learning_temperature(run: TrainingConfig) -> float:
     """Of the distribution that is learned: the sampled one where credit compares samples, the plain one in SFT."""
-    return run.sampling.temperature if isinstance(run, GRPO) else 1.0
+    return run.sampling.temperature if isinstance(run, GRPOConfig) else 1.0

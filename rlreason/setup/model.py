@@ -4,26 +4,26 @@ from collections.abc import Sequence
 
 import torch
 
-from rlreason.adapters import add_lora, require_peft
-from rlreason.config.model import Model, PretrainedModel, TinyModel
-from rlreason.config.run import Run, Training
-from rlreason.console import Console
-from rlreason.kernels import pick
-from rlreason.memory import freeze, model_size, recompute_layers
-from rlreason.models.formats import VOCABULARY, texts_in
-from rlreason.models.keeping import checksum, copied
-from rlreason.models.tiny import build_model, build_tokenizer
-from rlreason.models.warm_start import Lessons, warm_up
-from rlreason.policy import DTYPES, Policy, load_policy, pick_device, pick_dtype
-from rlreason.processors import default_threads
-from rlreason.setup.formats import formats_of
+from rlreason.config.model import ModelConfig, PretrainedModelConfig, TinyModelConfig
+from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.model.kernels import pick
+from rlreason.model.lora import add_lora, require_peft
+from rlreason.model.memory import freeze, model_size, recompute_layers
+from rlreason.model.policy import DTYPES, Policy, load_policy, pick_device, pick_dtype
+from rlreason.model.tiny import build_model, build_tokenizer
+from rlreason.model.tiny_formats import VOCABULARY, texts_in
+from rlreason.model.weight_cache import checksum, copied
+from rlreason.records.console import Console
+from rlreason.runtime.processors import default_threads
 from rlreason.setup.start import Start, find_or_make
+from rlreason.setup.warm_start import Lessons, warm_up
+from rlreason.setup.warm_start_formats import formats_of
 from rlreason.types import Problem
 
 TINY = 5_000_000  # parameters
 
 
-def choose_threads(run: Run, policy: Policy | None = None) -> None:
+def choose_threads(run: RunConfig, policy: Policy | None = None) -> None:
     """As asked; otherwise one for a tiny model, and for others torch's own choice within what this process may use.
 
     Products this small gain a quarter from a second thread, and lose tenfold when another program wants its core.
@@ -37,26 +37,28 @@ def choose_threads(run: Run, policy: Policy | None = None) -> None:
         torch.set_num_threads(default_threads(torch.get_num_threads()))
 
 
-def check_attention(model: Model) -> None:
+def check_attention(model: ModelConfig) -> None:
     """`ConfigError`, before anything slow, where the kernel that is asked for cannot run here."""
     device = pick_device()
     pick(model.attention, device, pick_dtype(model.dtype if model.weights == "float32" else model.weights, device))
 
 
-def make_policy(run: Run, train: Sequence[Problem]) -> Policy:
+def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     """The model as it is before any training: loaded, or made on the spot with random weights."""
-    if isinstance(run, Training) and run.model.lora.rank:
+    if isinstance(run, TrainingConfig) and run.model.lora.rank:
         require_peft()
-    if isinstance(run.model, PretrainedModel):
+    if isinstance(run.model, PretrainedModelConfig):
         return load_policy(run.model.folder, run.model.dtype, run.model.weights, run.model.attention)
-    assert isinstance(run.model, TinyModel)
+    assert isinstance(run.model, TinyModelConfig)
     tiny, device = run.model, pick_device()
     tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
     model = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=tiny.seed)
     return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device, DTYPES[tiny.weights], tiny.attention)
 
 
-def teach_habits(run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Problem], console: Console) -> Start:
+def teach_habits(
+    run: RunConfig, tiny: TinyModelConfig, policy: Policy, train: Sequence[Problem], console: Console
+) -> Start:
     """Give a model with random weights its two habits: as they were shipped or kept, or by a warm start here."""
     start = tiny.warm_start
     if start.steps == 0:
@@ -77,19 +79,19 @@ def teach_habits(run: Run, tiny: TinyModel, policy: Policy, train: Sequence[Prob
     return found
 
 
-def lessons_of(run: Run, tiny: TinyModel, train: Sequence[Problem]) -> Lessons:
+def lessons_of(run: RunConfig, tiny: TinyModelConfig, train: Sequence[Problem]) -> Lessons:
     start = tiny.warm_start
     return Lessons(train, formats_of(run), start.batch_size, start.hasty_share, start.slip_share, tiny.seed)
 
 
-def describe_weights(model: Model, policy: Policy, learned: bool) -> None:
+def describe_weights(model: ModelConfig, policy: Policy, learned: bool) -> None:
     """Name weights of less than float32 in the policy's description, and what that costs where they are `learned`."""
     if model.weights != "float32":
         cost = ": a change of less than 0.2% of a weight is rounded away" if learned else ""
         policy.remarks.append(f"weights kept in {model.weights}, output head in float32{cost}")
 
 
-def choose_trained(model: Model, policy: Policy, seed: int) -> None:
+def choose_trained(model: ModelConfig, policy: Policy, seed: int) -> None:
     """What of the model the run trains, and at what cost in memory; the policy's description says it.
 
     To be called after a tiny model has its habits, which every weight takes part in.

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlreason.config.conditions import lies_on_hub
-from rlreason.config.data import Data, FileData
+from rlreason.config.data import DataConfig, FileDataConfig
 from rlreason.config.rollout import WITHOUT_VLLM
-from rlreason.config.run import Run, Training
-from rlreason.config.tasks import Countdown, Gym
+from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.tasks import CountdownConfig, GymConfig
 from rlreason.config.uses import data_read
 from rlreason.data.files import locate, may_be_hub_name
 from rlreason.errors import ConfigError, ResourceError
-from rlreason.mirror import refuse_without_login
+from rlreason.records.wandb_logger import refuse_without_login
 from rlreason.setup.fits import Foreseen
 from rlreason.setup.probe import judged_by, own_functions, unusable
 from rlreason.setup.space import RECORDS, in_words, space_needed
@@ -29,26 +29,26 @@ class Needed(NamedTuple):
     """A package that only some runs need: which, and how to get it or do without."""
 
     package: str
-    by: Callable[[Run], bool]
-    cure: Callable[[Run], str]
+    by: Callable[[RunConfig], bool]
+    cure: Callable[[RunConfig], str]
 
 
-def _adapts(run: Run) -> bool:
-    return isinstance(run, Training) and run.model.lora.rank > 0
+def _adapts(run: RunConfig) -> bool:
+    return isinstance(run, TrainingConfig) and run.model.lora.rank > 0
 
 
-def _on_hub(data: Data) -> bool:
-    if isinstance(data, FileData):
+def _on_hub(data: DataConfig) -> bool:
+    if isinstance(data, FileDataConfig):
         return lies_on_hub(data)
-    path = data.path if isinstance(data, Countdown) else None
+    path = data.path if isinstance(data, CountdownConfig) else None
     return path is not None and not locate(None, path) and may_be_hub_name(path)
 
 
-def _made_up_by_gym(data: Data) -> bool:
-    return isinstance(data, Gym)
+def _made_up_by_gym(data: DataConfig) -> bool:
+    return isinstance(data, GymConfig)
 
 
-def _of_which(run: Run, kind: Callable[[Data], bool]) -> tuple[str, Data]:
+def _of_which(run: RunConfig, kind: Callable[[DataConfig], bool]) -> tuple[str, DataConfig]:
     """The first data set of a kind that a run reads, with the setting that it stands under."""
     return next((key, data) for key, data in data_read(run).items() if kind(data))
 
@@ -97,7 +97,7 @@ NEEDED = (
 )
 
 
-def preflight(runs: Sequence[Run], folder: Path) -> list[str]:
+def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     """Refuse runs that could not begin, the runs of a sweep together; returns what is to be said all the same.
 
     `folder` is where they will write; it need not be there yet.
@@ -115,7 +115,7 @@ def preflight(runs: Sequence[Run], folder: Path) -> list[str]:
     return room_for(runs, folder)
 
 
-def useless_functions(runs: Sequence[Run], foreseen: Foreseen | None) -> list[str]:
+def useless_functions(runs: Sequence[RunConfig], foreseen: Foreseen | None) -> list[str]:
     """Why functions of the user's own cannot be had or cannot judge, each tried once for all runs."""
     found: dict[tuple[str, str], str] = {}
     for run in runs:
@@ -128,7 +128,7 @@ def useless_functions(runs: Sequence[Run], foreseen: Foreseen | None) -> list[st
     return [line for line in found.values() if line]
 
 
-def template_problems(run: Run) -> list[str]:
+def template_problems(run: RunConfig) -> list[str]:
     """What is wrong with the templates of the prompts."""
     prompts = {"prompt": run.prompt} | ({"eval.prompt": run.eval.prompt} if run.eval.prompt else {})
     bad = []
@@ -142,12 +142,12 @@ def template_problems(run: Run) -> list[str]:
     return bad
 
 
-def missing_packages(run: Run) -> list[str]:
+def missing_packages(run: RunConfig) -> list[str]:
     """Packages that the settings ask for and that are not installed. Nothing is imported."""
     return [n.cure(run) for n in NEEDED if n.by(run) and importlib.util.find_spec(n.package) is None]
 
 
-def room_for(runs: Sequence[Run], folder: Path) -> list[str]:
+def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     """Refuse what surely does not fit on the disk; returns what may not fit, in words."""
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free, needs = shutil.disk_usage(place).free, [space_needed(run) for run in runs]

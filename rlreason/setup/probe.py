@@ -5,16 +5,16 @@ It knows settings and the grader, and no torch.
 
 from collections.abc import Sequence
 
-from rlreason.config.groups import Grading
-from rlreason.config.jobs import BestOfN
-from rlreason.config.run import Run
+from rlreason.config.groups import GradingConfig
+from rlreason.config.jobs import BestOfNConfig
+from rlreason.config.run import RunConfig
 from rlreason.config.uses import judges, judges_to_learn
 from rlreason.grading import Grader
 from rlreason.setup.graders import grading_settings, reward_name
 from rlreason.types import Problem
 
 
-def own_functions(run: Run) -> list[tuple[str, str]]:
+def own_functions(run: RunConfig) -> list[tuple[str, str]]:
     """(the setting that names it, `module:function`) of every function that is not part of this program."""
     rewards = {"eval.reward": run.eval.reward, "prompt.reward": run.prompt.reward}
     rewards["eval.prompt.reward"] = run.eval.prompt.reward if run.eval.prompt else None
@@ -25,19 +25,19 @@ def own_functions(run: Run) -> list[tuple[str, str]]:
         elif data.verifier is not None:
             key = "data.verifier" if data is run.data else "eval.data.verifier"
             found.append((f"{key}={data.verifier}", reward_name(reward, data)))
-    if isinstance(run, BestOfN) and run.scorer is not None:
+    if isinstance(run, BestOfNConfig) and run.scorer is not None:
         found.append((f"scorer={run.scorer}", run.scorer))
     return list(dict.fromkeys(found))
 
 
-def judged_by(run: Run, name: str, train: Sequence[Problem], validation: Sequence[Problem]) -> Sequence[Problem]:
+def judged_by(run: RunConfig, name: str, train: Sequence[Problem], validation: Sequence[Problem]) -> Sequence[Problem]:
     """Problems of the kind that this reward judges: those that are learned from where it judges no evaluation."""
     names = [reward_name(*named) for named in judges(run)]
     learned = judges_to_learn(run) and name == names[-1] != names[0]
     return train if learned and train else validation
 
 
-def unusable(setting: str, name: str, grading: Grading, reference: str | None = None) -> str:
+def unusable(setting: str, name: str, grading: GradingConfig, reference: str | None = None) -> str:
     """Why a function cannot be had or called, tried in a process of the grader's kind; empty where it can.
 
     With a `reference` answer of the data that it is to judge, it must judge a response, too. Without one it is not

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from rlreason.config.evaluation import Evaluation
+from rlreason.config.evaluation import EvalProtocolConfig
 from rlreason.data.files import fingerprint
-from rlreason.protocol import Protocol, make_protocol
+from rlreason.evaluation.protocol import Protocol, make_protocol
 from rlreason.setup.graders import grading_settings, reward_name
 from rlreason.setup.prompts import asked_how
 from rlreason.types import Problem
 
 
-def protocol_of(evaluation: Evaluation, problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase) -> Protocol:
+def protocol_of(
+    evaluation: EvalProtocolConfig, problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase
+) -> Protocol:
     """How responses to each of these problems are asked for and judged; `tokenizer` has the chat template.
 
     Prompts that come with the data are part of its hash. Workers and memory of the grader stay out: they change its

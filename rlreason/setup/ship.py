@@ -1,7 +1,7 @@
 """Makes the start models that come with the package: `python -m rlreason.setup.ship [WORDS]`, in a checkout.
 
 The words are those of the run that the model is for, such as `prompt=r1_zero`; without words, the default run. It
-takes as long as the warm start, and writes `rlreason/models/shipped/PROMPT.safetensors` with a description beside it.
+takes as long as the warm start, and writes `rlreason/model/shipped/PROMPT.safetensors` with a description beside it.
 To be repeated whenever the model's settings, the stories or the formats are changed: a test says so.
 """
 
@@ -13,31 +13,31 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from rlreason.config.model import TinyModel
-from rlreason.config.run import Run
+from rlreason.cli.entry import ended
+from rlreason.config.model import TinyModelConfig
+from rlreason.config.run import RunConfig
 from rlreason.config.store import register, resource_dir, typed
-from rlreason.console import Console
-from rlreason.entry import ended
 from rlreason.errors import ConfigError
-from rlreason.models.keeping import SUFFIX, Weights, checksum, copied, write_weights
-from rlreason.policy import Policy
+from rlreason.model.policy import Policy
+from rlreason.model.weight_cache import SUFFIX, Weights, checksum, copied, write_weights
+from rlreason.records.console import Console
+from rlreason.runtime.atomic_files import write_whole
 from rlreason.setup.data import read_splits
-from rlreason.setup.formats import formats_of
 from rlreason.setup.model import choose_threads, lessons_of, make_policy, teach_habits
 from rlreason.setup.start import SHIPPED, Recipe, hashed, maker_of, recipe_of
-from rlreason.writing import write_whole
+from rlreason.setup.warm_start_formats import formats_of
 
 
-def asked(words: list[str]) -> Run:
+def asked(words: list[str]) -> RunConfig:
     """The settings of a run with these words, whose model is made anew."""
     register()
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
         return typed(compose("config", [*words, "model.cache=null"]))
 
 
-def make(run: Run, console: Console) -> tuple[Policy, Recipe, dict[str, Any]]:
+def make(run: RunConfig, console: Console) -> tuple[Policy, Recipe, dict[str, Any]]:
     """(the model with its habits, its recipe, what made it)."""
-    if not isinstance(run.model, TinyModel):
+    if not isinstance(run.model, TinyModelConfig):
         raise ConfigError(f"model={run.model.name} is not made on the spot: only model=tiny can be shipped")
     train = read_splits(run.data, console.say)[0]
     policy = make_policy(run, train)

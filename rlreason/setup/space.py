@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlreason.config.evaluation import evaluation_of
-from rlreason.config.grpo import GRPO
-from rlreason.config.imitation import EI
-from rlreason.config.jobs import Asking
-from rlreason.config.model import PretrainedModel, TinyModel
-from rlreason.config.run import Run, Training
-from rlreason.models.formats import VOCABULARY as TINY_VOCABULARY
+from rlreason.config.grpo import GRPOConfig
+from rlreason.config.jobs import EvalJobConfig
+from rlreason.config.model import PretrainedModelConfig, TinyModelConfig
+from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.sft import EIConfig
+from rlreason.model.tiny_formats import VOCABULARY as TINY_VOCABULARY
 
 RECORDS = 2**20  # bytes for config, metrics and curves, which every run leaves
 PER_TOKEN = 30  # bytes of a response's token in a record: its id, two log-probabilities, its text
@@ -24,21 +24,21 @@ class Space(NamedTuple):
     responses: int
 
 
-def space_needed(run: Run) -> Space:
+def space_needed(run: RunConfig) -> Space:
     """What a run writes beside small files. A model on the hub is of unknown size and counts as nothing."""
-    saves = isinstance(run, Training) and run.save_model
+    saves = isinstance(run, TrainingConfig) and run.save_model
     count = _responses(run)
     longest = max(run.sampling.max_tokens, evaluation_of(run).sampling.max_tokens)
     half = longest // 2  # most responses end before the limit
     return Space(model_bytes(run) if saves else 0, count * (PER_RESPONSE + PER_TOKEN * half))
 
 
-def model_bytes(run: Run) -> int:
+def model_bytes(run: RunConfig) -> int:
     """Bytes of the saved weights: of a tiny model counted, of one in a folder measured."""
     per_weight = 2 if run.model.weights == "bfloat16" else 4
-    if isinstance(run.model, TinyModel):
+    if isinstance(run.model, TinyModelConfig):
         return per_weight * tiny_weights(run.model.width, run.model.layers)
-    folder = Path(run.model.folder) if isinstance(run.model, PretrainedModel) else None
+    folder = Path(run.model.folder) if isinstance(run.model, PretrainedModelConfig) else None
     if folder is None or not folder.is_dir():
         return 0
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -53,18 +53,18 @@ def tiny_weights(width: int, layers: int) -> int:
     return TINY_VOCABULARY * width + layers * (13 * width * width + 2 * width) + width
 
 
-def _responses(run: Run) -> int:
+def _responses(run: RunConfig) -> int:
     """How many responses are written down, about."""
     evaluation = evaluation_of(run)
     asked = evaluation.samples * (evaluation.final_problems or run.problems_there or 1000)
-    if isinstance(run, Asking):
+    if isinstance(run, EvalJobConfig):
         return asked
-    assert isinstance(run, Training)
+    assert isinstance(run, TrainingConfig)
     steps: int = getattr(run, "n_steps", None) or 0
     per_step = 0
-    if isinstance(run, GRPO):
+    if isinstance(run, GRPOConfig):
         per_step = run.rollout_batch_size
-    elif isinstance(run, EI):
+    elif isinstance(run, EIConfig):
         per_step = run.question_batch_size * run.group_size
     sampled = steps * per_step // run.save_rollouts_every if run.save_rollouts_every else 0
     evaluations = 2 if run.eval_every == 0 else steps // run.eval_every + 2 if run.eval_every else EVALUATIONS

@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 import torch
 
-from rlreason.config.model import TinyModel
+from rlreason.config.model import TinyModelConfig
 from rlreason.data.files import fingerprint
-from rlreason.models.keeping import SUFFIX, BrokenWeightsError, Keeper, Weights, checksum, copied, read_weights
-from rlreason.models.warm_start import Lessons
-from rlreason.policy import Policy
+from rlreason.model.policy import Policy
+from rlreason.model.weight_cache import SUFFIX, BrokenWeightsError, Keeper, Weights, checksum, copied, read_weights
+from rlreason.setup.warm_start import Lessons
 
 Recipe = dict[str, Any]
-SHIPPED = Path(__file__).resolve().parents[1] / "models" / "shipped"
+SHIPPED = Path(__file__).resolve().parents[1] / "model" / "shipped"
 
 #: Settings of the model that change how numbers are rounded, and no more.
 ROUNDING = ("dtype", "attention")
@@ -39,7 +39,7 @@ class Start:
     seconds: float = 0.0  # to make or find them
 
 
-def recipe_of(tiny: TinyModel, policy: Policy, lessons: Lessons) -> Recipe:
+def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe:
     """Everything that a user can change about the start model, in plain values.
 
     The tokenizer, the data, the formats and the first batch of lessons enter by their content.
@@ -58,7 +58,7 @@ def recipe_of(tiny: TinyModel, policy: Policy, lessons: Lessons) -> Recipe:
     }
 
 
-def maker_of(tiny: TinyModel, policy: Policy) -> dict[str, Any]:
+def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
     """What makes the model: other code, libraries, devices and numbers of threads round otherwise."""
     names = [f.name for f in fields(tiny) if f.name in ROUNDING and f.name != "dtype"]
     on_gpu = policy.device.type == "cuda"
@@ -74,7 +74,7 @@ def maker_of(tiny: TinyModel, policy: Policy) -> dict[str, Any]:
 
 
 @cache
-def code_hash(modules: Sequence[str] = ("rlreason.models.warm_start", "rlreason.models.tiny")) -> str:
+def code_hash(modules: Sequence[str] = ("rlreason.setup.warm_start", "rlreason.model.tiny")) -> str:
     """Of the sources of these modules and of every module of this package that they import, and so on."""
     root, waiting, sources = Path(__file__).resolve().parents[2], list(modules), dict[str, str]()
     while waiting:
@@ -89,7 +89,7 @@ def code_hash(modules: Sequence[str] = ("rlreason.models.warm_start", "rlreason.
 
 
 def find_or_make(
-    tiny: TinyModel, policy: Policy, lessons: Lessons, make: Callable[[], None], say: Callable[[str], None]
+    tiny: TinyModelConfig, policy: Policy, lessons: Lessons, make: Callable[[], None], say: Callable[[str], None]
 ) -> Start:
     """Give the policy its start weights; `make` teaches it where they are nowhere to be found."""
     began = time.monotonic()

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Sequence
 
-from rlreason.algorithms.sft import imitation_sample
-from rlreason.config.run import Run
+from rlreason.algorithms.sft import sft_sample
+from rlreason.config.run import RunConfig
 from rlreason.data.traces import trace_text
 from rlreason.errors import ConfigError
-from rlreason.policy import Policy
+from rlreason.model.policy import Policy
 from rlreason.setup.prompts import end_of_turn
 from rlreason.types import Problem, Sample
 
 
 def make_traces(
-    run: Run, policy: Policy, problems: Sequence[Problem], prompt_ids: Callable[[Problem], list[int]]
+    run: RunConfig, policy: Policy, problems: Sequence[Problem], prompt_ids: Callable[[Problem], list[int]]
 ) -> tuple[list[Sample], list[str]]:
     """(samples with credit 1, notices). What does not fit is refused, or left out and counted (data.bad_rows)."""
     room = min(run.micro_batch_tokens, policy.max_context)
@@ -21,7 +21,7 @@ def make_traces(
     for problem in problems:
         text = trace_text(problem, run.prompt.trace)
         ids = policy.encode_response(text, end)
-        sample = imitation_sample(prompt_ids(problem), ids, text, problem.id)
+        sample = sft_sample(prompt_ids(problem), ids, text, problem.id)
         if len(sample.response.prompt_ids) + len(ids) > room:
             too_long.append((problem.id, len(sample.response.prompt_ids) + len(ids)))
         else:

@@ -1,0 +1,131 @@
+"""What the laboratory shows: a table, a picture, and the numbers as JSON. It knows numbers and files."""
+
+import json
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlreason.analysis.gradients import Laboratory, Measured
+from rlreason.analysis.variants import OWN
+from rlreason.records.writer import finite
+from rlreason.runtime.atomic_files import whole, write_whole
+
+COLUMNS = (
+    "objective",
+    "loss",
+    "|gradient|",
+    "cosine",
+    "clipped",
+    "no credit",
+    "short:long",
+    "loss, length norm, advantage",
+)
+ROW = "{:<25} {:>9} {:>10} {:>7} {:>8} {:>9} {:>10}  {}"
+LOOK_FOR = (
+    "What to look for: cosine says whether an objective pushes the policy in the direction of this run's own (1: the "
+    "same direction, where a larger |gradient| is no more than a larger step), and short:long says how many times more "
+    "one token of the shortest quarter of responses weighs than one of the longest quarter: 1 where the length norm "
+    "treats every token alike (constant, token) and nothing is clipped, above 1 where it divides by each response's "
+    "own length (masked_mean)."
+)
+NO_GRADIENT = (
+    "! this run's own gradient is 0 at this step, because no sample has an advantage: cosines are not defined here; "
+    "choose another step (--step)"
+)
+
+
+def table(result: Laboratory) -> str:
+    """One line per objective for a terminal, and what to look for."""
+    head = f"step {result.step}: {result.samples} responses, {result.tokens} tokens, scored by the final policy"
+    head += " (so ratios are not 1, and clips act)"
+    lines = ["\n" + head, "", ROW.format(*COLUMNS)]
+    lines += [_line(m) for m in result.objectives]
+    lines += ["", textwrap.fill(LOOK_FOR, 118)]
+    if result.objectives[0].cosine is None:
+        lines += [textwrap.fill(NO_GRADIENT, 118)]
+    return "\n".join(lines)
+
+
+def _line(m: Measured) -> str:
+    label = f"{OWN}, {m.name}" if m.name.startswith("length_norm=") else m.name
+    label = label.replace("length_norm=", "but ")
+    cosine = _number(m.cosine, ".3f")
+    ratio = _number(m.short_to_long, ".2f")
+    shares = f"{m.clipped:.1%}", f"{m.zero_advantage:.0%}"
+    return ROW.format(label, f"{m.loss:.3g}", f"{m.grad_norm:.3g}", cosine, *shares, ratio, m.axes).rstrip()
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def lab_file(folder: Path, step: int, suffix: str) -> Path:
+    path = folder / "lab" / f"step_{step:05d}.{suffix}"
+    path.parent.mkdir(exist_ok=True)
+    return path
+
+
+def write_numbers(folder: Path, result: Laboratory) -> Path:
+    """Everything that the table and the picture show, and more; a number that is not finite becomes null."""
+    content = asdict(result)
+    for m, row in zip(result.objectives, content["objectives"], strict=True):
+        row["short_to_long"] = m.short_to_long
+    path = lab_file(folder, result.step, "json")
+    write_whole(path, json.dumps(finite(content), indent=1) + "\n")
+    return path
+
+
+def draw(folder: Path, result: Laboratory) -> Path:
+    """Left: what a token weighs by its position, for each length norm. Right: the direction of each gradient."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    fig, (left, right) = plt.subplots(1, 2, figsize=(12, 5), constrained_layout=True)
+    _draw_positions(left, result)
+    _draw_cosines(right, result)
+    fig.suptitle(
+        f"{folder.name}, step {result.step}; this run: {result.objectives[0].axes}", fontsize=11, x=0.01, ha="left"
+    )
+    path = lab_file(folder, result.step, "png")
+    with whole(path) as partial:
+        fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
+    plt.close(fig)
+    return path
+
+
+def _draw_positions(ax: Any, result: Laboratory) -> None:
+    """Weight of a token at each position over that of the objective's average position."""
+    shown = [m for m in result.objectives if m.name == OWN or m.name.startswith("length_norm=")]
+    for m, style in zip(shown, ("-", "--", ":"), strict=False):
+        known = [(t, w) for t, w in enumerate(m.position_weight) if w is not None]
+        mean = sum(w for _, w in known) / len(known) if known else 0.0
+        if mean:
+            kind = m.axes.split(", ")[1]
+            label = f"{kind} ({OWN})" if m.name == OWN else kind
+            ax.plot([t for t, _ in known], [w / mean for _, w in known], style, linewidth=2, label=label)
+    positions = range(len(result.still_going))
+    ax.fill_between(positions, result.still_going, color="grey", alpha=0.15, label="share of responses this long")
+    dips = "; it falls where tokens are clipped" if result.objectives[0].clipped else ""
+    ax.set_title(f"weight of one token, by its position (1: the average{dips})", fontsize=10, loc="left")
+    ax.set_xlabel("token position in the response", fontsize=9)
+    ax.set_ylim(0, ax.get_ylim()[1] * 1.25)  # room for the legend above the curves
+    ax.grid(alpha=0.25)
+    ax.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
+
+
+def _draw_cosines(ax: Any, result: Laboratory) -> None:
+    named = [m for m in result.objectives[1:] if not m.name.startswith("length_norm=")]
+    values = [m.cosine or 0.0 for m in named]
+    ax.barh([m.name for m in named], values, color="tab:blue", alpha=0.75)
+    for row, m in enumerate(named):
+        text = f" {_number(m.cosine, '.2f')}" + (f", {m.clipped:.0%} clipped" if m.clipped >= 0.005 else "")
+        ax.text(max(m.cosine or 0.0, 0.0), row, text, va="center", fontsize=8)
+    ax.invert_yaxis()
+    ax.axvline(0, color="black", linewidth=0.8)
+    ax.set_xlim(min(0.0, *values) * 1.1 - 0.02, 1.3)
+    ax.set_xticks([tick for tick in (-1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75, 1) if tick >= min(0.0, *values)])
+    ax.set_title("cosine of each objective's gradient with this run's own", fontsize=10, loc="left")
+    ax.grid(alpha=0.25, axis="x")

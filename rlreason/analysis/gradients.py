@@ -1,0 +1,197 @@
+"""Measure objectives on one batch of saved responses: loss, gradient, clipping, and the weight of each token.
+
+Every number comes from the learner that trains; nothing is stepped and nothing is sampled. Only two gradients
+are held at a time: the run's own and the one being compared.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlreason.analysis.variants import in_words, variants, with_credit
+from rlreason.config.grpo import GRPOConfig
+from rlreason.config.model import TinyModelConfig
+from rlreason.model.policy import Policy, load_policy
+from rlreason.records.console import Console
+from rlreason.setup.data import read_splits
+from rlreason.setup.learner import make_learner
+from rlreason.setup.model import choose_threads, make_policy, teach_habits
+from rlreason.setup.start import Start
+from rlreason.types import Sample
+
+LENGTH_BINS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBin:
+    """The responses of one quarter by length, among those with an advantage."""
+
+    shortest: int
+    longest: int
+    weight: float  # of one of its tokens per unit of advantage
+    weight_share: float  # of all gradient weight
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One objective on one batch. A weight is |d loss / d log pi| of a token; None where nothing could be divided."""
+
+    name: str
+    axes: str
+    loss: float
+    grad_norm: float
+    cosine: float | None  # with the run's own gradient
+    clipped: float  # share of all response tokens
+    zero_advantage: float  # share of samples
+    without_loss: float  # share of samples that carry no loss (skipped groups, masked responses)
+    position_weight: list[float | None]  # of one token at a position, per unit of advantage
+    position_share: list[float]  # of all gradient weight
+    by_length: list[LengthBin]
+
+    @property
+    def short_to_long(self) -> float | None:
+        """How many times the weight of a long response's token a short response's token has."""
+        if not self.by_length or not self.by_length[-1].weight:
+            return None
+        return self.by_length[0].weight / self.by_length[-1].weight
+
+
+@dataclass(frozen=True, slots=True)
+class Laboratory:
+    """All objectives on one step of one run; the run's own comes first."""
+
+    step: int
+    samples: int
+    tokens: int
+    still_going: list[float]  # share of responses that have a token at each position
+    objectives: list[Measured]
+
+
+def laboratory(folder: Path, run: GRPOConfig, step: int, samples: list[Sample], console: Console) -> Laboratory:
+    """Score the samples under the run's final policy and compare the objectives."""
+    policy = load_policy(str(folder / "model"), run.model.dtype)
+    choose_threads(run, policy)
+    if run.kl_placement != "none":
+        check_start(folder, add_reference(run, samples, console), console)
+    return compare(run, policy, step, samples, console)
+
+
+def add_reference(run: GRPOConfig, samples: list[Sample], console: Console) -> Start | None:
+    """Log-probabilities under the model that the run started from: loaded, or found or made as the run did."""
+    console.say("making the reference model of the KL term again ...")
+    train = read_splits(run.data, console.say)[0] if isinstance(run.model, TinyModelConfig) else []
+    reference = make_policy(run, train)
+    tiny = run.model if isinstance(run.model, TinyModelConfig) else None
+    start = teach_habits(run, tiny, reference, train, console) if tiny else None
+    pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
+    scores = reference.score(pairs, run.sampling.temperature, run.micro_batch_tokens)
+    for sample, score in zip(samples, scores, strict=True):
+        sample.reference_log_probs = score
+    return start
+
+
+def check_start(folder: Path, start: Start | None, console: Console) -> None:
+    """Say where the built-in model's start, made again, is not the one that the run's summary names."""
+    recorded = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("start")
+    if start and recorded and recorded["weights"] != start.weights:
+        console.say(
+            "! the reference model made here is not the one of the run (made with another processor, torch or version "
+            "of this code): the KL term is measured against this one"
+        )
+
+
+def compare(run: GRPOConfig, policy: Policy, step: int, samples: list[Sample], console: Console) -> Laboratory:
+    own: list[Tensor] = []
+    measured = []
+    for name, other in variants(run).items():
+        console.progress(f"{name} ...")
+        one, gradient = measure(name, other, policy, samples, own)
+        measured.append(one)
+        own = own or gradient
+        del gradient  # a whole model's size, before the next one is computed
+    lengths = torch.tensor([len(s.response.token_ids) for s in samples])
+    going = [(lengths > t).double().mean().item() for t in range(int(lengths.max()))]
+    return Laboratory(step, len(samples), int(lengths.sum()), going, measured)
+
+
+def measure(
+    name: str, run: GRPOConfig, policy: Policy, samples: Sequence[Sample], own: list[Tensor]
+) -> tuple[Measured, list[Tensor]]:
+    """One objective, and its gradient by parameter; `own` is the one to compare with, itself when empty."""
+    credited = with_credit(samples, run)
+    gradient = make_learner(run, policy).gradient(credited)
+    n, n_tokens = len(credited), sum(len(s.response.token_ids) for s in credited)
+    advantages = torch.tensor([s.advantage for s in credited], dtype=torch.float64)
+    norm = math.sqrt(dot(gradient.parameters, gradient.parameters))
+    by_position = position_weights(gradient.tokens, advantages)
+    measured = Measured(
+        name,
+        in_words(run),
+        gradient.loss,
+        norm,
+        cosine(gradient.parameters, own or gradient.parameters),
+        gradient.clipped / max(n_tokens, 1),
+        (advantages == 0).double().mean().item(),
+        sum(not s.kept for s in credited) / n,
+        *by_position,
+        length_weights(gradient.tokens, advantages),
+    )
+    return measured, gradient.parameters
+
+
+def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """Inner product of two gradients, summed in double precision, parameter by parameter."""
+    return sum((x.double() * y.double()).sum().item() for x, y in zip(a, b, strict=True))
+
+
+def cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> float | None:
+    """Cosine of the angle between two gradients; None where one of them is 0.
+
+    >>> cosine([torch.tensor([3.0, 0.0]), torch.tensor([4.0])], [torch.tensor([3.0, 0.0]), torch.tensor([-4.0])])
+    -0.28
+    """
+    lengths = math.sqrt(dot(a, a) * dot(b, b))
+    return dot(a, b) / lengths if lengths else None
+
+
+def position_weights(tokens: Sequence[Tensor], advantages: Tensor) -> tuple[list[float | None], list[float]]:
+    """(weight per unit of advantage, share of all weight) at each token position.
+
+        weight_t = sum_i |g_it| / sum_i |A_i|   over the responses i with A_i != 0 that have a token t
+        share_t  = sum_i |g_it| / sum of all |g|
+
+    tokens: g_it = d loss / d log pi of each response, (length_i,); advantages A (n,). Dividing by |A| leaves
+    what the loss and its length norm do with a token, whatever the rewards were.
+
+    >>> position_weights([torch.tensor([0.5, -0.5]), torch.tensor([1.0])], torch.tensor([-1.0, 1.0]))
+    ([0.75, 0.5], [0.75, 0.25])
+    """
+    longest = max((len(g) for g in tokens), default=0)
+    weight, with_credit_only, credit = torch.zeros(3, longest, dtype=torch.float64)
+    for g, advantage in zip(tokens, advantages.abs(), strict=True):
+        weight[: len(g)] += g.abs()
+        if advantage > 0:
+            with_credit_only[: len(g)] += g.abs()
+            credit[: len(g)] += advantage
+    total = weight.sum().item()
+    pairs = zip(with_credit_only.tolist(), credit.tolist(), strict=True)
+    return [w / a if a else None for w, a in pairs], [w / total if total else 0.0 for w in weight.tolist()]
+
+
+def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = LENGTH_BINS) -> list[LengthBin]:
+    """The responses with an advantage, cut by length into `bins` equally many, shortest first."""
+    live = sorted((len(g), i) for i, g in enumerate(tokens) if advantages[i] != 0 and len(g))
+    total = sum(g.abs().double().sum().item() for g in tokens)
+    parts = torch.tensor_split(torch.tensor([i for _, i in live], dtype=torch.int64), min(bins, max(len(live), 1)))
+    out = []
+    for part in (p.tolist() for p in parts if len(p)):
+        weight = sum(tokens[i].abs().double().sum().item() for i in part)
+        credit = sum(len(tokens[i]) * abs(advantages[i].item()) for i in part)
+        lengths = [len(tokens[i]) for i in part]
+        out.append(LengthBin(lengths[0], lengths[-1], weight / credit, weight / total if total else 0.0))
+    return out

@@ -1,0 +1,136 @@
+r"""One expression with what may stand around it: currency signs, units, percent, `thousand` and `million`.
+
+It must not know lists, relations or equality.
+"""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from rlreason.answers import units
+from rlreason.answers.expression import Node, Reader, number
+from rlreason.answers.lexer import Token, UnreadableError
+from rlreason.answers.values import Quantity
+from rlreason.answers.vocabulary import (
+    CONSTANTS,
+    CURRENCIES,
+    FUNCTIONS,
+    GREEK,
+    LETTER_UNITS,
+    PERCENT,
+    SCALES,
+    SHORT_WORDS,
+)
+
+
+def is_constant(text: str) -> bool:
+    return text in CONSTANTS or text in FUNCTIONS or text in GREEK or text == "sqrt"
+
+
+def is_product(found: Sequence[Token]) -> bool:
+    """Lower-case letters side by side, or a word of consonants or of two letters that is no English word."""
+    if len(found) > 1:
+        return all(token.kind == "letter" and token.text.islower() for token in found)
+    text = found[0].text
+    return found[0].kind == "word" and bool(
+        re.fullmatch("[b-df-hj-np-tv-z]{2,3}", text) or (re.fullmatch("[a-z]{2}", text) and text not in SHORT_WORDS)
+    )
+
+
+def bare(found: Sequence[Token]) -> Node:
+    """An expression and nothing else."""
+    return Reader(found).whole()
+
+
+def read(found: Sequence[Token]) -> Quantity:
+    found, currency = _without_currency(list(found))
+    end = _end_of_number(found)
+    tail = found[end:]
+    if not found[:end]:
+        raise UnreadableError("no number")
+    scale, percent = Fraction(1), False
+    parts: list[str] = []
+    for token in tail:
+        word = token.text.strip().casefold()
+        if word in SCALES and not parts:
+            scale *= SCALES[word]
+        elif word in PERCENT and not parts:
+            percent = True
+        else:
+            parts.append(("" if not parts or not token.spaced else " ") + token.text)
+    unit = units.canonical("".join(parts)) if parts else ""
+    if unit is None or (percent and currency):
+        raise UnreadableError("words that are no unit")
+    if currency and unit not in ("", currency, "usd"):
+        unit = currency + unit if unit.startswith("/") else f"{currency} {unit}"
+    node = bare(found[:end])
+    if scale != 1:
+        node = Node("mul", (Node("group", (node,)), number(scale)))
+    return Quantity(node, unit or currency, percent)
+
+
+def _without_currency(found: list[Token]) -> tuple[list[Token], str]:
+    """Take away the signs or codes of one currency: `$5`, `-$5`, `5 $`, `USD 5`, `$7 - $2`."""
+    places = [index for index, token in enumerate(found) if token.text.casefold() in CURRENCIES]
+    kinds = {CURRENCIES[found[index].text.casefold()] for index in places}
+    last = len(found) - 1
+    if len(kinds) != 1 or any(0 < index < last and found[index + 1].kind != "number" for index in places):
+        return found, ""
+    return [token for index, token in enumerate(found) if index not in places], kinds.pop()
+
+
+def _end_of_number(found: Sequence[Token]) -> int:
+    """Where the expression ends and its unit begins: at the first word that only units follow."""
+    depth = 0
+    for index, token in enumerate(found):
+        if token.kind == "sign" and token.text in ("(", "{", "[", "\\{"):
+            depth += 1
+        elif token.kind == "sign" and token.text in (")", "}", "]", "\\}"):
+            depth -= 1
+        if index and not depth and _begins_unit(found, index) and _only_units(found[index:]):
+            return index
+    return len(found)
+
+
+def _begins_unit(found: Sequence[Token], index: int) -> bool:
+    token, before = found[index], found[index - 1]
+    if before.kind == "sign" and before.text in ("+", "-", "*", "/", "^", "_", "("):
+        # 45^\circ: the sign of degrees is raised, and a unit only behind plain numbers
+        return False
+    name = token.text.strip()
+    if token.kind == "text":
+        return bool(name) and name not in FUNCTIONS and name not in ("i", "e")
+    if token.kind == "sign":
+        return token.text == "%" or (token.text in ("^", "°") and _degrees(found, index))
+    if token.kind == "word":
+        return not is_constant(name.casefold()) and units.is_word(name)
+    return token.kind == "letter" and token.spaced and name in LETTER_UNITS and before.kind == "number"
+
+
+def _degrees(found: Sequence[Token], index: int) -> bool:
+    r"""`°`, `^°` or `^{°}` behind an expression without functions."""
+    texts = [token.text for token in found[index:]]
+    raised = texts[:1] == ["°"] or texts[:2] == ["^", "°"] or texts[:4] == ["^", "{", "°", "}"]
+    return raised and not any(token.text in FUNCTIONS for token in found[:index])
+
+
+def _only_units(tail: Sequence[Token]) -> bool:
+    for index, token in enumerate(tail):
+        name, before = token.text.strip(), tail[index - 1].text if index else ""
+        hyphen = token.text == "-" and tail[index + 1 : index + 2] and tail[index + 1].kind in ("word", "text")
+        if token.kind in ("text", "word") or hyphen or (token.kind == "letter" and _letter_unit(tail, index)):
+            continue
+        if token.kind == "sign" and name in ("%", "°", "^", "/", "*", "{", "}", "(", ")", "."):
+            continue
+        if (token.kind == "number" and before in ("^", "{", "-")) or (token.text == "-" and before in ("^", "{")):
+            continue
+        return False
+    return True
+
+
+def _letter_unit(tail: Sequence[Token], index: int) -> bool:
+    """Beside words, alone or in a quotient: `5 miles a day` and `9.8 m s^{-2}` have units, `2 m g` is a product."""
+    if tail[0].kind != "letter" or any(token.kind in ("text", "word") for token in tail):
+        return True
+    alone = sum(token.kind == "letter" for token in tail) == 1
+    return tail[index].text in LETTER_UNITS and (alone or any(token.text in ("/", "-") for token in tail))

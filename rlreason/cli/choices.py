@@ -1,0 +1,128 @@
+"""Choices of options, checked before Hydra composes: `GROUP=OPTION` must name an option that is there.
+
+Hydra would stumble over words that are no texts, such as `loss=1`, and say little of the others. It knows parsed
+overrides and the options in reach.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, QuotedString, RangeSweep
+
+from rlreason.cli.aliases import MAY_BE_ABSENT, PLACED
+from rlreason.cli.suggestions import did_you_mean, nearest_options, options
+from rlreason.config.leaves import typed_word
+from rlreason.config.store import resource_dir
+from rlreason.errors import ConfigError
+
+PLUGINS = ("hydra/launcher", "hydra/sweeper")
+
+
+def refuse_wrong_choices(overrides: Sequence[str]) -> None:
+    """`ConfigError` where a word chooses what is no option, or takes away what every run needs."""
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    groups = options()
+    for word in overrides:
+        try:
+            [override] = parser.parse_overrides([word])
+        except Exception:  # said where it is composed
+            continue
+        group = override.key_or_group
+        if not group:
+            raise ConfigError(f"{word} names no setting in front of the equals sign: write key=value")
+        if override.is_hydra_override() and override.is_sweep_override():
+            raise ConfigError(f"{word}: Hydra's own settings have one value in all runs: give one, or quote a text")
+        if override.is_delete():
+            if PLACED.get(override.package or "") != group:
+                _refuse_taking_away(override, groups)
+        elif group == "sweep" and (override.is_sweep_override() or isinstance(override.value(), list)):
+            raise ConfigError(
+                f"{word}: one sweep is one name: give one of {', '.join(groups['sweep'])}, and run another by a "
+                "command of its own"
+            )
+        elif isinstance(override.value(), list) and _is_ours(group) and group != "experiment":
+            raise ConfigError(f"{word}: a run has one option of {group}: choose one of {', '.join(groups[group])}")
+        elif group.replace(".", "/") in PLUGINS and "." in group and not isinstance(override.value(), dict):
+            name = group.replace(".", "/")
+            raise ConfigError(f"{word}: {name} is chosen with a slash: choose {name}={_of_hydra(name)[0]}")
+        elif group == "hydra.searchpath":
+            _refuse_lost_places(override)
+        elif (offered := groups.get(group) or _of_hydra(group)) and not isinstance(override.value(), dict):
+            _refuse_unknown(override, group, offered)
+
+
+def _refuse_taking_away(override: Override, groups: dict[str, list[str]]) -> None:
+    key = override.key_or_group
+    if key.startswith("hydra") or key in MAY_BE_ABSENT:
+        return
+    if key in groups:
+        cure = f"{key}=none" if "none" in groups[key] else f"{key}={groups[key][0]}"
+        raise ConfigError(f"~{key} takes away what a run needs: choose an option instead, as in {cure}")
+    raise ConfigError(f"~{key}: no setting of a run can be taken away: leave this out, or write {key}=VALUE")
+
+
+def _refuse_unknown(override: Override, group: str, offered: list[str]) -> None:
+    chosen = list(_values(override))
+    if not chosen:
+        raise ConfigError(f"{override.input_line} chooses no option of {group}: choose one of {', '.join(offered)}")
+    for value in chosen:
+        name = value.text if isinstance(value, QuotedString) else value
+        if isinstance(name, str) and _exists(group, name):
+            continue
+        shown = typed_word(name)
+        meant = did_you_mean(nearest_options(shown, offered))
+        more = ""
+        if group in PLUGINS:
+            more = f", or install the plug-in that brings it (such as pip install hydra-NAME-{group[6:]})"
+        key = override.package if PLACED.get(override.package or "") == group else group  # as it was typed
+        raise ConfigError(
+            f"{key}={shown} is no option of {group}: {f'{meant} ' if meant else ''}"
+            f"choose one of {', '.join(offered)}{more}"
+        )
+
+
+def _values(override: Override) -> Iterator[Any]:
+    """Each value that a word gives: those of a sweep and those of a list one by one."""
+    value = override._value
+    if isinstance(value, Glob):
+        yield from override.sweep_iterator()
+    elif isinstance(value, ChoiceSweep | list):
+        for one in value if isinstance(value, list) else value.list:
+            yield from one if isinstance(one, list) else [one]
+    elif isinstance(value, RangeSweep):
+        yield from value.range()
+    elif isinstance(value, IntervalSweep):
+        yield value.start
+    else:
+        yield value
+
+
+def _is_ours(group: str) -> bool:
+    """Whether it is a group of this program, and not one of Hydra's or of the user's."""
+    return group in MAY_BE_ABSENT or (resource_dir("conf") / group).is_dir()
+
+
+def _of_hydra(group: str) -> list[str]:
+    return GlobalHydra.instance().config_loader().get_group_options(group) if group.startswith("hydra/") else []
+
+
+def _refuse_lost_places(override: Override) -> None:
+    """Hydra warns of a place that is not there, and goes on without what it would bring in."""
+    for place in _values(override):
+        path = str(place.text if isinstance(place, QuotedString) else place)
+        if not path.startswith("pkg://") and not Path(path.removeprefix("file://")).is_dir():
+            raise ConfigError(f"hydra.searchpath={path} is no folder: give a list of folders, or --config-dir DIR")
+
+
+def _exists(group: str, option: str) -> bool:
+    """Whether there is such an option, in a folder of the group too."""
+    loader = GlobalHydra.instance().config_loader()
+    if option in loader.get_group_options(group):
+        return True
+    return (
+        isinstance(loader, ConfigLoaderImpl) and bool(option) and loader.repository.config_exists(f"{group}/{option}")
+    )

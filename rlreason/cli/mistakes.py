@@ -1,0 +1,289 @@
+"""Hydra's mistakes in one line each: the setting, its value, the rule, and the nearest right word.
+
+It knows the texts of Hydra's and OmegaConf's errors.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rlreason.cli.aliases import PLACED
+from rlreason.cli.suggestions import (
+    algorithms_with,
+    choices_named,
+    chosen,
+    did_you_mean,
+    equivalent,
+    keys_below,
+    keys_to_set,
+    near,
+    options,
+    options_with,
+    settings_like,
+)
+from rlreason.errors import ConfigError
+from rlreason.records.status import RESOURCES, exit_code
+
+USUAL = ("r1_zero", "jsonl")  # options for an example
+LONGEST_SHOWN = 100  # characters of one word in a message
+TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+REASONS = {
+    "is not Optional": "it cannot be without a value",
+    "Invalid type assigned": "it is a group of settings, each with a name of its own",
+    "is not a ListConfig": "it is a list, as in [1,2]",
+}
+#: Texts of Hydra's about one word, and ours.
+SIMPLE = {
+    r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'": (
+        "WORD names several values: add -m to run each of them, or use [a,b] for a list"
+    ),
+    r"Could not delete from config. '([^']+)' does not exist": "~WORD takes away what is not there: leave it out",
+    r"Could not append to config. An item is already at '([^']+)'": (
+        "+WORD adds what is there already: take the + away"
+    ),
+    r"Multiple values for ([^.\s]+)\.": "WORD is chosen already: write WORD=OPTION, without a +",
+    r"not supported: '\++([^'=]+)": "WORD is chosen already: write WORD=OPTION, without a +",
+}
+#: Lines of Hydra's messages that help nobody here.
+NOISE = (
+    "full_key:",
+    "object_type=",
+    "To append",
+    "Set the env",
+    "See https",
+    "Config search path",
+    "provider=",
+    "reference_type=",
+)
+
+
+@contextmanager
+def mistakes_in(words: Sequence[str]) -> Iterator[None]:
+    """Words as they can be shown in a line: no line breaks or control characters, and cut where they are very long."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error)
+        parts = {part for word in words for part in (word, *word.lstrip("+~").partition("=")[::2]) if len(part) > 1}
+        for part in sorted(parts, key=len, reverse=True):
+            text = text.replace(part, shown(part))
+        if text == str(error):
+            raise
+        raise type(error)(text) from error
+
+
+def shown(word: str) -> str:
+    r"""A word as it is shown.
+
+    >>> shown("seed=1\nx"), shown("seed=" + "9" * 5000)[-30:]
+    ('seed=1\\nx', '999999999... (5005 characters)')
+    """
+    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in word)
+    return plain if len(plain) <= LONGEST_SHOWN else f"{plain[:LONGEST_SHOWN]}... ({len(word)} characters)"
+
+
+@contextmanager
+def in_one_line(overrides: Sequence[str], name: str = "config", composing: bool = False) -> Iterator[None]:
+    """Hydra's mistakes about these words as a `ConfigError`.
+
+    While it is `composing`, only Hydra is at work, which stumbles over odd words in ways of its own: any error is one.
+    """
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(one_line(error, overrides, name)) from error
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"a file of options is no YAML ({_reason(error)}): mend it, or choose another") from error
+    except (ConfigError, BrokenPipeError):
+        raise
+    except Exception as error:
+        if not composing or exit_code(error) == RESOURCES:
+            raise
+        if "Unexpected type for root: NoneType" in str(error):  # OmegaConf's, of a setting below a null
+            raise ConfigError(_below_null(overrides)) from error
+        raise ConfigError(
+            f"{' '.join(overrides)} cannot be composed ({_reason(error)}): mend or leave out a word"
+        ) from error
+
+
+def _below_null(overrides: Sequence[str]) -> str:
+    """What is said of a setting of an option that was not chosen."""
+    plain = [word.lstrip("+") for word in overrides]
+    chosen_places = {word.partition("=")[0].partition("@")[2] for word in plain if not word.startswith("~")}
+    for place, group in PLACED.items():
+        below = [word for word in plain if word.startswith(f"{place}.")]
+        if below and place not in chosen_places:
+            having = options_with(group, below[0].partition("=")[0][len(place) + 1 :]) or options()[group]
+            option = next((name for name in USUAL if name in having), having[0])
+            cure = f"choose one beside it, as in {place}={option} {below[0]}"
+            return f"{below[0]} needs an option to change, and {place} is null: {cure}"
+    return f"{' '.join(overrides)} changes a setting of an option that was not chosen: choose one beside it"
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in a line; where in a file, if it knows."""
+    if mark := getattr(error, "problem_mark", None):
+        return f"{mark.name}, line {mark.line + 1}: {getattr(error, 'problem', '')}"
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def one_line(error: Exception, overrides: Sequence[str] = (), name: str = "config") -> str:
+    """Hydra's message in one line, with the nearest right word where a word was not known."""
+    cause = error.__cause__ or error
+    if isinstance(cause, ConfigError):  # one of our resolvers said it
+        return str(cause)
+    text = f"{error}\n{cause}"
+    full_key = getattr(cause, "full_key", None)
+    if unknown := re.search(r"Key '([^']+)' (?:is )?not in '?\w+'?", text):
+        file = re.search(r"In '((\w+)/[^']+)': \w+ raised", text)
+        if file and unknown[1] == file[2]:
+            return f"{file[1]}.yaml sets {file[2]}, which is no setting: begin it with the line # @package _global_"
+        said = _unknown_key(full_key or unknown[1], choices_among(overrides), name)
+        return f"{file[1]}.yaml: {said}" if file else said
+    if absent := re.search(r"Could not override '([^']*)'\.\s+(?:No match|Did you mean)", text):
+        return _unknown_group(absent[1])
+    if below := [word for word in overrides if word.lstrip("+").startswith(f"{full_key}.") and "Value '{}'" in text]:
+        return f"{below[0]}: {full_key} is one value, with nothing below it: write {full_key}=VALUE"
+    if value := re.search(r"Value '(.*)' of type '[^']+' could not be converted to (\w+)", text, re.DOTALL):
+        return f"{full_key}={value[1]} must be of type {value[2]}: give {TYPES.get(value[2], 'a value of that type')}"
+    if word := re.search(r"Error parsing override '([^'=]*)'\s+missing EQUAL", text):
+        return _no_override(word[1])
+    if isinstance(error, OverrideParseException):
+        return _unreadable(str(error.override))
+    if override := re.search(r"Error merging override (.+)", text):
+        reason = str(cause).splitlines()[0].rstrip(".")
+        reason = next((ours for theirs, ours in REASONS.items() if theirs in reason), reason)
+        return (
+            f"{override[1]} does not fit there ({reason}): python -m rlreason --cfg job shows the form of every setting"
+        )
+    for pattern, said in SIMPLE.items():
+        if found := re.search(pattern, text):
+            return said.replace("WORD", found[1])
+    return _plain(error, full_key, overrides)
+
+
+def _plain(error: Exception, full_key: str | None, overrides: Sequence[str]) -> str:
+    """What is left of Hydra's message, behind the word that it is about."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    text = " ".join(line for line in lines if line and not line.startswith(NOISE)).rstrip(".")
+    text = re.sub(r"^\w+ raised while resolving interpolation: ", "", text)
+    if file := re.match(r"In '([^']+)': (?:\w+ raised while composing config: )?(.*)", text):
+        return f"{file[1]}.yaml does not compose ({file[2]}): mend the file"
+    about = [word for word in overrides if full_key and word.lstrip("+~").startswith(f"{full_key}=")]
+    about = about or [word for word in overrides if "${" in word]
+    return f"{about[-1]} cannot be resolved ({text}): give a value" if about else text
+
+
+def choices_among(overrides: Sequence[str]) -> list[str]:
+    """The overrides that choose an option, of the readable ones."""
+    parser, found, groups = OverridesParser.create(), [], options()
+    for word in overrides:
+        try:
+            override = parser.parse_override(word)
+        except Exception:
+            continue
+        group = override.key_or_group
+        is_choice = group in groups or group.startswith("hydra/")
+        if is_choice and not override.is_sweep_override() and not override.is_delete():
+            found.append(word)
+    return found
+
+
+def _unknown_key(key: str, choices: Sequence[str], name: str) -> str:
+    cfg = chosen(choices, name)
+    if key.startswith("hydra."):
+        return _unknown_to_hydra(key, cfg)
+    algorithm = str(cfg.get("algorithm"))
+    group = key.rpartition(".")[0]
+    if group and isinstance(OmegaConf.select(cfg, group), DictConfig):
+        return _unknown_in_group(key, group, cfg, choices)
+    said = f"{key} is no setting of this run"
+    owners = [name for name in algorithms_with(key) if name != algorithm]
+    if owners and algorithm not in algorithms_with(key):
+        theirs = " and ".join(f"algorithm={owner}'s" for owner in owners)
+        ours = equivalent(key, algorithm)
+        cure = f"algorithm={algorithm} has {ours}" if ours else f"leave it out, or choose algorithm={owners[0]}"
+        return f"{said}: it is one of {theirs}: {cure}"
+    cure = did_you_mean(settings_like(key, cfg)) or "python -m rlreason --cfg job lists every key"
+    return f"{said}: {cure}"
+
+
+def _unknown_in_group(key: str, group: str, cfg: DictConfig, choices: Sequence[str]) -> str:
+    node = OmegaConf.select(cfg, group)
+    top = next((place for place in PLACED if f"{group}.".startswith(f"{place}.")), group.partition(".")[0])
+    whose = PLACED.get(top, top)  # the group of options
+    has_options = group == top and whose in options()
+    said = f"{key} is no setting of " + (f"the chosen option of {group}" if has_options else group)
+    of_others = [f"{top}={option}" for option in options_with(whose, key[len(top) + 1 :])]
+    has = f"{'it' if not has_options else 'the chosen one'} has {', '.join(f'{group}.{name!s}' for name in node)}"
+    if of_others:
+        cure = f"it is one of {' and '.join(of_others[:4])}: choose one of those, or leave it out"
+        return f"{said}: {cure} ({has})"
+    last = key.rpartition(".")[2]
+    here = [name for name in map(str, node) if f"{group}.{name}" in keys_to_set(cfg)]
+    near_here = [f"{group}.{name}" for name in near(last, here)]
+    meant = near_here or [like for like in settings_like(last, cfg) if like.startswith(f"{top}.")]
+    if meant:
+        return f"{said}: {did_you_mean(meant)}"
+    other = f"choose another {top}=..., or leave it out" if has_options else "leave it out"
+    return f"{said}: {other} ({has})"
+
+
+def _unknown_to_hydra(key: str, cfg: DictConfig) -> str:
+    part = "/".join(key.split(".")[:2])
+    if part in ("hydra/launcher", "hydra/sweeper"):
+        return f"{key} is no setting of the chosen {part}: choose another {part}=..., or leave this out"
+    meant = near(
+        key, cutoff=0.82, known=(known for known in keys_below(cfg.hydra, "hydra.") if known != "hydra.help.template")
+    )
+    return f"{key} is no setting of Hydra: {did_you_mean(meant) or 'python -m rlreason --cfg hydra lists them'}"
+
+
+def _unknown_group(word: str) -> str:
+    group, _, package = word.partition("@")
+    if package:
+        return f"{word}=... puts an option in another place than its own: write {group}=OPTION"
+    if group in options() and group not in ("experiment", "sweep"):
+        return f"{group} is no option of the chosen algorithm (an objective's axes are GRPO's): leave it out"
+    meant = did_you_mean(near(group, options()))
+    return f"{group or '(nothing)'} is no group to choose from: {meant or 'leave it out, or write key=value'}"
+
+
+def _no_override(word: str) -> str:
+    """A word without an equals sign: what it may have been meant as."""
+    said = f"{word} is neither an option nor an override: "
+    groups, cfg = options(), chosen([], "config")
+    if word in groups:
+        return f"{said}write key=value, as in {word}={groups[word][0]} ({', '.join(groups[word])})"
+    if word in keys_to_set(cfg):
+        return f"{said}write key=value, as in {word}={OmegaConf.select(cfg, word)}"
+    group, _, option = re.sub(r"[/:]", ".", word).rpartition(".")
+    if option in groups.get(group, ()):
+        return f"{said}write {group}={option}"
+    flags = ("multirun", "help", "version", "cfg", "config-dir", "hydra-help")
+    meant = [f"--{flag}" for flag in near(word, flags, cutoff=0.8)] or choices_named(word)
+    meant = meant or [f"{like}=..." for like in near(word, [*groups, *keys_to_set(cfg)], cutoff=0.7)]
+    return f"{said}{did_you_mean(meant)} write key=value (python -m rlreason --help)".replace(":  ", ": ")
+
+
+def _unreadable(word: str) -> str:
+    key, equals, value = word.partition("=")
+    if not key.strip() and not value.strip():
+        return f"an empty word ({word!r}) is neither an option nor an override: write key=value"
+    if not key:
+        return f"{word} names no setting in front of the equals sign: write key=value"
+    if not equals and (meant := re.fullmatch(r"([A-Za-z_][\w.]*)\s*[:\s]\s*(\S+)", word)):
+        return f"{word} cannot be read: write {meant[1]}={meant[2]}"
+    if equals and key != key.strip() and value.strip():
+        return f"{word} cannot be read: write {key.strip()}={value.strip()}, without the space"
+    if not re.fullmatch(r"[~+]*[\w./@:-]+", key, re.ASCII):
+        return f"{word} cannot be read: no setting is called {key.strip()} (python -m rlreason --cfg job lists them)"
+    if not equals:
+        return _no_override(word)
+    return f"{word} cannot be read: a value with = : , ( ) quotes or brackets needs quotes, as in {key}='\"a=b\"'"

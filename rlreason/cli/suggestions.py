@@ -1,0 +1,182 @@
+"""Did you mean: the nearest right words for one that is not known, over what the chosen options really have.
+
+It knows the composed config, the options in reach, the schemas and the handouts' names; it words no errors.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hydra import compose
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from omegaconf import DictConfig, OmegaConf
+
+from rlreason.cli.aliases import NAMES
+from rlreason.cli.habits import EQUIVALENTS, HABITS
+from rlreason.config.store import SCHEMAS
+
+MOST = 3  # suggestions at once
+NOT_FOR_CHOOSING = ("hydra", "schema")  # groups
+
+
+def did_you_mean(shown: Iterable[str]) -> str:
+    """
+    >>> did_you_mean(["loss=gspo", "objective=gspo"]), did_you_mean([])
+    ('did you mean loss=gspo or objective=gspo?', '')
+    """
+    words = list(dict.fromkeys(shown))[:MOST]
+    return f"did you mean {' or '.join(words)}?" if words else ""
+
+
+def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The nearest of the known words, whatever their case.
+
+    >>> near("GROPO", ["grpo", "ei"])
+    ['grpo']
+    """
+    folded = {name.lower(): name for name in known}
+    return [folded[name] for name in difflib.get_close_matches(word[:100].lower(), folded, n=count, cutoff=cutoff)]
+
+
+def nearest_options(word: str, offered: Sequence[str]) -> list[str]:
+    """The options that a word may stand for: one that is spelt alike, or else those that it shortens.
+
+    >>> nearest_options("grpo_lr", ["grpo_learning_rate", "grpo_off_policy"]), nearest_options("q", ["xy"])
+    (['grpo_learning_rate'], [])
+    """
+    return near(word, offered) or [name for name in offered if len(word) > 1 and shortens(word, name)]
+
+
+def shortens(word: str, name: str) -> bool:
+    """Whether a word is put together from the beginnings of a name's words, in their order.
+
+    >>> shortens("grpo_lr", "grpo_learning_rate"), shortens("qwen3", "qwen3_1_7b"), shortens("rate", "grpo_off_policy")
+    (True, True, False)
+    """
+    letters = re.sub(r"[\W_]", "", word.lower())
+    reached = {0}  # how many of the letters are accounted for
+    for part in re.findall(r"[a-z]+|\d", name.lower()):
+        reached |= {at + n for at in reached for n in range(1, len(part) + 1) if letters.startswith(part[:n], at)}
+    return bool(letters) and len(letters) in reached
+
+
+def chosen(choices: Sequence[str], name: str) -> DictConfig:
+    """The config of these options without the settings that were given, so that it composes; Hydra's part too.
+
+    A file that brings in the mistake itself is left out.
+    """
+    of_files = ("experiment=", "sweep=")
+    for words in (list(choices), [word for word in choices if not word.lstrip("+").startswith(of_files)]):
+        try:
+            return compose(name, words, return_hydra_config=True)
+        except Exception:  # options that do not go with each other
+            continue
+    return compose("config", [], return_hydra_config=True)
+
+
+def keys_below(node: Any, prefix: str = "") -> list[str]:
+    """Every key as it is typed on the command line: `seed`, `sampling`, `sampling.max_tokens` ..."""
+    if isinstance(node, DictConfig):
+        node = OmegaConf.to_container(node)
+    if not isinstance(node, dict):
+        return []
+    return [key for name, child in node.items() for key in (f"{prefix}{name}", *keys_below(child, f"{prefix}{name}."))]
+
+
+def keys_to_set(cfg: DictConfig) -> list[str]:
+    """The keys that take a value or an option: no group that holds settings and has no options, as `sampling`."""
+    keys, groups = [key for key in keys_below(cfg) if not key.startswith("hydra")], options()
+    holders = {key.rpartition(".")[0] for key in keys}
+    return [key for key in keys if key not in holders or key in groups]
+
+
+def options() -> dict[str, list[str]]:
+    """Every group that a person chooses from, with its options; those of one's own folders too."""
+    loader = GlobalHydra.instance().config_loader()
+    groups = [group for group in loader.list_groups("") if group not in NOT_FOR_CHOOSING]
+    return {group: loader.get_group_options(group, ObjectType.CONFIG) for group in groups}
+
+
+def choices_named(word: str) -> list[str]:
+    """The choices whose option has this name, or else one that is near.
+
+    A short name is near to too many others, so more of it must agree.
+    """
+    offered = [(option, f"{group}={option}") for group, names in options().items() for option in names]
+    exact = [choice for option, choice in offered if option.lower() == word.lower()]
+    nearest = near(word, [option for option, _ in offered], cutoff=0.8)
+    return exact or [choice for option, choice in offered if option in nearest]
+
+
+def settings_like(word: str, cfg: DictConfig) -> list[str]:
+    """What may be meant by a setting that the config does not have, each as it is typed."""
+    keys = keys_to_set(cfg)
+    last = word.rpartition(".")[2]
+    if word in NAMES:  # known on the command line, where it is translated, and in no file
+        return [NAMES[word].key]
+    if exact := [choice for choice in choices_named(word) if choice.endswith(f"={word}")]:
+        return exact
+    if habit := [key for key in HABITS.get(last.lower(), ()) if key in keys_below(cfg)]:
+        return habit
+    if same := [key for key in keys if key.rpartition(".")[2] == last and key != word]:
+        return same
+    if same := [key for key in keys_of_options() if key.rpartition(".")[2] == last]:
+        return same
+    known = {key: key for key in keys} | {
+        name: f"{name} ({other.key} here)" for name, other in NAMES.items() if other.key.partition(".")[0] in cfg
+    }
+    by_last = {key.rpartition(".")[2]: key for key in keys if "." in key}
+    if found := near(word, known, cutoff=0.7):
+        return [known[found[0]]]
+    if found := near(last, by_last, cutoff=0.75):
+        return [by_last[found[0]]]
+    return choices_named(word) or [known[name] for name in near(word, known)]
+
+
+def keys_of_options() -> list[str]:
+    """The settings that some option of a group has, whichever is chosen."""
+    groups = {group.removeprefix("schema/"): nodes for group, nodes in SCHEMAS.items() if "/" in group}
+    keys = [
+        f"{group}.{field.name}"
+        for group, nodes in groups.items()
+        for node in nodes.values()
+        for field in fields(node)
+        if not is_dataclass(field.type)  # a group takes no value
+    ]
+    return list(dict.fromkeys(keys))
+
+
+def algorithms_with(key: str) -> list[str]:
+    """The algorithms that have a setting, by its whole key or by the group that it stands in."""
+    top = key.partition(".")[0]
+    return [name for name, node in SCHEMAS["schema"].items() if top in {field.name for field in fields(node)}]
+
+
+def equivalent(key: str, algorithm: str) -> str:
+    """What another algorithm's setting is called in this one; empty where there is nothing like it."""
+    return EQUIVALENTS.get(algorithm, {}).get(key, "")
+
+
+def options_with(group: str, rest: str) -> list[str]:
+    """The options of a group whose schema has a setting: `n_train` of `data` is one of stories'."""
+    loader = GlobalHydra.instance().config_loader()
+    nodes = SCHEMAS.get(f"schema/{group}", {})
+    if not isinstance(loader, ConfigLoaderImpl):
+        return []
+    found = []
+    for option in loader.get_group_options(group) if nodes else []:
+        loaded = loader.repository.load_config(f"{group}/{option}")
+        paths = [default.get_name() or "" for default in loaded.defaults_list or []] if loaded else []
+        if any(_has(nodes[name], rest) for name in nodes.keys() & {path.rpartition("/")[2] for path in paths}):
+            found.append(option)
+    return found
+
+
+def _has(node: Any, key: str) -> bool:
+    first, _, rest = key.partition(".")
+    inner = {field.name: field.type for field in fields(node)}
+    return first in inner and (not rest or (is_dataclass(inner[first]) and _has(inner[first], rest)))

@@ -1,0 +1,60 @@
+"""The settings of SFT and of expert iteration: learning to write given or found responses."""
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from rlreason.config.run import TrainingConfig
+
+
+@dataclass
+class SFTConfig(TrainingConfig):
+    """Supervised fine-tuning: -log p on the response tokens of given traces."""
+
+    algorithm: str = "sft"
+    n_steps: int | None = MISSING  # optimizer steps
+    epochs: float | None = MISSING  # passes over the traces; n_steps=null follows from it
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        if (self.n_steps is None) == (self.epochs is None):
+            bad.append(
+                f"n_steps={self.n_steps} and epochs={self.epochs}: set one and leave the other null "
+                "(epochs=3 n_steps=null, or n_steps=100 epochs=null)"
+            )
+        return bad
+
+
+@dataclass
+class EIConfig(TrainingConfig):
+    """Expert iteration: sample, keep what is correct, SFT on it, repeat. RFT and STaR are settings of it."""
+
+    algorithm: str = "ei"
+    n_steps: int = MISSING  # the handout's n_ei_steps
+    question_batch_size: int = MISSING  # different questions per step: the handout's D_b
+    group_size: int = MISSING  # responses per question
+    sft_epochs: int = MISSING  # passes over the kept responses of a step
+    max_per_question: int | None = None  # at most so many kept responses per question; None: all that are correct
+    deduplicate: bool = False  # keep a response that says the same as another to its question only once (RFT)
+    restart: bool = False  # each step trains the model that the run started from (STaR), not the latest
+    skip_solved: int = 0  # a question is left out once its last so many groups were all correct; 0: never
+
+    @property
+    def questions(self) -> int:
+        """Different problems per step."""
+        return self.question_batch_size
+
+    def schedule_problems(self, n_steps: int) -> list[str]:
+        if not self.restart:
+            return super().schedule_problems(n_steps)
+        if self.warmup_steps > 1:
+            return [
+                f"warmup_steps={self.warmup_steps} with restart=true: each step starts its learning rate anew, so it "
+                "would never be reached: set warmup_steps=0, or 1 to let the rate rise over the whole of each step"
+            ]
+        if self.warmup_steps == 1 and self.lr_schedule in ("linear", "cosine"):
+            return [
+                f"lr_schedule={self.lr_schedule} with warmup_steps=1 and restart=true: the rate rises over the whole "
+                "of each step and never falls: set warmup_steps=0, or lr_schedule=constant"
+            ]
+        return []

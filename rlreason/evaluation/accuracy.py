@@ -1,0 +1,133 @@
+"""Accuracy on fixed problems, always with the same random numbers, so that two models meet the same luck.
+
+Training runs and the jobs that only evaluate share this code. It knows rollouts and grades; it must not know the
+optimizer, settings or files.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlreason.algorithms.rollouts import LogProbScorer, Rollouts, by_outcome, rollout_metrics, score_samples
+from rlreason.engines.base import Sampling
+from rlreason.grading.metrics import grading_failures
+from rlreason.statistics import cluster_interval, gap_metrics
+from rlreason.types import Problem, Sample
+
+PURPOSE = "eval"  # what seeds depend on beside the run's seed, the problem and the sample's number
+
+
+def evaluate(
+    rollouts: Rollouts, problems: Sequence[Problem], sampling: Sampling, of: LogProbScorer | None = None, n: int = 1
+) -> tuple[list[Sample], dict[str, float]]:
+    """`n` graded responses per problem, each measured under the model `of`, and what they come to."""
+    samples = rollouts.sample(problems, sampling, n, purpose=PURPOSE)
+    if of is not None:
+        rollouts.tell("measuring entropies")
+        score_samples(samples, of)
+    return samples, eval_metrics(samples, sampling)
+
+
+def eval_metrics(samples: Sequence[Sample], sampling: Sampling) -> dict[str, float]:
+    """`eval/...` numbers of graded responses, several of which may answer one problem.
+
+    Entropies and the gap between engine and trainer are there where the samples were measured. The gap counts from
+    token `min_tokens` on: before it, the engine sampled under a ban on ending.
+    """
+    gaps = [
+        abs(engine - ours)
+        for s in samples
+        if s.log_probs
+        for engine, ours in list(zip(s.response.log_probs, s.log_probs, strict=True))[sampling.min_tokens :]
+    ]
+    base = rollout_metrics(samples, prefix="eval")
+    accuracy, low, high = proportion_with_ci(samples, is_correct)
+    return {
+        "eval/accuracy": accuracy,
+        "eval/reward": base["reward/mean"],
+        "eval/accuracy_low": low,
+        "eval/accuracy_high": high,
+        "eval/format": base["reward/format"],
+        "eval/truncated": base["eval/truncated"],
+        "eval/problems": len({s.group for s in samples}),
+        "eval/samples": len(samples),
+        **solved_once(samples),
+        **second_opinion(samples),
+        **by_outcome(samples, "eval"),
+        **gap_metrics(gaps, "eval"),
+        "eval/grading_failures": grading_failures([s.grade for s in samples]),
+    }
+
+
+def solved_once(samples: Sequence[Sample]) -> dict[str, float]:
+    """The share of problems with a correct response among all of theirs, where a problem has several: pass@n."""
+    groups = {s.group for s in samples}
+    if len(groups) == len(samples):
+        return {}
+    return {"eval/solved_once": len({s.group for s in samples if is_correct(s)}) / len(groups)}
+
+
+def second_opinion(samples: Sequence[Sample]) -> dict[str, float]:
+    """Accuracy by the prompt's reward where another one counts, and how many responses they call differently."""
+    if not samples or any(s.prompt_grade is None for s in samples):
+        return {}
+    accuracy, low, high = proportion_with_ci(samples, correct_by_prompt)
+    return {
+        "eval/accuracy_prompt_reward": accuracy,
+        "eval/accuracy_prompt_reward_low": low,
+        "eval/accuracy_prompt_reward_high": high,
+        "eval/disagreements": sum(is_correct(s) != correct_by_prompt(s) for s in samples),
+    }
+
+
+def more_accuracies(metrics: Mapping[str, float], counted: str, beside: str | None) -> dict[str, Any]:
+    """What a summary says beside the accuracy: of several responses per problem, and by a second reward, by name."""
+    more: dict[str, Any] = {}
+    if "eval/solved_once" in metrics:
+        more["solved_once"] = metrics["eval/solved_once"]
+    if beside is not None and "eval/accuracy_prompt_reward" in metrics:
+        name = "accuracy_prompt_reward"
+        more |= {
+            "rewards": {"accuracy": counted, name: beside},
+            name: metrics[f"eval/{name}"],
+            f"{name}_interval": [metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"]],
+            "disagreements": int(metrics["eval/disagreements"]),
+            "responses": int(metrics["eval/samples"]),
+        }
+    return more
+
+
+def describe_accuracies(accuracy: float, more: Mapping[str, Any]) -> list[str]:
+    """These in sentences.
+
+    >>> describe_accuracies(0.5, {"solved_once": 0.75})
+    ['solved at least once: 0.750 of the problems']
+    """
+    lines = []
+    if "solved_once" in more:
+        lines.append(f"solved at least once: {more['solved_once']:.3f} of the problems")
+    if "rewards" in more:
+        names, other = more["rewards"], more["accuracy_prompt_reward"]
+        apart, responses = more["disagreements"], more["responses"]
+        lines.append(
+            f"by {names['accuracy']} {accuracy:.3f}, which counts; by {names['accuracy_prompt_reward']} {other:.3f}"
+        )
+        lines.append(f"they disagree on {apart} of {responses} responses" if apart else "they agree on every response")
+    return lines
+
+
+def correct_by_prompt(sample: Sample) -> bool:
+    return sample.prompt_grade is not None and sample.prompt_grade.outcome == "correct"
+
+
+def is_correct(sample: Sample) -> bool:
+    """Partial credit of a reward of one's own counts only where it is whole."""
+    return sample.grade.outcome == "correct"
+
+
+def proportion_with_ci(samples: Sequence[Sample], of: Callable[[Sample], bool]) -> tuple[float, float, float]:
+    """The share of samples that `of` holds for, with its 95% interval over problems."""
+    hits: dict[str, list[bool]] = {}
+    for s in samples:
+        hits.setdefault(s.group, []).append(of(s))
+    low, high = cluster_interval([sum(h) for h in hits.values()], [len(h) for h in hits.values()])
+    return sum(map(of, samples)) / max(len(samples), 1), low, high

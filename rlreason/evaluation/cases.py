@@ -1,0 +1,138 @@
+"""Saved responses as cases that a person can read: which file, which category, which text.
+
+Knows the files of a run; it must not know how answers are compared, and imports no torch.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlreason.errors import ConfigError, DataError
+from rlreason.evaluation.reasons import Reason, why
+from rlreason.grading.run_grading import RunGrading
+
+Row = dict[str, Any]
+CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
+LONGEST = 1500  # characters of a response that are shown, half of them from its end
+
+
+def response_file(run: Path, step: int | None, rollouts: bool) -> Path:
+    """The responses of an evaluation, or the newest ones of a training run."""
+    if not run.is_dir():
+        raise ConfigError(f"{run} is no folder: give the folder of a run, as printed at its start")
+    whole = [run / "responses.jsonl", run / "responses.unfinished.jsonl"]
+    if not rollouts and step is None and (found := next((path for path in whole if path.is_file()), None)):
+        return found
+    if step is not None and any(path.is_file() for path in whole):
+        raise ConfigError(f"--step {step}: {run} is an evaluation, which has no steps: leave --step out")
+    kinds = ("rollouts",) if rollouts else ("evals", "rollouts")
+    wanted = "step_*.jsonl" if step is None else f"step_{step:05d}.jsonl"
+    for kind in kinds:
+        if paths := sorted((run / kind).glob(wanted)):
+            return paths[-1]
+    stems = [path.stem.removeprefix("step_") for kind in kinds for path in (run / kind).glob("step_*.jsonl")]
+    steps = sorted(int(stem) for stem in stems if stem.isdigit())  # others were evaluated between two updates
+    if step is not None and steps:
+        raise ConfigError(f"--step {step}: {run} saved the steps {', '.join(map(str, steps))}: choose one of them")
+    raise ConfigError(f"{run} holds no {' or '.join((*kinds, 'responses.jsonl'))}: give the folder of one run")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The responses of a file; a torn last line and the first line of an unfinished evaluation are left out."""
+    rows = []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise DataError(f"{path}, line {number} is not JSON ({error.msg}): mend or remove the line") from error
+        if "response" in row:
+            rows.append(row)
+    if not rows:
+        raise DataError(f"{path} holds no responses: choose another run or step")
+    return rows
+
+
+def category_of(row: Row) -> str:
+    if row["outcome"] == "correct":
+        return "correct"
+    return "format1_wrong" if row["format_reward"] > 0 else "format0"
+
+
+def is_in(row: Row, category: str | None) -> bool:
+    """Whether the row belongs to a category that its own grade decides; None: every row does."""
+    if category == "truncated":
+        return bool(row["finish_reason"] == "length")
+    return category is None or category_of(row) == category
+
+
+def reasons(row: Row, graded: RunGrading, second: bool | None = None) -> list[Reason]:
+    """Why this row earned what it did; `second` is what another grader thinks of its answer."""
+    found = why(row["response"], row["gold"], graded, row["outcome"], row["finish_reason"] == "length")
+    if second is None or second == (row["outcome"] == "correct"):
+        return found
+    called = "right" if second else "wrong"
+    return [Reason(f"parser suspect, a second grader calls it {called}"), *found]
+
+
+def tally(rows: Sequence[Row], graded: RunGrading) -> list[tuple[str, int]]:
+    """How often each first reason occurs, the most frequent first."""
+    return Counter(reasons(row, graded)[0].kind for row in rows).most_common()
+
+
+def counts_line(rows: Sequence[Row]) -> str:
+    counts = Counter(map(category_of, rows))
+    told = ", ".join(f"{counts[name]} {name}" for name in ("correct", "format1_wrong", "format0"))
+    cut = sum(row["finish_reason"] == "length" for row in rows)
+    return f"{len(rows)} responses: {told}; {cut} of them truncated"
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """Both ends of a long text: the format is decided at its end.
+
+    >>> shortened("abcdefgh", 4)
+    'ab [... 4 characters ...] gh'
+    """
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} [... {len(text) - most} characters ...] {text[-(most // 2) :]}"
+
+
+def case_lines(row: Row, found: Sequence[Reason], most: int = LONGEST) -> list[tuple[str, str]]:
+    """A case as (label, text), for a terminal and for Markdown alike."""
+    entropy = f", entropy {row['entropy']:.2f}" if row.get("entropy") is not None else ""
+    ended = "cut at the limit" if row["finish_reason"] == "length" else "ended"
+    return [
+        ("question", row["question"]),
+        ("gold", str(row["gold"])),
+        ("response", shortened(row["response"], most)),
+        ("grade", f"{category_of(row)} ({row['outcome']}, {row['path']}); {row['length']} tokens, {ended}{entropy}"),
+        ("why", "; ".join(map(str, found))),
+    ]
+
+
+def case_text(number: int, row: Row, found: Sequence[Reason], most: int = LONGEST) -> str:
+    """One case for the terminal, responses indented so that their own lines stay visible."""
+    lines = [f"--- {number}. {row['problem_id']}" + (f", sample {row['sample']}" if row.get("sample") else "")]
+    for label, text in case_lines(row, found, most):
+        lines.append(f"{label + ':':10}" + text.replace("\n", "\n" + " " * 10))
+    return "\n".join(lines)
+
+
+def markdown(
+    run: Path, heading: str, rows: Sequence[Row], found: Sequence[Sequence[Reason]], counted: Mapping[str, int]
+) -> str:
+    """The cases and the tally of reasons, for a write-up."""
+    lines = [f"# Cases from {run.name}", "", heading, "", "| why (a guess) | count |", "| --- | ---: |"]
+    lines += [f"| `{kind}` | {count} |" for kind, count in counted.items()]
+    for number, (row, why_so) in enumerate(zip(rows, found, strict=True), 1):
+        lines += ["", f"## {number}. {row['problem_id']}"]
+        for label, text in case_lines(row, why_so):
+            fence = "`" * 3 if "`" * 3 not in text else "`" * 8
+            plain = text.replace("<", "&lt;")  # a tag would vanish from the page
+            lines += ["", f"**{label}**", "", *((fence, text, fence) if label == "response" else (plain,))]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,100 @@
+"""A function of the user's own, named `module:function`: found, or in one line why it cannot be.
+
+The processes that grade load rewards with it, and best-of-N its scorer. It must not know what such a function is for.
+"""
+
+import difflib
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class NotImportable(Exception):  # noqa: N818 - a finding, for whoever decides what follows from it
+    """Why a function cannot be had, as the end of a sentence that begins with its name."""
+
+
+def load(name: str) -> Callable[..., Any]:
+    """The function `module:function`, from the current folder or wherever Python finds modules."""
+    module, _, function = name.partition(":")
+    found = _module(module)
+    value = getattr(found, function, None)
+    if value is None:
+        near = difflib.get_close_matches(function, [key for key in vars(found) if not key.startswith("_")], n=1)
+        meant = f"did you mean {module}:{near[0]}?" if near else "write it there, or name another"
+        place = getattr(found, "__file__", None) or "which comes with Python"
+        raise NotImportable(f"module {module} ({place}) has no function {function}: {meant}")
+    if not callable(value):
+        raise NotImportable(f"{function} in module {module} is of type {type(value).__name__}: name a function")
+    return value  # type: ignore[no-any-return]
+
+
+def load_judge(name: str) -> Callable[..., Any]:
+    """The function `module:function`, refused where it cannot be called with two values, as the grader does."""
+    function = load(name)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some functions written in C nothing is known
+        return function
+    try:
+        signature.bind("response", "reference answer")
+    except TypeError as error:
+        taken = str(signature) if len(str(signature)) < 60 else "(...)"
+        raise NotImportable(
+            f"{name.partition(':')[2]}{taken} cannot be called with two texts ({error}): a reward takes (response, "
+            "reference answer), a scorer (question, response)"
+        ) from None
+    return function
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise NotImportable(_missing(name, error.name)) from None
+        raise NotImportable(f"importing {name} fails: {described(error)}: mend or install that") from None
+    except BaseException as error:  # also what ends a process, such as SystemExit
+        raise NotImportable(f"importing {name} fails: {described(error)}: mend that") from None
+
+
+def _missing(name: str, part: str) -> str:
+    """A module that is nowhere, or lies in the current folder while Python does not look there."""
+    here = Path.cwd()
+    path = here.joinpath(*part.split("."))
+    if (path.is_dir() or path.with_suffix(".py").is_file()) and str(here) not in map(_absolute, sys.path):
+        return (
+            f"module {name} lies in {here}, where Python does not look: set PYTHONPATH={here}, or start with "
+            "python -m rlreason"
+        )
+    return (
+        f"there is no module {part} in {here} or among the installed packages: mend the name, or set PYTHONPATH to the "
+        "folder that it lies in"
+    )
+
+
+def _absolute(entry: str) -> str:
+    return str(Path(entry).absolute())
+
+
+def described(error: BaseException) -> str:
+    """An error of somebody's own code: its kind, its first line, and where in the code it arose.
+
+    >>> described(ValueError("no sum"))
+    'ValueError: no sum'
+    """
+    text = next(iter(str(error).splitlines()), "")
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_theirs(f.filename)]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}".removesuffix(": ") + place
+
+
+def _is_theirs(file: str) -> bool:
+    """Whether a file may be the user's: neither one of this package nor Python's machinery for imports."""
+    return not file.startswith("<") and Path(__file__).parent not in Path(file).parents and "importlib" not in file

@@ -1,0 +1,120 @@
+"""The process in which everything that may hang or eat memory runs: `python -m rlreason.grading.workers.worker`.
+
+It reads one request at a time from standard input and answers on standard output, both as JSON with a
+4-byte length in front. It knows nothing of the trainer and never imports the user's main module. It ends
+when its input closes, when its parent dies, or when one request outlives its limit (by the kernel's alarm,
+which also ends C code that Python signals cannot interrupt).
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rlreason.grading.plugin_import import NotImportable, described, load_judge
+from rlreason.grading.workers.framing import LENGTH, pack
+
+PR_SET_PDEATHSIG = 1
+MAX_REASON = 500  # characters of an error that are told
+ALARM_SLACK_S = 1.0  # the parent kills first; the alarm is for a worker whose parent is gone
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        print(
+            "rlreason: rlreason.grading.workers.worker is started by the grader: type python -m rlreason",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    options = json.loads(sys.argv[1])
+    _tie_to_parent(options["parent"], options["main_thread"])
+    requests, replies = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)  # whatever a library or a plug-in prints or reads must not reach the pipes
+    os.dup2(null, 1)
+    sys.path[:] = [*options["path"], *[entry for entry in sys.path if entry not in options["path"]]]
+    try:
+        handle = _load(options["plugin"])
+    except BaseException as error:
+        why = str(error) if isinstance(error, NotImportable) else described(error)
+        os.write(replies, pack({"ready": False, "error": why[:MAX_REASON]}))
+        return
+    limit = options["memory_mb"] * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.write(replies, pack({"ready": True}))
+    while (request := _read(requests, options["parent"])) is not None:
+        signal.setitimer(signal.ITIMER_REAL, options["timeout_s"] + ALARM_SLACK_S)
+        reply = _answer(handle, request)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _write(replies, pack(reply))
+
+
+def _tie_to_parent(parent: int, main_thread: bool) -> None:
+    # The kernel sends this signal when the THREAD that started us ends, so only a main thread may ask for it.
+    if main_thread:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the parent, which closes us
+
+
+def _load(plugin: str | None) -> Callable[[Any], dict[str, Any]]:
+    if plugin is None:
+        from rlreason.grading.workers import symbolic as second_opinion
+
+        return lambda request: second_opinion.judge(*request).as_dict()
+    function = load_judge(plugin)
+    return lambda request: {"value": function(*request)}
+
+
+def _answer(handle: Callable[[Any], dict[str, Any]], request: Any) -> dict[str, Any]:
+    try:
+        reply = handle(request)
+        json.dumps(reply)
+    except MemoryError:
+        return {"error": "MemoryError"}
+    except BaseException as error:
+        return {"error": described(error)[:MAX_REASON]}
+    return reply
+
+
+def _read(source: int, parent: int) -> Any:
+    header = _read_exactly(source, LENGTH.size, parent)
+    body = header and _read_exactly(source, LENGTH.unpack(header)[0], parent)
+    return json.loads(body) if body else None
+
+
+def _read_exactly(source: int, size: int, parent: int) -> bytes | None:
+    """None at the end of the input, or when the parent died and a forked sibling keeps the pipe open."""
+    parts = []
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    while size:
+        if not poll.poll(1000):
+            if os.getppid() != parent:
+                return None
+            continue
+        part = os.read(source, min(size, 1 << 16))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _write(target: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(target, data) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What a training run that a signal stopped leaves behind: rows, status, model and curves as of its last update."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from rlreason.algorithms.prefetch import RolloutPrefetcher
+from rlreason.config.run import TrainingConfig
+from rlreason.errors import ConfigError
+from rlreason.records.console import Console
+from rlreason.records.counters import Counters
+from rlreason.records.curves import draw_curves, title_of
+from rlreason.records.status import write_status
+from rlreason.records.writer import RunWriter
+from rlreason.runtime import signals
+from rlreason.setup.components import Components
+
+
+def wind_up(
+    run: TrainingConfig,
+    components: Components,
+    feed: RolloutPrefetcher | None,
+    records: RunWriter,
+    counters: Counters,
+    console: Console,
+    why: str,
+) -> str:
+    """Stop sampling, finish the records, save the model; returns how far the run got, in words.
+
+    The status is written first, so that it is right whatever becomes of the rest. `feed`: None before the first step.
+    """
+    signals.arrived()
+    folder, learned = records.folder, counters.train_step
+    if (folder / "summary.json").exists():
+        return "when everything was recorded"
+    far = "before the first step"
+    if feed is not None and feed.begun:
+        far = f"in step {feed.begun} of {feed.n_steps}, after {learned} optimizer update{'s' * (learned != 1)}"
+    saves = run.save_model and learned > 0 and not (folder / "model").exists()
+    draws = '"eval/accuracy"' in records.metrics_path.read_text()
+
+    def last_row() -> None:
+        if learned > records.train_step:  # the newest update had no row yet
+            records.metrics(counters.row() | counters.newest)
+
+    leaves = " and ".join(["model"] * saves + ["curves"] * draws) or "records"
+    try_to(console, lambda: write_status(folder, "interrupted", f"{why} {far}"))
+    try_to(console, lambda: console.say(f"stopping {far}; leaving {leaves} (a second signal leaves at once)"))
+    try_to(console, components.close)  # what is being sampled ahead ends with its engine
+    if feed is not None:
+        try_to(console, feed.close)
+    try_to(console, last_row)
+    if saves:
+        try_to(console, lambda: components.policy.save(folder / "model"))
+    if draws:
+        try_to(console, lambda: draw_curves(folder, title_of(folder)))
+    if records.mirror is not None:
+        mirror = records.mirror
+        try_to(console, lambda: mirror.finish({"status": "interrupted"}))
+    return far
+
+
+def try_to(console: Console, act: Callable[[], object]) -> None:
+    """Do it; where that fails, say so and go on: the terminal may be gone and the disk full."""
+    try:
+        act()
+    except Exception as error:
+        with suppress(OSError):
+            named = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            console.say(f"! while stopping: {named}")

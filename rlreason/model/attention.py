@@ -1,0 +1,96 @@
+"""One attention function for training on packed sequences and for sampling with a cache.
+
+Packed sequences lie end to end in one row; each attends to itself only, so no token is padding and
+no sample can see another. On a GPU in half precision a variable-length flash kernel does it, torch's own
+or the flash-attn package's (kernels.py); elsewhere one causal call per sequence gives the same numbers.
+It must not know what is trained.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from rlreason.model.kernels import HALF, KERNELS, end_to_end
+
+#: Under which name transformers knows each kernel. It takes some words in a name, such as flash, for its own.
+NAMES = {"sdpa": "rlreason_packed", "varlen": "rlreason_packed_varlen", "flash_attention_2": "rlreason_packed_fa2"}
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,  # (batch, heads, seq, head_dim)
+    key: Tensor,  # (batch, kv_heads, seq, head_dim)
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,  # (sequences + 1,) where each packed sequence begins and ends
+    max_length_q: int | None = None,
+    sliding_window: int | None = None,
+    kernel: str = "sdpa",
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention inside each packed sequence, by `kernel` where numbers are in half precision; without
+    `cu_seq_lens_q`, ordinary attention.
+    """
+    if torch.is_autocast_enabled(query.device.type):  # rotary embeddings promote queries and keys to float32
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if cu_seq_lens_q is None:
+        if query.shape[2] == 1 and attention_mask is not None:
+            return _single_query(query, key, value, attention_mask, scaling), None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    longest = max_length_q or int(cu_seq_lens_q.diff().max())
+    if sliding_window is not None and longest > sliding_window:
+        raise ValueError(
+            f"sequences of {longest} tokens exceed the model's sliding window of {sliding_window}, which packed "
+            "training does not implement: lower sampling.max_tokens, or choose a model with full attention"
+        )
+    if kernel != "sdpa" and query.dtype in HALF:  # a check in float32 asks for the numbers, not for the kernel
+        return end_to_end(KERNELS[kernel], query, key, value, cu_seq_lens_q, longest, scaling), None
+    # torch's kernel for float32 on a GPU takes no grouped heads, and without it all scores would be kept for backward
+    repeat = query.is_cuda and query.dtype not in HALF
+    return one_by_one(query, key, value, cu_seq_lens_q.diff().tolist(), scaling, repeat), None
+
+
+def one_by_one(
+    query: Tensor, key: Tensor, value: Tensor, sizes: list[int], scale: float | None, repeat: bool = False
+) -> Tensor:
+    """(1, tokens, heads, head_dim): one causal call per sequence; `repeat` gives every query head its own keys."""
+    if repeat and (times := query.shape[1] // key.shape[1]) > 1:
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    gqa = query.shape[1] != key.shape[1]
+    parts = [  # of splits, not slices: the gradient of a slice is as large as the whole row, once per sequence
+        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
+        for q, k, v in zip(*(x.split(sizes, dim=2) for x in (query, key, value)), strict=True)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
+
+
+def _single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    """One new token per row against the cache. The general kernel would copy shared keys once per query head."""
+    rows, heads, _, width = q.shape
+    kv_heads = k.shape[1]
+    grouped = q.reshape(rows, kv_heads, heads // kv_heads, width)
+    scores = (grouped @ k.transpose(-1, -2)).float() * (scale if scale is not None else width**-0.5)
+    if mask.dtype == torch.bool:
+        scores.masked_fill_(~mask, float("-inf"))
+    else:
+        scores += mask
+    out = scores.softmax(-1).to(v.dtype) @ v
+    return out.reshape(rows, 1, heads, width)
+
+
+def _mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+    """Packed rows carry no mask (their bounds say it all); anything else gets the usual one."""
+    return None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **kwargs)
+
+
+for _kernel, _name in NAMES.items():
+    AttentionInterface.register(_name, partial(packed_attention, kernel=_kernel))
+    AttentionMaskInterface.register(_name, _mask)

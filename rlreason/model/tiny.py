@@ -1,0 +1,47 @@
+"""A very small Llama with its own tokenizer, built on the spot for a machine without a model hub.
+
+It must not know rewards, algorithms or configuration files.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from rlreason.config.model import TINY_CONTEXT
+from rlreason.model.tiny_formats import END, PAD, TAGS, train_tokenizer
+
+
+def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on `texts`: any string survives encoding and decoding.
+
+    A number of up to two digits is one token, the four r1_zero tags are one token each (but not special: they
+    stay in the decoded text).
+    """
+    core = train_tokenizer(texts, vocab_size)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD)
+    tokenizer.add_tokens(list(TAGS))
+    return tokenizer
+
+
+def build_model(
+    vocab_size: int, width: int = 128, layers: int = 2, heads: int = 4, init_scale: float = 0.06, seed: int = 0
+) -> LlamaForCausalLM:
+    """Random weights from `seed`. A larger initial scale than usual helps so small a model to learn fast."""
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=TINY_CONTEXT,
+        initializer_range=init_scale,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)

@@ -1,0 +1,222 @@
+"""What a person sees while a run goes on: a header, one row per evaluation, a live line, a closing table.
+
+It knows numbers and text; it must not know tensors or algorithms.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TextIO
+
+from rlreason.runtime.streams import folded, width_of
+
+
+class Column(NamedTuple):
+    """A column of the table of steps: its heading and width, and both where the terminal is narrow."""
+
+    title: str
+    width: int
+    short: str
+    narrow: int
+
+
+COLUMNS = (
+    Column("step", 9, "step", 7), Column("accuracy", 9, "acc.", 5), Column("reward", 7, "rew.", 6),
+    Column("format", 7, "form.", 5), Column("length", 7, "len.", 6), Column("entropy", 8, "entr.", 5),
+    Column("grad", 7, "grad", 6), Column("time", 6, "time", 5), Column("left", 6, "left", 5),
+)  # fmt: skip
+WIDE = sum(column.width + 1 for column in COLUMNS) - 1
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, or hours and minutes.
+
+    >>> clock(75), clock(3700)
+    ('1:15', '1h01')
+    """
+    s = round(seconds)
+    return f"{s // 3600}h{s % 3600 // 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"
+
+
+class Stopwatch:
+    """Seconds per part of a step, as `time/NAME`."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + now - self._last
+        self._last = now
+
+    def skip(self) -> None:
+        """What was done since the last lap belongs to none."""
+        self._last = time.monotonic()
+
+
+class Wait:
+    """Something that takes a while: what it is, how far it has come, and since when."""
+
+    def __init__(self, what: str, logged: bool, more: Callable[[], str]) -> None:
+        self.text = self.what = what
+        self.more = more  # what changes all the time
+        self.logged = logged  # nothing is to be said of it in a log file, or that was done
+        self.began, self.thread = time.monotonic(), threading.get_ident()
+        self.over = threading.Event()
+        self.shown = False
+        self.told = False  # whether somebody says in words of his own how far it has come
+
+    def part(self, text: str) -> None:
+        """How far it has come, as `3/16 responses`. What happens beside it, in another thread, is not part of it."""
+        if threading.get_ident() == self.thread and not self.told:
+            self.text = f"{self.what}: {text}"
+
+    def line(self, width: int) -> str:
+        """What is shown of it in so many columns."""
+        more = "" if self.told else self.more()
+        spent = f", {clock(time.monotonic() - self.began)}"
+        return f"{self.text}{more}"[: width - len(spent)] + spent
+
+
+class Console:
+    """Rows for a person. On a terminal the newest step is shown in place; a log file gets rows only."""
+
+    shown_after_s = 2.0  # from when on a wait is shown on a terminal
+    logged_after_s = 10.0  # and is said in a log file
+
+    def __init__(self, n_steps: int = 0, out: TextIO | None = None) -> None:
+        self.n_steps = n_steps
+        self.out = out or sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+        self.began: float | None = None
+        self.live = self.out.isatty()
+        self.accuracy = float("nan")
+        self._writing = threading.RLock()
+        self._waits: list[Wait] = []
+
+    @property
+    def width(self) -> int:
+        """Columns that there are."""
+        return width_of(self.out)
+
+    def say(self, text: str = "") -> None:
+        """Sentences, broken at the width."""
+        self.table(folded(text, self.width))
+
+    def table(self, text: str) -> None:
+        """Lines that are printed as they are."""
+        with self._writing:
+            self._wipe()
+            print(text, file=self.out, flush=True)
+
+    def start(self) -> None:
+        self.began = time.monotonic()
+        self.say()
+        self.table(self._in_columns([c.title if self._is_wide() else c.short for c in COLUMNS]))
+
+    def step(self, step: int, metrics: Mapping[str, float], keep: bool) -> None:
+        """Show a step; `keep` makes it a lasting row, otherwise it is shown in place on a terminal only."""
+        row = self._row(step, metrics)
+        if keep:
+            self.table(row)
+        else:
+            self._in_place(row)
+
+    def progress(self, text: str) -> None:
+        """A line shown in place on a terminal, such as the warm start's loss."""
+        if not self._waits:
+            return self._in_place(text)
+        wait = self._waits[-1]
+        wait.text, wait.told, wait.shown = text, True, True
+        self._in_place(wait.line(self.width - 1))
+
+    @contextmanager
+    def wait(self, what: str, logged: bool = False, more: Callable[[], str] = str) -> Iterator[Wait]:
+        """Show what is being waited for: from 2 s on in place on a terminal, with the time that it has taken.
+
+        In a log file it is one line, from 10 s on; `logged`: none, because it was said, or comes again and again.
+        `more` is asked for the rest of the line each time.
+        """
+        wait = Wait(what, logged, more)
+        beside = threading.Thread(target=self._watch, args=(wait,), name="progress", daemon=True)
+        self._waits.append(wait)
+        beside.start()
+        try:
+            yield wait
+        finally:
+            wait.over.set()
+            self._waits.remove(wait)
+            beside.join(1.0)
+
+    def part(self, text: str) -> None:
+        """How far the newest wait has come."""
+        if self._waits:
+            self._waits[-1].part(text)
+
+    def _watch(self, wait: Wait) -> None:
+        with suppress(OSError):  # of a terminal that was closed
+            while not wait.over.wait(0.5):
+                spent = time.monotonic() - wait.began
+                if self._waits[-1:] != [wait]:
+                    continue
+                if self.live and spent > self.shown_after_s:
+                    self._in_place(wait.line(self.width - 1))
+                    wait.shown = True
+                elif not self.live and spent > self.logged_after_s and not wait.logged:
+                    wait.logged = True
+                    self.say(f"{wait.what} ...")
+            if wait.shown and self.live:
+                with self._writing:
+                    self._wipe()
+                    self.out.flush()
+
+    def _in_place(self, text: str) -> None:
+        if self.live:
+            with self._writing:
+                self.out.write("\r\033[K" + text[: self.width - 1])
+                self.out.flush()
+
+    def _is_wide(self) -> bool:
+        return self.width > WIDE
+
+    def _in_columns(self, cells: list[str]) -> str:
+        widths = [c.width if self._is_wide() else c.narrow for c in COLUMNS]
+        return " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+
+    def _row(self, step: int, m: Mapping[str, float]) -> str:
+        spent = time.monotonic() - self.began if self.began is not None else 0.0
+        left = clock(spent / step * (self.n_steps - step)) if step else ""
+        numbers = [
+            f"{m[key]:{form}}" if key in m else ""
+            for key, form in (
+                ("reward/mean", ".3f"),
+                ("reward/format", ".3f"),
+                ("rollout/length", ".1f"),
+                ("train/entropy", ".3f"),
+                ("train/grad_norm", ".3g"),
+            )
+        ]
+        return self._in_columns([f"{step}/{self.n_steps}", f"{self.accuracy:.3f}", *numbers, clock(spent), left])
+
+    def _wipe(self) -> None:
+        if self.live:
+            self.out.write("\r\033[K")
+
+
+def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Start and end side by side; accuracy with its 95% interval over the validation problems. 60 columns."""
+    each = f" x {n}" if (n := round(before["eval/samples"] / before["eval/problems"])) > 1 else ", sampled"
+    asked = f"{before['eval/problems']:.0f} problems{each}"
+    rows = [f"{asked:22} {'start':>18} {'end':>18}"]
+
+    def interval(m: Mapping[str, Any]) -> str:
+        return f"{m['eval/accuracy']:.3f} ({m['eval/accuracy_low']:.2f}-{m['eval/accuracy_high']:.2f})"
+
+    rows.append(f"{'accuracy (95% int.)':22} {interval(before):>18} {interval(after):>18}")
+    for label, key in (("format", "eval/format"), ("length, tokens", "eval/length"), ("truncated", "eval/truncated")):
+        form = ".1f" if key.endswith("length") else ".3f"
+        rows.append(f"{label:22} {before[key]:>18{form}} {after[key]:>18{form}}")
+    return "\n".join(rows)

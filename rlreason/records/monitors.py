@@ -1,0 +1,117 @@
+"""What can go wrong quietly in a step, said in words. It knows flat metrics; it must not know tensors or models.
+
+Each guard reads the numbers that the step recorded anyway. A notice is printed when it first appears and then
+counted, so that a long run stays readable; the counts go into `summary.json`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+Metrics = Mapping[str, float]
+MOST_CUT = 0.5  # of the responses, before it is said
+
+
+def _identical(m: Metrics, group_size: int) -> str | None:
+    """A model that has become certain (entropy near 0) repeats itself rightly; one that has not shares its seeds."""
+    uncertain = m.get("train/entropy", math.inf) > 0.05
+    if group_size > 1 and uncertain and m.get("rollout/distinct", 1.0) <= 1 / group_size + 1e-9:
+        return "all responses of every group are identical: the samples share one seed, or the temperature is too low"
+    return None
+
+
+def _nothing_to_learn(m: Metrics, group_size: int) -> str | None:
+    if group_size < 2 or m.get("reward/live_groups", 1.0) > 0 or "ei/kept" in m:  # imitation compares nothing
+        return None
+    share = m["reward/mean"]
+    return (
+        f"no group holds better and worse responses (mean reward {share:.2f}): every advantage is 0 (a KL term aside) "
+        "and the rewards teach nothing; use easier or harder questions, or a larger group_size"
+    )
+
+
+def _truncated(m: Metrics, group_size: int) -> str | None:
+    share = m.get("rollout/truncated", 0.0)
+    if share > MOST_CUT:
+        return f"{share:.0%} of the responses were cut at sampling.max_tokens: raise it, or expect no reward"
+    return None
+
+
+def _skipped(m: Metrics, group_size: int) -> str | None:
+    if m.get("train/skipped_updates", 0):
+        return "the gradient was not finite, so the optimizer step was left out: the run is diverging"
+    return None
+
+
+MONITORS: dict[str, Callable[[Metrics, int], str | None]] = {
+    "identical_samples": _identical,
+    "no_live_group": _nothing_to_learn,
+    "truncated": _truncated,
+    "skipped_update": _skipped,
+}
+
+
+class Monitors:
+    """Looks over every step; says a new notice at once and repeats it at its 10th, 100th ... appearance.
+
+    `step` is None where there are no steps, as in a job that only evaluates. `eval_limit`: the setting at which
+    evaluations cut responses, where that is not said of the rollouts anyway.
+    """
+
+    def __init__(
+        self,
+        group_size: int,
+        say: Callable[[str], None],
+        parity: str = "warn",
+        parity_bound: float = 0.05,
+        eval_limit: str = "",
+    ) -> None:
+        self.group_size, self.say, self.parity, self.parity_bound = group_size, say, parity, parity_bound
+        self.eval_limit = eval_limit
+        self.counts: Counter[str] = Counter()
+        self.stopped = ""  # why guards.parity=stop ends the run
+
+    def look(self, step: int | None, metrics: Metrics) -> None:
+        self._parity(step, metrics)
+        for name, guard in MONITORS.items():
+            if notice := guard(metrics, self.group_size):
+                self.notice(step, name, notice)
+        share = metrics.get("eval/truncated", 0.0)
+        if self.eval_limit and share > MOST_CUT:
+            text = f"{share:.0%} of the responses were cut at {self.eval_limit}"
+            cure = "raise it, as what is cut before its answer counts as wrong"
+            self.notice(step, "truncated_evaluation", f"{'' if step is None else 'in evaluation: '}{text}: {cure}")
+
+    def verdict(self) -> tuple[str, str]:
+        """(status, reason): whether a guard that was asked to stop the run has seen what it waits for."""
+        return ("stopped:parity", self.stopped) if self.stopped else ("finished", "")
+
+    def look_at_grades(self, step: int | None, warnings: Sequence[str], when: str = "") -> None:
+        """What the grader has to say of the grades of a step or an evaluation."""
+        for warning in warnings:
+            self.notice(step, "grader", f"{when}{warning}")
+
+    def _parity(self, step: int | None, m: Metrics) -> None:
+        """Engine and trainer must give sampled tokens the same probability, while they hold the same weights."""
+        gap = max(m.get("rollout/logprob_gap_mean", 0.0), m.get("eval/logprob_gap_mean", 0.0))
+        if gap <= self.parity_bound or m.get("rollout/staleness", 0.0):
+            return
+        text = f"engine and trainer disagree by {gap:.3f} nats per token (guards.parity_bound={self.parity_bound:g})"
+        if self.parity == "stop" and not self.stopped:
+            self.stopped = (
+                f"{_at(step)}{text}: weights, temperature or precision differ; use rollout=hf, model.dtype=float32, "
+                "or guards.parity=correct with mismatch=truncate"
+            )
+        corrected = "; mismatch weights correct for it" if self.parity == "correct" else ""
+        self.notice(step, "logprob_gap", f"{text}: weights, temperature or precision differ{corrected}")
+
+    def notice(self, step: int | None, name: str, text: str) -> None:
+        """Count a notice of this name, and say it if it is its 1st, 10th, 100th ... time."""
+        self.counts[name] += 1
+        if str(self.counts[name]).strip("0") == "1":
+            times = f" (seen {self.counts[name]} times)" if self.counts[name] > 1 else ""
+            self.say(f"! {_at(step)}{text}{times}")
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f"step {step}: "

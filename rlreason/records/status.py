@@ -1,0 +1,120 @@
+"""How a run stands or ended, and the exit code that says so: one table for console, `status.json`, sweeps and docs.
+
+A status is one word, with the rule that decided it where there was one: `finished`, `diverged:loss`.
+"""
+
+import errno
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rlreason.errors import ConfigError, UnwritableError
+from rlreason.runtime.atomic_files import write_whole
+
+
+class Ending(NamedTuple):
+    """What a status means. `of_its_own`: the run came to an end that its settings foresaw and left a `summary.json`."""
+
+    meaning: str
+    exit_code: int | None
+    of_its_own: bool
+
+
+STATUSES: dict[str, Ending] = {
+    "running": Ending("under way, or killed without a chance to say so", None, False),
+    "finished": Ending("all steps done", 0, True),
+    "stopped": Ending("ended by a rule that was asked for, as stopped:RULE", 0, True),
+    "budget": Ending("ended because its time or its tokens were spent", 0, True),
+    "diverged": Ending("the loss, the weights or the accuracy went astray, as diverged:RULE", 5, True),
+    "interrupted": Ending("stopped by a signal", 130, False),
+    "failed": Ending("anything else went wrong", 1, False),
+}
+
+WRONG_WORDS = 2  # a wrong word or value, a path that is not there
+UNUSABLE_DATA = 3  # data that was found but cannot be used
+RESOURCES = 4  # memory or disk
+SHORTAGES = ("can't allocate memory", "CUDA error: out of memory", "No space left on device")  # in others' errors
+
+
+def ending(status: str) -> Ending:
+    """The row of a status, whatever its rule.
+
+    >>> ending("diverged:loss").exit_code, ending("finished").of_its_own
+    (5, True)
+    """
+    return STATUSES[status.partition(":")[0]]
+
+
+def known(status: str) -> str:
+    """A status of the table: the one that is meant where an older version wrote more words, else `failed`.
+
+    >>> known("diverged:loss"), known("diverged at step 3: no finite gradient"), known("")
+    ('diverged:loss', 'diverged', 'failed')
+    """
+    if status.partition(":")[0] in STATUSES:
+        return status
+    first = status.partition(" ")[0]
+    return first if first in STATUSES else "failed"
+
+
+def read_status(folder: Path) -> str | None:
+    """The status in a run's `status.json`, else in its `summary.json`; None where neither is there."""
+    for name in ("status.json", "summary.json"):
+        if (folder / name).exists():
+            return known(str(json.loads((folder / name).read_text(encoding="utf-8")).get("status", "")))
+    return None
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a run that this ended.
+
+    >>> exit_code(KeyboardInterrupt()), exit_code(ConfigError("a wrong word")), exit_code(MemoryError())
+    (130, 2, 4)
+    """
+    if isinstance(error, ConfigError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return getattr(error, "exit_code", 130)
+    return RESOURCES if _is_shortage(error) else 1
+
+
+def _is_shortage(error: BaseException) -> bool:
+    """Whether memory or disk ran out. Torch and safetensors say so in errors of their own, known by name or text."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
+        return True
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+    return any(words in str(error) for words in SHORTAGES)
+
+
+def status_of(error: BaseException) -> str:
+    """The status of a run that this ended."""
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+
+
+def write_status(folder: Path, status: str, reason: str = "") -> None:
+    """`status.json`, replaced as a whole: {"status", "reason", "time"}."""
+    assert ending(status)
+    row = {"status": status, "reason": reason, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    path, text = folder / "status.json", json.dumps(row, indent=2) + "\n"
+    try:
+        write_whole(path, text)
+    except UnwritableError:
+        if not path.exists():
+            raise
+        with path.open("r+", encoding="utf-8") as file:  # on a full disk there is still the old one's place
+            file.write(text)
+            file.truncate()
+
+
+def sweep_code(statuses: Sequence[str]) -> int:
+    """A sweep's exit code: 0 when every run came to an end of its own, 130 when interrupted, else 1.
+
+    >>> sweep_code(["finished", "diverged:loss"]), sweep_code(["finished", "failed"])
+    (0, 1)
+    """
+    if any(status == "interrupted" for status in statuses):
+        return 130
+    return 0 if all(ending(status).of_its_own for status in statuses) else 1

@@ -1,0 +1,1 @@
+"""The process itself: signals, streams, files that are never half written, processors."""

@@ -1,0 +1,240 @@
+"""How a process of this program ends on SIGINT, SIGTERM or SIGHUP: politely at the first, at once at the second.
+
+    while Python imports      quiet.py: one line, exit code 130
+    in a command              `stoppable`: KeyboardInterrupt in the main thread, or where a `held` block ends
+    a second signal, or       `leave_at_once`: what runs below this process is killed, its temporary folders go
+    a stop that takes long
+
+A signal that was ignored when the process began stays ignored: SIGHUP under nohup, SIGINT behind a script's `&`.
+It knows processes and folders; it must not import anything slow, and it must not know runs.
+"""
+
+import _thread
+import atexit
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, Self
+
+from rlreason.runtime.early_signals import CODE, end_with
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LIMIT_S = 120.0  # for a polite end: the model is saved, curves are drawn
+ONCE_S = 0.5  # signals so close together are one: `timeout` and some launchers send theirs twice
+LOST_S = 30.0  # after which a library counts as having swallowed the KeyboardInterrupt
+LAST_S = 10.0  # for an end at once
+FOLLOWS = "RLREASON_FOLLOWS"  # environment: the process with which this one is to end
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class _Stop:
+    """Where this process stands with its signals."""
+
+    limit_s: float = LIMIT_S
+    patient: frozenset[int] = frozenset()  # these never count as a second signal
+    process: int = field(default_factory=os.getpid)
+    main: int = field(default_factory=lambda: threading.main_thread().ident or 0)
+    first: int | None = None  # the signal that asked for the end
+    at: float = 0.0  # on the monotonic clock
+    held: int = 0  # blocks that must not be interrupted, one inside the other
+    raised: bool = False  # KeyboardInterrupt is on its way
+    lost: bool = False  # it was raised where Python drops exceptions, as in __del__
+    again: bool = False  # this call of the handler repeats the first signal
+    arrived: bool = False  # the end is under way: nothing is raised any more
+
+
+_stop = _Stop()
+_folders: set[Path] = set()  # to be removed, however the process ends
+_farewells: list[Callable[[], object]] = []  # quick calls before an end at once
+
+
+@contextmanager
+def stoppable(limit_s: float = LIMIT_S, patient: tuple[int, ...] = ()) -> Iterator[None]:
+    """In this block the first signal raises KeyboardInterrupt; it has `limit_s` to take effect.
+
+    `patient`: signals that may come again without meaning more, such as those that a sweep passes on.
+    """
+    global _stop
+    _stop = mine = _Stop(limit_s, frozenset(patient))
+    before, hook = _install(_on_signal), sys.unraisablehook
+
+    def unraisable(what: Any) -> None:
+        if isinstance(what.exc_value, KeyboardInterrupt) and mine.first is not None:
+            mine.lost = True
+        else:
+            hook(what)
+
+    sys.unraisablehook = unraisable
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _install(handler: Callable[[int, FrameType | None], object]) -> dict[int, Any]:
+    """Set the handler for every signal that is not ignored; returns those before."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heeded}
+
+
+def asked() -> str | None:
+    """The name of the signal that asked for the end; None where none did."""
+    return None if _stop.first is None else signal.Signals(_stop.first).name
+
+
+def arrived() -> None:
+    """Whoever tidies up says so: from here on only a second signal, or the time limit, interrupts it."""
+    _stop.arrived = _stop.first is not None
+
+
+class held:  # noqa: N801  # reads as a word, `with held():`
+    """A block that a signal does not cut in two: KeyboardInterrupt comes when the outermost one ends."""
+
+    def __enter__(self) -> Self:
+        self.counts = threading.current_thread() is threading.main_thread()  # others are never interrupted
+        _stop.held += self.counts
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _stop.held -= self.counts
+        if self.counts and not _stop.held and _stop.first is not None and not _stop.raised:
+            _raise()
+
+
+def _raise() -> None:
+    if not _stop.arrived:
+        _stop.raised = True
+        raise KeyboardInterrupt
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if os.getpid() != _stop.process:  # a fork, which has nothing of its own to tidy up
+        os._exit(CODE)
+    if _stop.first is None:
+        _stop.first, _stop.at = number, time.monotonic()
+        _thread.start_new_thread(_watch, (_stop,))  # no Python lock is taken, whatever was interrupted
+        if not _stop.held:
+            _raise()
+    elif _stop.again:
+        _stop.again = False
+        if not _stop.held:
+            _raise()
+    elif number not in _stop.patient and time.monotonic() - _stop.at > ONCE_S:
+        leave_at_once("left at once")
+
+
+def _watch(stop: _Stop) -> None:
+    """A thread that sees to it that a stop comes to an end."""
+    repeat_at = LOST_S
+    while stop is _stop:
+        time.sleep(0.1)
+        spent = time.monotonic() - stop.at
+        if spent > stop.limit_s:
+            leave_at_once(f"the stop took more than {stop.limit_s:.0f} s: left at once")
+        if not stop.arrived and (stop.lost or spent > repeat_at) and stop.first is not None:
+            stop.lost, stop.again, repeat_at = False, True, spent + LOST_S
+            signal.pthread_kill(stop.main, stop.first)  # a real one, which wakes whatever sleeps
+
+
+@contextmanager
+def temporary_folder(prefix: str, place: Path | None = None) -> Iterator[str]:
+    """A folder that is removed at the end of the block, or of the process where that comes before."""
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+    with removed_if_left(path):
+        try:
+            yield str(path)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def removed_if_left(path: Path) -> Iterator[None]:
+    """A file or folder that goes where the process ends at once in this block."""
+    _folders.add(path)
+    try:
+        yield
+    finally:
+        _folders.discard(path)
+
+
+@contextmanager
+def before_leaving(farewell: Callable[[], object]) -> Iterator[None]:
+    """A quick call that an end at once makes first."""
+    _farewells.append(farewell)
+    try:
+        yield
+    finally:
+        _farewells.remove(farewell)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process behind a stop: a thread that is stuck in a library does not keep it."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    with suppress(Exception):
+        atexit._run_exitfuncs()
+    _clear()
+    os._exit(code)
+
+
+def leave_at_once(text: str) -> NoReturn:
+    """End the process, its temporary folders and whatever runs below it; from any thread."""
+    _thread.start_new_thread(_last_resort, ())
+    for farewell in list(_farewells):
+        with suppress(BaseException):
+            farewell()
+    _clear()
+    end_with(text)
+    raise SystemExit(CODE)  # not reached
+
+
+def _last_resort() -> None:
+    time.sleep(LAST_S)
+    os._exit(CODE)
+
+
+def _clear() -> None:
+    for process in below(os.getpid()):
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+    for path in list(_folders):
+        with suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def below(process: int) -> list[int]:
+    """Every process under this one, the nearest first, without the one that clears up Python's shared memory."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{process}/task").glob("*/children"):  # Linux; elsewhere there is no such file
+        with suppress(OSError):
+            for child in map(int, listed.read_text().split()):
+                if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found += [child, *below(child)]
+    return found
+
+
+def follow() -> None:
+    """Where the environment names a parent to end with: be told by the kernel when it does, however it ends."""
+    parent = os.environ.pop(FOLLOWS, None)
+    if parent is None:
+        return
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != int(parent):
+        end_with("stopped: what it was started by has ended")

@@ -1,0 +1,186 @@
+"""The words around a run: what is about to happen, and what came of it.
+
+It knows settings, records and numbers; it must not know tensors.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlreason.config.groups import PromptConfig
+from rlreason.config.grpo import GRPOConfig
+from rlreason.config.model import TinyModelConfig
+from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.sft import EIConfig
+from rlreason.config.store import resource_dir
+from rlreason.config.uses import handles_traces
+from rlreason.evaluation.accuracy import describe_accuracies
+from rlreason.evaluation.evaluator import Evaluated
+from rlreason.evaluation.protocol import format_accuracy
+from rlreason.objectives.card import Card, imitation_card, objective_card
+from rlreason.records.console import Console, closing_table
+from rlreason.records.writer import MetricSink
+from rlreason.setup.components import Components
+from rlreason.sweeps.table import SWEEP_VARIABLE
+from rlreason.types import Problem, Sample
+
+
+def header(console: Console, run: TrainingConfig, components: Components, folder: Path) -> None:
+    console.say(
+        f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"
+    )
+    sizes = f"{len(components.train_problems)} to train on, {len(components.eval_problems)} to validate"
+    if len(components.final_problems) > len(components.eval_problems):
+        sizes += f" on the way, {len(components.final_problems)} at the end"
+    console.say(f"data       {run.data.name}: {sizes}; {describe_prompt(run.prompt, handles_traces(run))}")
+    for line in evaluated_otherwise(run, components):
+        console.say(line)
+    console.say(f"batch      {describe_batch(run, console.n_steps)}, learning rate {run.learning_rate:g}")
+    console.say(f"records    {shown(folder)}")
+
+
+def describe_prompt(prompt: PromptConfig, traces: bool, key: str = "prompt") -> str:
+    """The prompt's option, and what is used in place of its own settings, its trace only where `traces` are read.
+
+    `key`: where these settings stand, `prompt` or `eval.prompt`.
+    """
+    path = resource_dir("conf") / "prompt" / f"{prompt.name}.yaml"
+    shipped = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    chat = ("system", "enable_thinking") if prompt.chat else ()
+    names = ("file", *chat, "reward", "stop", *(["trace"] if traces else []))
+    used = {name: getattr(prompt, name) for name in names}
+    apart = [f"{key}.{name}={_short(str(value), 60)}" for name, value in used.items() if value != shipped.get(name)]
+    return f"prompt={prompt.name}" + f" with {', '.join(apart)}" * bool(apart)
+
+
+def describe_job(run: RunConfig) -> str:
+    """The prompt of evaluations."""
+    own = run.eval.prompt
+    return (
+        describe_prompt(run.prompt, traces=False)
+        if own is None
+        else describe_prompt(own, traces=False, key="eval.prompt")
+    )
+
+
+def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str]:
+    """What evaluations do otherwise than training, if anything."""
+    asks, beside = components.examiner.settings, components.examiner.beside
+    told = [f"data={asks.data.name}"] if asks.data is not run.data else []
+    told += [describe_job(run)] if asks.prompt is not run.prompt else []
+    if asks.sampling != run.sampling:
+        told.append(f"T={asks.sampling.temperature:g}, up to {asks.sampling.max_tokens} tokens")
+    told += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []
+    lines = [f"evaluates  with {'; '.join(told)}"] if told else []
+    if beside is not None:
+        lines.append(f"counts     by {components.examiner.grader.reward}, and beside it by {beside.reward}")
+    return lines
+
+
+def describe_batch(run: TrainingConfig, n_steps: int) -> str:
+    """What one step learns from."""
+    if isinstance(run, GRPOConfig):
+        updates = run.updates_per_rollout
+        steps = f"{updates} optimizer step{'s' if updates > 1 else ''} of {run.train_batch_size}"
+        return f"{run.questions} questions x {run.group_size} responses, {steps}"
+    if isinstance(run, EIConfig):
+        times = f"{run.sft_epochs} time{'s' if run.sft_epochs > 1 else ''}"
+        learned = f"the correct ones learned {times} in steps of {run.train_batch_size}"
+        return f"{run.questions} questions x {run.group_size} responses, {learned}"
+    return f"{n_steps} optimizer steps of {run.train_batch_size} traces"
+
+
+def objective_of(run: TrainingConfig) -> Card:
+    """The card of what is optimised."""
+    if isinstance(run, GRPOConfig):
+        return objective_card(run.settings())
+    return imitation_card(run.length_norm.kind, run.length_norm.divisor, sampled=isinstance(run, EIConfig))
+
+
+def shown_generations(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], count: int) -> None:
+    """The first few responses of an evaluation, so that a wrong format or prompt is seen before hours are spent."""
+    by_id = {p.id: p for p in problems}
+    if samples[:count]:
+        console.say("\nThe first responses, before training (all of them: evals/step_00000.jsonl):")
+    for s in samples[:count]:
+        problem = by_id[s.group]
+        entropy = "" if s.entropy is None else f", entropy {s.entropy:.2f}"
+        console.say(f"  {_short(problem.question)}   (answer: {problem.answer})")
+        console.say(f"    {_short(s.response.text)}   [{s.grade.outcome}, {len(s.response.token_ids)} tokens{entropy}]")
+
+
+def _short(text: str, most: int = 300) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[:most] + " ..."
+
+
+def shown(folder: Path) -> str:
+    """A path as short as it can be typed from here."""
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)
+
+
+def before_and_after(problem: Problem, before: Sample, after: Sample) -> list[str]:
+    lines = [f"\nThe same question, before and after:\n  {problem.question}   (answer: {problem.answer})"]
+    for label, sample in (("before", before), ("after", after)):
+        lines.append(f"  {label:6} {_short(sample.response.text)}   [{sample.grade.outcome}]")
+    return lines
+
+
+def telling_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sample]:
+    """A problem that went from wrong to right where there is one, otherwise the first."""
+    pairs = list(zip(before, after, strict=True))
+    won = [(b, a) for b, a in pairs if b.grade.outcome != "correct" and a.grade.outcome == "correct"]
+    return (won or pairs)[0]
+
+
+def tell_mirror(console: Console, mirror: MetricSink | None) -> None:
+    """Where the run is in Weights & Biases, if it is."""
+    if mirror and mirror.place:
+        console.say(f"W&B        {mirror.place}")
+
+
+def closing(
+    console: Console,
+    run: TrainingConfig,
+    folder: Path,
+    before: Evaluated,
+    after: Evaluated,
+    problems: Sequence[Problem],
+    summary: Mapping[str, Any],
+    mirror: MetricSink | None = None,
+) -> None:
+    first, last = telling_pair(before.samples, after.samples)
+    problem = next(p for p in problems if p.id == first.group)
+    for line in before_and_after(problem, first, last):
+        console.say(line)
+    console.table("\n" + closing_table(before.metrics, after.metrics))
+    if summary["eval_problems"] > summary["interim_eval_problems"]:
+        low, high = summary["accuracy_interval"]
+        console.say(format_accuracy(summary["accuracy"], low, high, summary["protocol"]))
+    else:
+        console.table(f"{'protocol':22} {summary['protocol']['hash']:>37}")
+    for line in describe_accuracies(summary["accuracy"], summary):
+        console.say(line)
+    if summary["notices"]:
+        seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
+        console.say(f"notices    {seen}")
+    console.say(
+        f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
+        f"curves: {shown(folder / 'curves.png')}" + (f", model: {shown(folder / 'model')}" if run.save_model else "")
+    )
+    tell_mirror(console, mirror)
+    if isinstance(run.model, TinyModelConfig) and SWEEP_VARIABLE not in os.environ:
+        console.say(
+            "\nTry next:\n"
+            "  python -m rlreason loss=grpo_clip off_policy=e4_quarter   # 16 optimizer steps per rollout batch\n"
+            "  python -m rlreason loss=no_baseline                       # does the baseline matter here?\n"
+            "  python -m rlreason algorithm=ei                           # expert iteration instead\n"
+            "  python -m rlreason -m sweep=grpo_learning_rate            # five learning rates, one of them diverges\n"
+            "  python -m rlreason model=local model.path=DIR data.path=GSM8K_DIR   # a real model on GSM8K"
+        )

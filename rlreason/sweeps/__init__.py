@@ -1,0 +1,1 @@
+"""Sweeps: each run in a process of its own, and the table at the end. No torch."""

@@ -1,0 +1,115 @@
+"""The runs of a sweep, each in a process of its own: what one crashes or leaks ends with it, the others go on.
+
+It knows processes, signals and the files of a run folder; it must not know torch or Hydra.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlreason.errors import ConfigError, ReaderGone
+from rlreason.records.status import ending, read_status, write_status
+from rlreason.runtime import signals
+from rlreason.sweeps.table import SWEEP_VARIABLE, SweepRun
+
+SWEEP = "RLREASON_SWEEP"  # environment: a `Sweep`, for the processes that a launcher starts them in
+PATIENCE_S = signals.LIMIT_S + 10  # for a run that was told to stop to tidy up
+AT_ONCE_S = 3.0  # for one that was told twice
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What every job of a sweep needs to know, in whichever process a launcher runs it."""
+
+    sources: list[str]  # flags by which a run finds the same options
+    log: str  # a file, to which each job adds a line on its run
+
+    @classmethod
+    def of_environment(cls) -> "Sweep":
+        return cls(**json.loads(os.environ[SWEEP]))
+
+    def announce(self) -> None:
+        os.environ[SWEEP] = json.dumps(asdict(self))
+
+    def note(self, arm: SweepRun) -> None:
+        with Path(self.log).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(arm)) + "\n")
+
+    def arms(self) -> list[SweepRun]:
+        """The runs so far, in the order of their ends."""
+        path = Path(self.log)
+        return [SweepRun(**json.loads(line)) for line in path.open(encoding="utf-8")] if path.exists() else []
+
+    def run(self, name: str, folder: Path, overrides: list[str], config: str) -> SweepRun:
+        """One run of the sweep called `name`; a finished one is not run again. Stopped, it stops its run first."""
+        if (arm := _finished_before(folder, config)) is not None:
+            print(f"\n== {folder.name}: finished before, not run again", flush=True)
+            self.note(arm)
+            return arm
+        print(f"\n== {folder.name}", flush=True)
+        argv = [sys.executable, "-m", "rlreason", *self.sources, *overrides, f"hydra.run.dir='{folder}'"]
+        env = os.environ | {SWEEP_VARIABLE: name}
+        if threading.current_thread() is threading.main_thread():  # the kernel goes by the thread that starts it
+            env[signals.FOLLOWS] = str(os.getpid())
+        process = None
+        try:
+            with signals.held():  # a run that was started is known
+                process = subprocess.Popen(argv, env=env)
+            process.wait()
+        except KeyboardInterrupt:
+            signals.arrived()
+            if process is None:
+                raise
+            _stop(process)
+            self.note(came_to(folder, process.returncode))
+            raise
+        arm = came_to(folder, process.returncode)
+        self.note(arm)
+        return arm
+
+
+def _finished_before(folder: Path, config: str) -> SweepRun | None:
+    summary = folder / "summary.json"
+    if not summary.exists():
+        return None
+    if (folder / "config.yaml").read_text(encoding="utf-8") != config:
+        raise ConfigError(f"{folder} is a finished run of another config: move it away, or set hydra.sweep.dir")
+    return SweepRun(folder.name, json.loads(summary.read_text(encoding="utf-8")))
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a run politely, and wait until it has written down how it ended; at a second signal at once.
+
+    Ctrl-C on a terminal has told the run already: SIGTERM, which a run of a sweep may meet more than once, is then no
+    second signal to it. SIGINT is one.
+    """
+
+    def at_once() -> None:
+        process.send_signal(signal.SIGINT)
+        process.wait(AT_ONCE_S)
+
+    with signals.before_leaving(at_once):
+        try:
+            process.terminate()
+            process.wait(PATIENCE_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # the latter in a launcher's own process
+            process.kill()
+            process.wait()
+
+
+def came_to(folder: Path, code: int) -> SweepRun:
+    """What a run came to whose process ended with `code` (below 0: by a signal)."""
+    summary = folder / "summary.json"
+    if summary.exists() and ending(read_status(folder) or "finished").exit_code == code:
+        return SweepRun(folder.name, json.loads(summary.read_text(encoding="utf-8")))
+    if code in (130, ReaderGone.exit_code, -signal.SIGINT, -signal.SIGTERM):
+        return SweepRun(folder.name, {"status": "interrupted"})
+    reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code < 0 and read_status(folder) == "running":  # it had no chance to say so itself
+        write_status(folder, "failed", reason)
+    return SweepRun(folder.name, {"status": "failed"}, reason)
