@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlreason.analysis.variants import in_words, variants, with_credit
+from rlreason.analysis.variants import describe, variants, with_advantages
 from rlreason.config.grpo import GRPOConfig
 from rlreason.config.model import TinyModelConfig
 from rlreason.model.policy import Policy, load_policy
@@ -123,7 +123,7 @@ def measure(
     name: str, run: GRPOConfig, policy: Policy, samples: Sequence[Sample], own: list[Tensor]
 ) -> tuple[Measured, list[Tensor]]:
     """One objective, and its gradient by parameter; `own` is the one to compare with, itself when empty."""
-    credited = with_credit(samples, run)
+    credited = with_advantages(samples, run)
     gradient = make_learner(run, policy).gradient(credited)
     n, n_tokens = len(credited), sum(len(s.response.token_ids) for s in credited)
     advantages = torch.tensor([s.advantage for s in credited], dtype=torch.float64)
@@ -131,7 +131,7 @@ def measure(
     by_position = position_weights(gradient.tokens, advantages)
     measured = Measured(
         name,
-        in_words(run),
+        describe(run),
         gradient.loss,
         norm,
         cosine(gradient.parameters, own or gradient.parameters),
