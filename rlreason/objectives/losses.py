@@ -220,3 +220,42 @@ LOSSES["cispo"] = Loss(
         "its cap is 1 + eps.",
     ),
 )
+
+
+def sapo(
+    advantages: Tensor,
+    policy_log_probs: Tensor,
+    old_log_probs: Tensor,
+    response_mask: Tensor,
+    *,
+    tau_pos: float,
+    tau_neg: float,
+) -> LossAndStats:
+    """-f(rho) A with the soft gate f(rho) = 4 / tau * sigmoid(tau (rho - 1)) in place of a clip. (batch, seq)
+
+    tau is `tau_pos` where A > 0, else `tau_neg`: a larger one lets tokens of bad responses fade sooner. At rho = 1 the
+    gradient is that of -rho A, whatever tau is. SAPO, arXiv 2511.20347.
+    """
+    ratio = masked_log_ratio(policy_log_probs, old_log_probs, response_mask).exp()
+    tau = ratio.new_full((), tau_pos).where(advantages > 0, tau_neg)
+    return -4 / tau * (tau * (ratio - 1)).sigmoid() * advantages, {"ratio": ratio.detach()}
+
+
+def _sapo_formula(tau_pos: float, tau_neg: float) -> Formula:
+    return Formula(
+        f"l = -4 / tau sigmoid(tau (rho - 1)) A, tau = {tau_pos:g} if A > 0 else {tau_neg:g}, rho = pi / pi_old",
+        RHO + r"\ell_t = -\frac{4}{\tau} \sigma\left(\tau (\rho_t - 1)\right) A,\quad "
+        rf"\tau = {tau_pos:g} \text{{ if }} A > 0 \text{{ else }} {tau_neg:g}",
+        f"soft gate, tau_pos={tau_pos:g}, tau_neg={tau_neg:g}",
+    )
+
+
+LOSSES["sapo"] = Loss(
+    sapo,
+    _sapo_formula,
+    {
+        "tau_pos": Range(0, LARGE, "it is the gate's steepness: try 1.0", above=True),
+        "tau_neg": Range(0, LARGE, "it is the gate's steepness: try 1.05", above=True),
+    },
+    published={"SAPO (arXiv 2511.20347)": {"tau_pos": 1.0, "tau_neg": 1.05}},
+)
