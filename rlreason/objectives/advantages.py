@@ -54,6 +54,20 @@ def leave_one_out_baseline(rewards: Tensor, groups: Groups) -> Tensor:
     return _deviations(rewards, groups) * (size / (size - 1).clamp(min=1))[groups.group_of]
 
 
+def opo_baseline(rewards: Tensor, groups: Groups, lengths: Tensor) -> Tensor:
+    """r_i - sum_j l_j r_j / sum_j l_j over the group, l the lengths in tokens. (n,) -> (n,). OPO, arXiv 2505.23585.
+
+    The baseline of least variance where the squared norm of a response's gradient grows with its length. Measured from
+    the group's lowest reward, so that equal rewards give exactly 0.
+    """
+    weights = lengths.to(rewards.dtype)
+    lowest = rewards.new_zeros(len(groups.sizes))
+    lowest = lowest.scatter_reduce(0, groups.group_of, rewards, reduce="amin", include_self=False)
+    raised = rewards - lowest[groups.group_of]
+    baseline = sums(weights * raised, groups) / sums(weights, groups).clamp(min=1)
+    return raised - baseline[groups.group_of]
+
+
 def group_std_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> Tensor:
     """std(group) + eps, unbiased (divisor G - 1; a group of one has std 0). (n,) -> (n,)"""
     squares = sums(_deviations(rewards, groups) ** 2, groups)
@@ -103,6 +117,9 @@ BASELINES = {
     "none": Baseline(no_baseline, "r", "r_i"),
     "leave_one_out": Baseline(
         leave_one_out_baseline, "r - mean(others of the group)", r"r_i - \frac{1}{G-1}\sum_{j \ne i} r_j"
+    ),
+    "opo": Baseline(
+        opo_baseline, "r - sum(length x r) / sum(length) of the group", r"r_i - \frac{\sum_j |y_j|\, r_j}{\sum_j |y_j|}"
     ),
 }
 STD_NORMS = {
