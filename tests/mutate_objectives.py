@@ -25,8 +25,8 @@ from objective_mutants import MUTANTS
 ROOT = Path(__file__).resolve().parents[1]
 #: The test files that run on a mutant of a module; `losses` and `aggregation` guard each other.
 TESTS = {
-    "advantages": ("advantages",),
-    "losses": ("losses", "aggregation", "card"),
+    "advantages": ("advantages", "opo"),
+    "losses": ("losses", "aggregation", "card", "sapo"),
     "aggregation": ("aggregation", "losses"),
     "ratio": ("losses", "terms"),
     "rules": ("rules",),

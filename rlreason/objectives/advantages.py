@@ -22,16 +22,20 @@ if TYPE_CHECKING:  # so that the card and the rules need no torch
     from rlreason.objectives.objective import Objective
 
 
+def _raised(rewards: Tensor, groups: Groups) -> Tensor:
+    """r - the smallest of the group, so that equal rewards are exact zeros. (n,) -> (n,)"""
+    lowest = rewards.new_zeros(len(groups.sizes))
+    lowest = lowest.scatter_reduce(0, groups.group_of, rewards, reduce="amin", include_self=False)
+    return rewards - lowest[groups.group_of]
+
+
 def _deviations(rewards: Tensor, groups: Groups) -> Tensor:
     """r - mean of the group, (n,) -> (n,), exactly 0 where all rewards of a group are equal.
 
     The mean of equal floats may differ from them in the last bit, and dividing that by a tiny std would turn
-    rounding into a gradient. Measuring from the group's smallest reward first makes equal rewards exact
-    zeros.
+    rounding into a gradient.
     """
-    lowest = rewards.new_zeros(len(groups.sizes))
-    lowest = lowest.scatter_reduce(0, groups.group_of, rewards, reduce="amin", include_self=False)
-    raised = rewards - lowest[groups.group_of]
+    raised = _raised(rewards, groups)
     return raised - (sums(raised, groups) / groups.sizes)[groups.group_of]
 
 
@@ -61,9 +65,7 @@ def opo_baseline(rewards: Tensor, groups: Groups, lengths: Tensor) -> Tensor:
     the group's lowest reward, so that equal rewards give exactly 0.
     """
     weights = lengths.to(rewards.dtype)
-    lowest = rewards.new_zeros(len(groups.sizes))
-    lowest = lowest.scatter_reduce(0, groups.group_of, rewards, reduce="amin", include_self=False)
-    raised = rewards - lowest[groups.group_of]
+    raised = _raised(rewards, groups)
     baseline = sums(weights * raised, groups) / sums(weights, groups).clamp(min=1)
     return raised - baseline[groups.group_of]
 
