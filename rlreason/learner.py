@@ -150,6 +150,7 @@ class Learner:
         return needed, measured
 
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """The samples, by number, cut so that each forward pass stays within the bounds on tokens and sequences."""
         sizes = [len(s.response.prompt_ids) + len(s.response.token_ids) for s in samples]
         return within_budget(sizes, self.micro_batch_tokens, self.micro_batch_size)
 

@@ -71,14 +71,14 @@ class Grade:
 
 @dataclass(slots=True)
 class Sample:
-    """A response with its grade and the credit that the algorithm gave it."""
+    """A response with its grade and the advantage that the algorithm gave it."""
 
     response: Response
     grade: Grade
     prompt_grade: Grade | None = None  # by the prompt's reward, where an evaluation counts by another
     advantage: float = 0.0
     kept: bool = True  # whether it carries loss; a sample that does not still counted in its group's baseline
-    live: bool = False  # whether its group carries any credit, before a KL term in the reward
+    live: bool = False  # whether any advantage of its group differs from 0, before a KL term in the reward
     log_probs: list[float] = field(default_factory=list)  # under the trainer's weights that sampled; empty: not scored
     old_log_probs: list[float] = field(default_factory=list)  # what the loss's ratio divides by; empty: today's
     reference_log_probs: list[float] = field(default_factory=list)  # where a KL term asks for them
