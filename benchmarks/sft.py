@@ -39,10 +39,11 @@ from rlreason.data.files import file_rows, read_table  # noqa: E402
 from rlreason.data.prompts import load_template, render  # noqa: E402
 from rlreason.data.rows import field_names, to_problem  # noqa: E402
 from rlreason.data.traces import trace_text  # noqa: E402
-from rlreason.learner import Learner, TokenObjective  # noqa: E402
+from rlreason.learner import Learner  # noqa: E402
 from rlreason.model.packing import PackedBatch  # noqa: E402
 from rlreason.model.policy import DTYPES, Policy  # noqa: E402
 from rlreason.model.tiny import build_model, build_tokenizer  # noqa: E402
+from rlreason.objectives.objective import LengthNormConfig, Objective  # noqa: E402
 from rlreason.types import Sample  # noqa: E402
 
 TRACE = " {solution} </think> <answer>{answer}</answer>"
@@ -115,7 +116,7 @@ def unpacked(batch: PackedBatch) -> list[Read]:
 def ours(folder: str, batches: list[list[Sample]], given: Namespace, turns: Turns) -> None:
     policy = WatchedPolicy(*load(folder), DTYPES[given.dtype], torch.device("cpu"))
     policy.turns = turns
-    micro, objective = given.micro_batch_tokens, TokenObjective(length_norm="token")
+    micro, objective = given.micro_batch_tokens, Objective(length_norm=LengthNormConfig("token"))
     learner = Learner(policy, objective, given.learning_rate, betas=BETAS, micro_batch_tokens=micro, **SAME)
     turns.wait()
     for batch in batches:

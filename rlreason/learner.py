@@ -1,13 +1,13 @@
-"""One optimizer step: samples with credit -> loss over micro-batches -> clipped gradient -> new weights.
+"""One optimizer step: samples with advantages -> loss over micro-batches -> clipped gradient -> new weights.
 
 The divisors of the loss are those of the whole step, so how the step is cut into micro-batches changes
-memory and nothing else. It must not know where samples come from or how credit was given.
+memory and nothing else.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,25 +19,11 @@ from rlreason.objectives.entropy import entropy_bonus
 from rlreason.objectives.kl import kl_per_token
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.mismatch import mismatch_weights
+from rlreason.objectives.objective import Objective
 from rlreason.optimization import make_optimizer
 from rlreason.runtime.signals import held
 from rlreason.statistics import gap_metrics
 from rlreason.types import Sample
-
-
-@dataclass(frozen=True, slots=True)
-class TokenObjective:
-    """What is done with credit once it is given: the loss per token, its extra terms, what is averaged over."""
-
-    loss_type: str = "reinforce_with_baseline"
-    numbers: dict[str, float | None] = field(default_factory=dict)
-    length_norm: str = "masked_mean"
-    constant: float = 1.0  # tokens; read by length_norm=constant only
-    kl_estimator: str = "k3"
-    kl_coef: float = 0.0  # of the KL term in the loss
-    entropy_coef: float = 0.0
-    mismatch: str = "none"
-    mismatch_cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +45,7 @@ class Learner:
     def __init__(
         self,
         policy: Policy,
-        objective: TokenObjective,
+        objective: Objective,
         learning_rate: float,
         *,
         temperature: float = 1.0,
@@ -124,7 +110,7 @@ class Learner:
         """Add the step's gradient to the parameters: (sums over tokens, gaps, response tokens, micro-batches)."""
         lengths = torch.tensor([len(s.response.token_ids) for s in samples])
         kept = torch.tensor([s.kept for s in samples])
-        n_sequences, n_tokens = step_divisors(lengths, kept, self.objective.length_norm)
+        n_sequences, n_tokens = step_divisors(lengths, kept, self.objective.length_norm.kind)
         sums: dict[str, float] = defaultdict(float)
         gaps: list[Tensor] = []
         n_micro = 0
@@ -152,10 +138,10 @@ class Learner:
     def _by_need(self, samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
         """Kept samples that need a gradient, and those that are only measured.
 
-        With credit 0 the policy term is exactly 0, so without a KL or entropy term the backward pass, two thirds
+        With advantage 0 the policy term is exactly 0, so without a KL or entropy term the backward pass, two thirds
         of the work, would add zeros. The divisors count such samples all the same.
         """
-        extra_terms = self.objective.kl_coef or self.objective.entropy_coef
+        extra_terms = self.objective.kl_coef_of_loss or self.objective.entropy_coef
         needed: list[int] = []
         measured: list[int] = []
         for i, s in enumerate(samples):
@@ -164,6 +150,7 @@ class Learner:
         return needed, measured
 
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """The samples, by number, cut so that each forward pass stays within the bounds on tokens and sequences."""
         sizes = [len(s.response.prompt_ids) + len(s.response.token_ids) for s in samples]
         return within_budget(sizes, self.micro_batch_tokens, self.micro_batch_size)
 
@@ -185,20 +172,19 @@ class Learner:
         on_policy = not any(s.old_log_probs for s in samples)
         old = log_probs.detach() if on_policy else self._rows(batch, [s.old_log_probs for s in samples])
         advantages = torch.tensor([[s.advantage] for s in samples], device=flat.device)  # (batch, 1)
-        per_token, stats = LOSSES[o.loss_type](advantages, log_probs, old, mask, **o.numbers)
-        if o.mismatch != "none":
+        per_token, stats = LOSSES[o.loss.loss_type](advantages, log_probs, old, mask, **o.loss.numbers())
+        if o.has_mismatch_weights:
             engine = self._rows(batch, [s.response.log_probs for s in samples])
             weights, weight_stats = mismatch_weights(old, engine, mask, o.mismatch, o.mismatch_cap)
             per_token, stats = per_token * weights, stats | weight_stats
         if any(s.reference_log_probs for s in samples):
             reference = self._rows(batch, [s.reference_log_probs for s in samples])
             kl = kl_per_token(log_probs, reference, mask, o.kl_estimator, None if on_policy else old)
-            per_token, stats = per_token + o.kl_coef * kl, stats | {"kl_reference": kl.detach()}
+            per_token, stats = per_token + o.kl_coef_of_loss * kl, stats | {"kl_reference": kl.detach()}
         if o.entropy_coef:
             per_token = per_token + entropy_bonus(entropy, o.entropy_coef)
-        loss = aggregate_loss(
-            per_token, mask, o.length_norm, n_sequences=n_sequences, n_tokens=n_tokens, constant=o.constant
-        )
+        norm, counts = o.length_norm.kind, {"n_sequences": n_sequences, "n_tokens": n_tokens}
+        loss = aggregate_loss(per_token, mask, norm, **counts, constant=o.length_constant)
         measured = {"entropy": entropy.detach(), "log_prob": log_probs.detach()}
         if "clipped" in stats:
             measured["clip_fraction"] = stats.pop("clipped")

@@ -4,8 +4,9 @@ Plain records and nothing else. They must not know tensors, configuration, token
 so that every room can import them and none is imported by them.
 """
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 #: How a response ended: the model stopped (end token or stop string), or the token limit cut it.
 FinishReason = Literal["stop", "length"]
@@ -70,14 +71,14 @@ class Grade:
 
 @dataclass(slots=True)
 class Sample:
-    """A response with its grade and the credit that the algorithm gave it."""
+    """A response with its grade and the advantage that the algorithm gave it."""
 
     response: Response
     grade: Grade
     prompt_grade: Grade | None = None  # by the prompt's reward, where an evaluation counts by another
     advantage: float = 0.0
     kept: bool = True  # whether it carries loss; a sample that does not still counted in its group's baseline
-    live: bool = False  # whether its group carries any credit, before a KL term in the reward
+    live: bool = False  # whether any advantage of its group differs from 0, before a KL term in the reward
     log_probs: list[float] = field(default_factory=list)  # under the trainer's weights that sampled; empty: not scored
     old_log_probs: list[float] = field(default_factory=list)  # what the loss's ratio divides by; empty: today's
     reference_log_probs: list[float] = field(default_factory=list)  # where a KL term asks for them
@@ -86,3 +87,36 @@ class Sample:
     @property
     def group(self) -> str:
         return self.response.problem_id
+
+
+LARGE = 1e6  # a coefficient that float32 can still multiply by
+
+
+class Range(NamedTuple):
+    """What a number that can be set may be: `low` to `high`, both allowed unless `above` or `below` says otherwise.
+
+    `cure` ends the complaint about a number outside, after a colon.
+    """
+
+    low: float
+    high: float
+    cure: str = ""
+    above: bool = False  # low itself is not allowed
+    below: bool = False  # high itself is not allowed
+
+    def broken_by(self, number: float) -> str:
+        """The rule that the number breaks, in words; empty where it lies in the range.
+
+        >>> Range(0, 1, above=True).broken_by(0), Range(1, 9).broken_by(3), Range(1, 9).broken_by(10)
+        ('must be above 0', '', 'must be at most 9')
+        """
+        if isinstance(number, float) and not math.isfinite(number):
+            return "must be finite"
+        if number < self.low or (self.above and number == self.low):
+            if self.above:
+                return f"must be above {self.low:g}"
+            return "must not be negative" if self.low == 0 else f"must be at least {self.low:g}"
+        if number > self.high or (self.below and number == self.high):
+            high = self.high if isinstance(self.high, int) else f"{self.high:g}"
+            return f"must be {'below' if self.below else 'at most'} {high}"
+        return ""

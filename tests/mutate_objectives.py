@@ -25,13 +25,14 @@ from objective_mutants import MUTANTS
 ROOT = Path(__file__).resolve().parents[1]
 #: The test files that run on a mutant of a module; `losses` and `aggregation` guard each other.
 TESTS = {
-    "advantages": ("advantages",),
-    "losses": ("losses", "aggregation"),
+    "advantages": ("advantages", "opo"),
+    "losses": ("losses", "aggregation", "card", "sapo"),
     "aggregation": ("aggregation", "losses"),
     "ratio": ("losses", "terms"),
     "rules": ("rules",),
+    "objective": ("rules", "card"),
+    "published": ("rules", "card"),
     "formula": ("card",),
-    "variants": ("card",),
 }
 #: Stop at the first failure and prepare no report on it: only the exit code is read.
 QUICKLY = ("-x", "-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
@@ -56,7 +57,8 @@ def run_tests(module: str, change: Callable[[str], str] = unchanged) -> pytest.E
         folder = Path(name)
         skip = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / "rlreason" / "objectives", folder / "rlreason" / "objectives", ignore=skip)
-        shutil.copy(ROOT / "rlreason" / "__init__.py", folder / "rlreason")
+        for shared in ("__init__.py", "types.py"):
+            shutil.copy(ROOT / "rlreason" / shared, folder / "rlreason")
         (folder / "tests").mkdir()
         for test in (ROOT / "tests").glob("test_objectives*.py"):
             shutil.copy(test, folder / "tests")

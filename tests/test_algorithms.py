@@ -15,8 +15,8 @@ from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
 from rlreason.algorithms.sft import SFT, sft_sample
 from rlreason.engines.base import Sampling
-from rlreason.learner import Learner, TokenObjective
-from rlreason.objectives.credit import CreditRule
+from rlreason.learner import Learner
+from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.types import Grade, Problem, Response, Sample
 
 
@@ -115,7 +115,7 @@ def test_sft_learns_the_response_and_its_end_and_nothing_of_the_prompt(policy):
     scores = policy.score(rows, 1.0, 4096)
     assert all(s.response.token_ids[-1] == policy.tokenizer.eos_token_id for s in given)
     expected = -sum(map(sum, scores)) / sum(map(len, scores))
-    objective = TokenObjective(length_norm="token")
+    objective = Objective(length_norm=LengthNormConfig("token"))
     whole = Learner(policy, objective, 1e-3).gradient(given)
     assert whole.loss == pytest.approx(expected, rel=1e-5)
     n = sum(map(len, scores))
@@ -127,7 +127,7 @@ def test_sft_learns_the_response_and_its_end_and_nothing_of_the_prompt(policy):
 
 def test_sft_lowers_the_loss_of_its_traces(policy):
     sft = SFT(traces(policy, 8), batch_size=8, seed=0, steps=30)
-    learner = Learner(policy, TokenObjective(length_norm="token"), 1e-2)
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-2)
     losses = [learner.update(sft.collect(step).batches[0])["train/loss"] for step in range(1, 31)]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -172,7 +172,7 @@ def test_expert_iteration_without_anything_correct_says_so_and_learns_nothing(ro
 
 
 def test_star_starts_each_step_from_the_first_weights(policy):
-    learner = Learner(policy, TokenObjective(length_norm="token"), 1e-2, can_restart=True)
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-2, can_restart=True)
     first = [p.detach().clone() for p in learner.parameters]
     losses = []
     for _ in range(2):
@@ -182,19 +182,20 @@ def test_star_starts_each_step_from_the_first_weights(policy):
         assert all(torch.equal(a, b) for a, b in zip(first, learner.parameters, strict=True))
     assert losses[0] == losses[1]  # the optimizer forgot too
     with pytest.raises(ValueError, match="can_restart"):
-        Learner(policy, TokenObjective(), 1e-2).restart()
+        Learner(policy, Objective(), 1e-2).restart()
 
 
-def grpo(rollouts, problems, **changes) -> GRPO:
+def grpo(rollouts, problems, max_resampling_rounds=0, **changes) -> GRPO:
+    objective = Objective(max_resampling_rounds=max_resampling_rounds)
     settings = {"n_steps": 3, "per_step": 6, "group_size": 4, "epochs": 1, "batch_size": 24} | changes
-    return GRPO(rollouts, ProblemSampler(problems, 0), Sampling(1.0, 2, 8), rule=CreditRule(), **settings)
+    return GRPO(rollouts, ProblemSampler(problems, 0), Sampling(1.0, 2, 8), objective=objective, **settings)
 
 
 def test_refilling_replaces_groups_without_signal_as_far_as_it_may(rollouts_of, problems):
     plain = grpo(rollouts_of(0.12), problems).collect(1)
     dead = 6 - len(live_groups(plain.samples))
     assert dead > 0
-    refilled = grpo(rollouts_of(0.12), problems, refill_rounds=20).collect(1)
+    refilled = grpo(rollouts_of(0.12), problems, max_resampling_rounds=20).collect(1)
     (batch,) = refilled.batches
     assert len(batch) == 24
     assert len(live_groups(batch)) == 6
@@ -207,15 +208,15 @@ def test_refilling_replaces_groups_without_signal_as_far_as_it_may(rollouts_of, 
 
 
 def test_refilling_stops_at_its_bound_and_says_so(rollouts_of, problems):
-    collected = grpo(rollouts_of(0.0), problems, refill_rounds=3).collect(1)
+    collected = grpo(rollouts_of(0.0), problems, max_resampling_rounds=3).collect(1)
     assert collected.metrics["rollout/refill_rounds"] == 3
     assert len(collected.samples) == 4 * 6 * 4
-    assert len(collected.batches[0]) == 24  # the batch keeps its size, without credit
+    assert len(collected.batches[0]) == 24  # the batch keeps its size, without advantages
     assert "3 rounds of refilling found 0 of 6 groups" in collected.notices["refill_bound"]
 
 
 def test_refilling_ends_when_the_questions_end(rollouts_of, problems):
-    collected = grpo(rollouts_of(0.0), problems[:8], refill_rounds=50).collect(1)
+    collected = grpo(rollouts_of(0.0), problems[:8], max_resampling_rounds=50).collect(1)
     assert collected.metrics["rollout/refill_rounds"] == 1
     assert len({s.group for s in collected.samples}) == 8
 
@@ -270,8 +271,8 @@ def test_metrics_tell_correct_from_other_responses():
 
 def test_learning_gives_each_sample_its_entropy(policy):
     given = traces(policy, 3)
-    Learner(policy, TokenObjective(length_norm="token"), 1e-3, micro_batch_size=1).update(given)
+    Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-3, micro_batch_size=1).update(given)
     assert all(s.entropy is not None and s.entropy > 0 for s in given)
     first = given[0].entropy
-    Learner(policy, TokenObjective(length_norm="token"), 1e-3).update(given)
+    Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-3).update(given)
     assert given[0].entropy == first  # that of the weights it met first

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hydra import initialize_config_dir
@@ -18,7 +19,7 @@ from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.rules import DEFAULTS, NAMED_OBJECTIVES
+from rlreason.objectives.published import NAMED, with_axes_of
 from rlreason.optimization import learning_rate_at
 
 CONF = resource_dir("conf")
@@ -59,18 +60,22 @@ def test_the_option_files_are_the_tables_of_the_formulas():
     assert options("length_norm") == set(AGGREGATIONS)
     assert options("std_norm") == set(STD_NORMS)
     assert options("baseline") == set(BASELINES)
-    assert options("objective") == set(NAMED_OBJECTIVES) | {"custom"}
+    assert options("objective") == set(NAMED) | {"custom"}
 
 
-@pytest.mark.parametrize("name", NAMED_OBJECTIVES)
+def is_named(run, name: str) -> bool:
+    """Whether a run has every axis of a named objective, and the numbers of its loss."""
+    made = with_axes_of(run, NAMED[name])
+    return replace(made, loss=run.loss) == run and run.loss.numbers() == made.loss.numbers()
+
+
+@pytest.mark.parametrize("name", NAMED)
 def test_a_named_objective_sets_its_axes_and_any_axis_can_be_overridden_on_top(composed, name):
-    settings = typed(composed(f"objective={name}")).settings()
-    assert {key: settings.get(key) for key in NAMED_OBJECTIVES[name]} == NAMED_OBJECTIVES[name]
-    of_other_losses = {"cliprange_low", "cliprange_high", "dual_clip", "ratio_cap"}
-    assert DEFAULTS.keys() - settings.keys() <= of_other_losses  # the card is told all that it can say
-    changed = typed(composed(f"objective={name}", "length_norm=masked_mean", "entropy_coef=1e-4")).settings()
-    assert (changed["length_norm"], changed["entropy_coef"]) == ("masked_mean", 1e-4)
-    assert changed["loss_type"] == settings["loss_type"]
+    run = typed(composed(f"objective={name}"))
+    assert is_named(run, name)
+    changed = typed(composed(f"objective={name}", "length_norm=masked_mean", "entropy_coef=1e-4"))
+    assert (changed.length_norm.kind, changed.entropy_coef) == ("masked_mean", 1e-4)
+    assert changed.loss == run.loss
 
 
 def test_the_command_of_the_card(composed):
@@ -98,10 +103,9 @@ def test_an_experiment_or_a_sweep_never_replaces_a_chosen_objective(composed, gs
     """An ablation of objectives under a course's settings must move the objective and nothing may move it back."""
     of_grpo = [s for s in SWEEPS if s.startswith("grpo")]
     files = [f"experiment={p.stem}" for p in (CONF / "experiment").glob("*.yaml")] + [f"sweep={s}" for s in of_grpo]
-    for name, file in itertools.product(NAMED_OBJECTIVES, files):
+    for name, file in itertools.product(NAMED, files):
         data = [f"data.path={gsm8k}"] if file.startswith("experiment") else []
-        settings = typed(composed(f"objective={name}", file, *data)).settings()
-        assert {key: settings.get(key) for key in NAMED_OBJECTIVES[name]} == NAMED_OBJECTIVES[name], (name, file)
+        assert is_named(typed(composed(f"objective={name}", file, *data)), name), (name, file)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -190,10 +194,10 @@ def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
         (["algorithm=sft", "group_size=4"], "group_size is no setting of this run"),
         (["algorithm=sft", "epochs=2"], "n_steps=60 and epochs=2.0: set one and leave the other null"),
         (["algorithm=ei", "n_steps=0"], "n_steps=0 must be at least 1"),
-        (["refill_rounds=-1"], "refill_rounds=-1 must not be negative"),
+        (["max_resampling_rounds=-1"], "max_resampling_rounds=-1 must not be negative"),
         (["guards.parity=correct"], "set mismatch=truncate"),
         (["lr_schedule=cosin"], "lr_schedule=cosin is none of constant, linear, cosine"),
-        (["loss=no_baseline", "refill_rounds=2"], "refill_rounds=2 with baseline=none"),
+        (["loss=no_baseline", "max_resampling_rounds=2"], "max_resampling_rounds=2 with baseline=none"),
         (
             ["rollout.placement=second_gpu"],
             "placement=second_gpu has no effect: it is read by rollout=vllm only",

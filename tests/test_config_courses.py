@@ -29,7 +29,7 @@ def test_an_experiment_is_its_handout(composed, gsm8k, experiment, model, data, 
     assert (run.rollout_batch_size, run.group_size, run.train_batch_size, run.epochs_per_rollout) == (256, 8, 256, 1)
     assert (run.sampling.temperature, run.sampling.min_tokens) == (1.0, 4)
     assert (run.weight_decay, list(run.adam_betas), run.max_grad_norm) == (0.0, [0.9, 0.95], 1.0)
-    assert (run.loss.loss_type, run.length_norm.kind, run.std_norm.kind, run.baseline.kind) == (
+    assert (run.loss.loss_type, run.length_norm.kind, run.std_norm, run.baseline) == (
         "reinforce_with_baseline", "masked_mean", "group_std", "mean",
     )  # fmt: skip
     assert (run.problems_on_the_way, run.eval_problems) == (1024, None)  # on the way, and the whole split at the end

@@ -18,10 +18,11 @@ from omegaconf import OmegaConf
 from rlreason.analysis.gradients import add_reference, check_start, compare, length_weights, measure, position_weights
 from rlreason.analysis.lab import main
 from rlreason.analysis.saved_run import read_run, read_step
-from rlreason.analysis.variants import OWN, variants, with_credit, with_objective
+from rlreason.analysis.variants import OWN, variants, with_advantages
 from rlreason.config.store import resource_dir, typed
 from rlreason.errors import ConfigError
-from rlreason.objectives.rules import NAMED_OBJECTIVES
+from rlreason.objectives.card import objective_card
+from rlreason.objectives.published import NAMED, OF_LOSSES, with_axes_of
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.setup.learner import make_learner
@@ -67,7 +68,7 @@ def folder(policy, tmp_path):
     problems = [Problem(f"p{i}", "q", "a") for i in range(6)]
     run = typed(composed("objective=grpo"))
     for step, noise in ((1, 0.5), (3, 0.3)):
-        records.responses("rollouts", step, with_credit(rewarded(policy, noise=noise), run), problems)
+        records.responses("rollouts", step, with_advantages(rewarded(policy, noise=noise), run), problems)
     policy.save(path / "model")
     records.summary({"status": "finished"})
     return path
@@ -79,7 +80,7 @@ def test_the_own_objective_is_the_learners_own(policy):
     own = result.objectives[0]
     assert own.name == OWN
     assert own.cosine == pytest.approx(1.0, abs=1e-9)
-    step = make_learner(run, policy).update(with_credit(samples, run))
+    step = make_learner(run, policy).update(with_advantages(samples, run))
     assert own.loss == pytest.approx(step["train/loss"], rel=1e-5)
     assert own.grad_norm == pytest.approx(step["train/grad_norm"], rel=1e-5)
     assert own.clipped == pytest.approx(step["train/clip_fraction"], rel=1e-6)
@@ -89,15 +90,17 @@ def test_the_own_objective_is_the_learners_own(policy):
 
 def test_every_named_objective_is_there_and_is_what_the_command_line_makes_of_it(policy):
     run = typed(composed("seed=3", "length_norm=masked_mean"))
-    assert [*variants(run)] == [OWN, *NAMED_OBJECTIVES, "length_norm=constant", "length_norm=token"]
-    for name in NAMED_OBJECTIVES:
-        asked, made = typed(composed("seed=3", f"objective={name}")), with_objective(run, name)
-        assert made.settings() == asked.settings(), name
+    of_losses = [f"loss={name}" for name in OF_LOSSES]
+    assert [*variants(run)] == [OWN, *NAMED, *of_losses, "length_norm=constant", "length_norm=token"]
+    for name, objective in NAMED.items():
+        asked, made = typed(composed("seed=3", f"objective={name}")), with_axes_of(run, objective)
+        assert objective_card(made) == objective_card(asked), name
+        assert made.loss.numbers() == asked.loss.numbers(), name
     samples = rewarded(policy, 12)
     result = compare(run, policy, 1, samples, QUIET)
-    own = make_learner(run, policy).gradient(with_credit(samples, run)).parameters
+    own = make_learner(run, policy).gradient(with_advantages(samples, run)).parameters
     for m, other in zip(result.objectives, variants(run).values(), strict=True):
-        gradient = make_learner(other, policy).gradient(with_credit(samples, other)).parameters
+        gradient = make_learner(other, policy).gradient(with_advantages(samples, other)).parameters
         a, b = (torch.cat([p.flatten() for p in parts]) for parts in (own, gradient))
         assert m.cosine == pytest.approx(torch.cosine_similarity(a, b, dim=0).item(), abs=1e-4), m.name
         assert m.grad_norm == pytest.approx(b.norm().item(), rel=1e-4)
@@ -175,12 +178,14 @@ def test_kl_and_dead_groups_are_the_algorithms(policy):
     assert skip.clipped == plain.clipped  # a share of all tokens, whatever carries loss
 
 
-def test_credit_is_the_one_that_the_run_recorded(folder):
+def test_advantages_are_those_that_the_run_recorded(folder):
     run = read_run(folder)
     step, samples = read_step(folder, run)
     assert step == 3
     rows = [json.loads(line) for line in (folder / "rollouts/step_00003.jsonl").read_text().splitlines()]
-    assert [s.advantage for s in with_credit(samples, run)] == pytest.approx([r["advantage"] for r in rows], abs=1e-6)
+    assert [s.advantage for s in with_advantages(samples, run)] == pytest.approx(
+        [r["advantage"] for r in rows], abs=1e-6
+    )
     assert all(s.old_log_probs == r["log_probs"] for s, r in zip(samples, rows, strict=True))
 
 
@@ -190,7 +195,7 @@ def test_the_command_leaves_a_table_a_picture_and_numbers(folder, capsys):
     assert "step 1: 24 responses" in out
     assert "What to look for" in out
     lines = {line.split("  ")[0]: line for line in out.splitlines()}
-    assert {OWN, *NAMED_OBJECTIVES} <= lines.keys()
+    assert {OWN, *NAMED} <= lines.keys()
     assert lines["grpo"].split()[3] == "1.000"  # the run's own objective under its name
     assert (folder / "lab/step_00001.png").read_bytes().startswith(b"\x89PNG")
     numbers = json.loads((folder / "lab/step_00001.json").read_text())
@@ -201,7 +206,7 @@ def test_the_command_leaves_a_table_a_picture_and_numbers(folder, capsys):
     assert len(own["position_weight"]) == len(numbers["still_going"]) == 20
 
 
-def test_a_step_without_any_credit_is_said_and_not_divided_by(folder, capsys):
+def test_a_step_without_any_advantage_is_said_and_not_divided_by(folder, capsys):
     path = folder / "rollouts/step_00003.jsonl"
     rows = [json.loads(line) | {"reward": 0.0} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -226,7 +231,9 @@ def test_the_reference_is_made_again_as_the_run_had_it(tmp_path):
     add_reference(run, samples, QUIET)
     rows = [json.loads(line) for line in (tmp_path / "x/rollouts/step_00002.jsonl").read_text().splitlines()]
     assert max(abs(r["advantage"]) for r in rows) > 0.01
-    assert [s.advantage for s in with_credit(samples, run)] == pytest.approx([r["advantage"] for r in rows], abs=2e-4)
+    assert [s.advantage for s in with_advantages(samples, run)] == pytest.approx(
+        [r["advantage"] for r in rows], abs=2e-4
+    )
 
 
 def remove(path: Path) -> None:
@@ -283,6 +290,14 @@ def test_a_run_from_before_model_seed_started_from_the_model_of_its_seed(folder)
     config.seed = 5
     OmegaConf.save(config, folder / "config.yaml")
     assert read_run(folder).model.seed == 5
+
+
+def test_a_run_from_before_baseline_and_std_norm_were_plain_words_is_read(folder):
+    now, config = read_run(folder), OmegaConf.load(folder / "config.yaml")
+    config.baseline, config.std_norm = {"kind": config.baseline}, {"kind": config.std_norm}
+    config.refill_rounds = config.pop("max_resampling_rounds")
+    OmegaConf.save(config, folder / "config.yaml")
+    assert read_run(folder) == now
 
 
 def test_another_reference_than_the_runs_is_said(folder):

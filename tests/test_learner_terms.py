@@ -1,23 +1,24 @@
-"""The objective's extra terms through the real learner and the real credit: KL, entropy, skipping, masks, weights."""
+"""The objective's extra terms through the real learner: KL, entropy, skipping, masks, weights."""
 
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from conftest import PROMPT, random_pairs
 from torch.nn import functional as F
 
-from rlreason.algorithms.grpo import GRPO, credit
+from rlreason.algorithms.grpo import GRPO, give_advantages
 from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import Rollouts, rollout_metrics, score_samples
 from rlreason.engines.base import Sampling
-from rlreason.learner import Learner, TokenObjective, averaged
+from rlreason.learner import Learner, averaged
 from rlreason.model.logprobs import chunked_log_probs
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
-from rlreason.objectives.credit import CreditRule
+from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
 from rlreason.types import Grade, Response, Sample
 
 COUNT, GROUP = 16, 4
@@ -69,8 +70,8 @@ def make_samples(policy, rewards=None, reference=None, noise=0.0):
     return samples
 
 
-def credited(samples, **rule):
-    return credit(samples, CreditRule(**rule))
+def compared(samples, **settings):
+    return give_advantages(samples, Objective(**settings))
 
 
 def gradient(policy, samples, objective, **settings):
@@ -92,7 +93,7 @@ def close(a, b):
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_kl_in_the_loss_pulls_towards_the_reference(policy, reference, estimator):
     samples = make_samples(policy, reference=reference)  # all advantages are 0: the KL term alone moves the weights
-    learner = Learner(policy, TokenObjective(kl_estimator=estimator, kl_coef=0.5), 1e-4)
+    learner = Learner(policy, Objective(kl_placement="loss", kl_estimator=estimator, kl_coef=0.5), 1e-4)
     steps = [learner.update(samples) for _ in range(10)]
     kl = [step["train/kl_reference"] for step in steps]
     assert all(after < before for before, after in itertools.pairwise(kl))
@@ -100,9 +101,9 @@ def test_kl_in_the_loss_pulls_towards_the_reference(policy, reference, estimator
 
 
 def test_kl_in_the_loss_adds_its_own_gradient(policy, reference):
-    samples = credited(make_samples(policy, reference=reference))
-    without = gradient(policy, samples, TokenObjective())
-    low, high = (gradient(policy, samples, TokenObjective(kl_coef=c)) for c in (0.1, 0.2))
+    samples = compared(make_samples(policy, reference=reference))
+    without = gradient(policy, samples, Objective())
+    low, high = (gradient(policy, samples, Objective(kl_placement="loss", kl_coef=c)) for c in (0.1, 0.2))
     assert (low - without).norm() > 0.1 * without.norm()
     close(high - without, 2 * (low - without))  # linear in the coefficient
 
@@ -110,13 +111,13 @@ def test_kl_in_the_loss_adds_its_own_gradient(policy, reference):
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_kl_is_without_value_and_gradient_at_the_reference(policy, estimator):
     samples = make_samples(policy, reference=policy)
-    found = Learner(policy, TokenObjective(kl_estimator=estimator, kl_coef=1.0), 1e-3).gradient(samples)
+    found = Learner(policy, Objective(kl_placement="loss", kl_estimator=estimator, kl_coef=1.0), 1e-3).gradient(samples)
     assert found.loss == pytest.approx(0.0, abs=1e-6)
     assert all(p.abs().max() < 1e-4 for p in found.parameters)
-    plain = credited(make_samples(policy))
-    with_kl = credited(make_samples(policy, reference=policy))
-    for objective in (TokenObjective(), TokenObjective("grpo_clip", CLIP)):
-        with_term = TokenObjective(objective.loss_type, objective.numbers, kl_coef=0.5, kl_estimator=estimator)
+    plain = compared(make_samples(policy))
+    with_kl = compared(make_samples(policy, reference=policy))
+    for objective in (Objective(), Objective(LossConfig("grpo_clip", **CLIP))):
+        with_term = replace(objective, kl_placement="loss", kl_coef=0.5, kl_estimator=estimator)
         torch.testing.assert_close(
             gradient(policy, with_kl, with_term), gradient(policy, plain, objective), atol=1e-4, rtol=1e-3
         )
@@ -127,11 +128,10 @@ def test_kl_in_the_reward_moves_advantages_towards_the_reference(policy, referen
     rollouts, sampling = Rollouts(engine, LengthGrader(), encode, seed=0), Sampling(1.0, 0, 12)
     collected = {}
     for coef in (0.0, 0.1):
-        rule = CreditRule(std_norm="none", kl_coef=coef)
+        kl = {"kl_placement": "reward", "kl_estimator": "k1", "kl_coef": coef} if coef else {}
+        objective = Objective(std_norm="none", **kl)
         asked = {"reference": scores_of(reference), "behaviour": scores_of(policy)} if coef else {}
-        algorithm = GRPO(
-            rollouts, ProblemSampler(problems, 0), sampling, 1, 4, 4, 1, 16, rule, kl_estimator="k1", **asked
-        )
+        algorithm = GRPO(rollouts, ProblemSampler(problems, 0), sampling, 1, 4, 4, 1, 16, objective, **asked)
         collected[coef] = algorithm.collect(step=1).samples
     for plain, shaped in zip(collected[0.0], collected[0.1], strict=True):
         assert plain.response.token_ids == shaped.response.token_ids
@@ -139,7 +139,7 @@ def test_kl_in_the_reward_moves_advantages_towards_the_reference(policy, referen
         kl = {
             id(s): sum(a - b for a, b in zip(s.response.log_probs, s.reference_log_probs, strict=True)) for s in group
         }
-        moved = -0.1 * (kl[id(shaped)] - sum(kl.values()) / len(kl))  # farther from the reference: less credit
+        moved = -0.1 * (kl[id(shaped)] - sum(kl.values()) / len(kl))  # farther from the reference: a lower advantage
         assert shaped.advantage - plain.advantage == pytest.approx(moved, abs=1e-4)
     assert any(abs(a.advantage - b.advantage) > 0.1 for a, b in zip(*collected.values(), strict=True))
 
@@ -165,9 +165,10 @@ def test_kl_in_the_reward_is_exactly_zero_while_the_policy_is_its_reference(poli
     rollouts, sampling = Rollouts(Rounding(), EvenGoldsAlike(), encode, seed=0), Sampling(1.0, 0, 12)
     found = {}
     for coef in (0.0, 0.5):
-        rule = CreditRule(std_norm="group_std", zero_variance="skip", kl_coef=coef)
+        kl = {"kl_placement": "reward", "kl_estimator": estimator, "kl_coef": coef} if coef else {}
+        objective = Objective(zero_variance="skip", **kl)
         score = scores_of(policy)
-        asks = ProblemSampler(problems, 0), sampling, 1, 6, 4, 1, 24, rule, estimator
+        asks = ProblemSampler(problems, 0), sampling, 1, 6, 4, 1, 24, objective
         collected = GRPO(rollouts, *asks, reference=score, behaviour=score).collect(1)
         found[coef] = [(s.advantage, s.kept, s.live) for s in collected.samples]
     assert found[0.0] == found[0.5]
@@ -178,8 +179,8 @@ def test_kl_in_the_reward_is_exactly_zero_while_the_policy_is_its_reference(poli
 def test_groups_are_dead_or_alive_by_their_rewards_whatever_the_kl_term_adds(policy, reference):
     samples = make_samples(policy, DEAD, reference)
     score_samples(samples, scores_of(policy))
-    plain = {id(s): s.live for s in credited(samples)}
-    credited(samples, kl_coef=0.1, zero_variance="skip")
+    plain = {id(s): s.live for s in compared(samples)}
+    compared(samples, kl_placement="reward", kl_coef=0.1, zero_variance="skip")
     assert all(s.advantage != 0 for s in samples)
     assert {id(s): s.live for s in samples} == plain
     assert [s.kept for s in samples] == [s.live for s in samples]
@@ -191,10 +192,10 @@ def test_groups_are_dead_or_alive_by_their_rewards_whatever_the_kl_term_adds(pol
 
 def test_the_entropy_bonus_raises_entropy(policy):
     samples = make_samples(policy)  # no advantages
-    learner = Learner(policy, TokenObjective(entropy_coef=0.5), 1e-3)
+    learner = Learner(policy, Objective(entropy_coef=0.5), 1e-3)
     entropy = [learner.update(samples)["train/entropy"] for _ in range(6)]
     assert all(after > before for before, after in itertools.pairwise(entropy))
-    still = Learner(policy, TokenObjective(), 1e-3)
+    still = Learner(policy, Objective(), 1e-3)
     before = weights(policy)
     still.update(samples)
     assert torch.equal(weights(policy), before)  # without the bonus nothing pulls
@@ -232,9 +233,9 @@ DEAD = [1.0, 0.0, 1.0, 0.0] + [1.0] * 4 + [0.0, 0.0, 1.0, 0.0] + [0.0] * 4  # th
 
 @pytest.mark.parametrize("norm", ["constant", "masked_mean", "token"])
 def test_skipping_dead_groups_changes_the_divisor_and_nothing_else(policy, norm):
-    objective = TokenObjective("grpo_clip", CLIP, length_norm=norm, constant=20.0)
-    keep = credited(make_samples(policy, DEAD), zero_variance="keep")
-    skip = credited(make_samples(policy, DEAD), zero_variance="skip")
+    objective = Objective(LossConfig("grpo_clip", **CLIP), length_norm=LengthNormConfig(norm, 20.0))
+    keep = compared(make_samples(policy, DEAD), zero_variance="keep")
+    skip = compared(make_samples(policy, DEAD), zero_variance="skip")
     assert [s.kept for s in skip] == [bool(i // GROUP in (0, 2)) for i in range(COUNT)]
     sizes = [len(s.response.token_ids) for s in skip]
     live_tokens = sum(n for n, s in zip(sizes, skip, strict=True) if s.kept)
@@ -246,9 +247,9 @@ def test_skipping_dead_groups_changes_the_divisor_and_nothing_else(policy, norm)
 
 @pytest.mark.parametrize("norm", ["constant", "masked_mean", "token"])
 def test_masked_overlong_responses_carry_no_loss(policy, norm):
-    objective = TokenObjective(length_norm=norm, constant=20.0)
-    samples = credited(make_samples(policy, DEAD), overlong="mask")
-    whole = credited(make_samples(policy, DEAD))
+    objective = Objective(length_norm=LengthNormConfig(norm, 20.0))
+    samples = compared(make_samples(policy, DEAD), overlong="mask")
+    whole = compared(make_samples(policy, DEAD))
     cut = [s.response.truncated for s in samples]
     assert 0 < sum(cut) < COUNT
     assert [s.kept for s in samples] == [not c for c in cut]
@@ -269,12 +270,12 @@ def test_masked_overlong_responses_carry_no_loss(policy, norm):
 
 @pytest.mark.parametrize("norm", ["constant", "masked_mean", "token"])
 def test_a_step_where_nothing_is_kept_is_no_step(policy, norm):
-    objective = TokenObjective("grpo_clip", CLIP, length_norm=norm, constant=20.0, entropy_coef=0.1)
+    objective = Objective(LossConfig("grpo_clip", **CLIP), length_norm=LengthNormConfig(norm, 20.0), entropy_coef=0.1)
     learner = Learner(policy, objective, 1e-2, weight_decay=0.1)
-    moving = credited(make_samples(policy, DEAD))
+    moving = compared(make_samples(policy, DEAD))
     learner.update(moving)  # Adam now remembers a gradient, and would move on its own
     before = weights(policy)
-    metrics = learner.update(credited(make_samples(policy, [1.0] * COUNT), zero_variance="skip"))
+    metrics = learner.update(compared(make_samples(policy, [1.0] * COUNT), zero_variance="skip"))
     assert torch.equal(weights(policy), before)
     assert metrics["train/empty_updates"] == 1
     assert metrics["train/skipped_updates"] == 0
@@ -298,9 +299,9 @@ def shifted(samples, by):
 
 @pytest.mark.parametrize("mismatch", ["truncate", "mask"])
 def test_engines_that_agree_have_weight_one(policy, mismatch):
-    samples = credited(make_samples(policy))
-    plain = gradient(policy, samples, TokenObjective("grpo_clip", CLIP))
-    weighted = TokenObjective("grpo_clip", CLIP, mismatch=mismatch, mismatch_cap=2.0)
+    samples = compared(make_samples(policy))
+    plain = gradient(policy, samples, Objective(LossConfig("grpo_clip", **CLIP)))
+    weighted = Objective(LossConfig("grpo_clip", **CLIP), mismatch=mismatch, mismatch_cap=2.0)
     close(gradient(policy, samples, weighted), plain)
     metrics = Learner(policy, weighted, 1e-3).update(samples)
     assert metrics["train/mismatch_ratio"] == pytest.approx(1.0, abs=1e-5)
@@ -308,19 +309,19 @@ def test_engines_that_agree_have_weight_one(policy, mismatch):
 
 
 def test_weights_above_the_cap_are_cut_or_dropped(policy):
-    samples = shifted(credited(make_samples(policy)), -math.log(4))  # w = 4 everywhere
-    plain = gradient(policy, samples, TokenObjective("grpo_clip", CLIP))
+    samples = shifted(compared(make_samples(policy)), -math.log(4))  # w = 4 everywhere
+    plain = gradient(policy, samples, Objective(LossConfig("grpo_clip", **CLIP)))
     for mismatch, cap, factor in (
         ("truncate", 2.0, 2.0),
         ("truncate", 5.0, 4.0),
         ("mask", 2.0, 0.0),
         ("mask", 5.0, 4.0),
     ):
-        objective = TokenObjective("grpo_clip", CLIP, mismatch=mismatch, mismatch_cap=cap)
+        objective = Objective(LossConfig("grpo_clip", **CLIP), mismatch=mismatch, mismatch_cap=cap)
         close(gradient(policy, samples, objective), factor * plain)
-    metrics = Learner(policy, TokenObjective("grpo_clip", CLIP, mismatch="truncate", mismatch_cap=2.0), 0.0).update(
-        samples
-    )
+    metrics = Learner(
+        policy, Objective(LossConfig("grpo_clip", **CLIP), mismatch="truncate", mismatch_cap=2.0), 0.0
+    ).update(samples)
     assert metrics["train/mismatch_ratio"] == pytest.approx(4.0, rel=1e-4)
     assert metrics["train/mismatch_capped"] == 1
 
@@ -333,14 +334,13 @@ def test_weights_above_the_cap_are_cut_or_dropped(policy):
 def test_any_split_gives_the_same_gradient_with_every_term_on(policy, reference, loss, norm):
     narrow = {"cliprange_low": 0.02, "cliprange_high": 0.02}  # one ratio per response stays near 1
     numbers = {"ratio_cap": 1.1} if loss == "cispo" else narrow if loss == "gspo" else CLIP
-    objective = TokenObjective(
-        loss, numbers, norm, 20.0, kl_coef=0.1, entropy_coef=0.02, mismatch="truncate", mismatch_cap=1.1
-    )
+    terms = {"kl_placement": "loss", "kl_coef": 0.1, "entropy_coef": 0.02, "mismatch": "truncate", "mismatch_cap": 1.1}
+    objective = Objective(LossConfig(loss, **numbers), LengthNormConfig(norm, 20.0), **terms)
     samples = make_samples(policy, DEAD, reference, noise=0.2)
     rng = random.Random(0)
     for s in samples:
         s.old_log_probs = [lp + rng.gauss(0, 0.2) for lp in s.old_log_probs]
-    credited(samples, zero_variance="skip", overlong="mask")
+    compared(samples, zero_variance="skip", overlong="mask")
     assert 0 < sum(s.kept for s in samples) < COUNT
     whole = Learner(policy, objective, 1e-3, micro_batch_tokens=10_000).gradient(samples)
     assert whole.clipped > 0

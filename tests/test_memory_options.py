@@ -23,12 +23,13 @@ from rlreason.config.model import LoRAConfig, ModelConfig, TinyModelConfig
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
-from rlreason.learner import Learner, TokenObjective
+from rlreason.learner import Learner
 from rlreason.model.lora import add_lora, require_peft
 from rlreason.model.memory import freeze, recompute_layers
 from rlreason.model.packing import pack
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.tiny import build_model
+from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.optimization import learning_rate_at, make_optimizer
 from rlreason.setup.model import choose_trained
 from rlreason.types import Grade, Response, Sample
@@ -129,7 +130,7 @@ def test_a_copy_recomputes_with_its_own_weights(tokenizer):
     reference = Policy(copy.deepcopy(policy.model), tokenizer)
     pairs = random_pairs(len(tokenizer), 3)
     before = reference.score(pairs, 1.0, 512)
-    Learner(policy, TokenObjective(), 1e-2).update(given_samples(policy))
+    Learner(policy, Objective(), 1e-2).update(given_samples(policy))
     assert reference.score(pairs, 1.0, 512) == before != policy.score(pairs, 1.0, 512)
 
 
@@ -159,7 +160,7 @@ def test_half_weights_round_everything_but_the_head(tokenizer, untied, tied):
 
 def test_half_weights_are_trained_saved_and_loaded(tokenizer, tmp_path):
     policy = fresh(tokenizer, weights=BFLOAT16)
-    learner = Learner(policy, TokenObjective(length_norm="token"), 1e-2)
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-2)
     losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(5)]
     assert losses[-1] < losses[0]
     policy.save(tmp_path / "model")
@@ -175,7 +176,7 @@ def test_frozen_weights_stay_and_the_rest_moves(tokenizer, untied):
     policy = Policy(untied, tokenizer)
     said = freeze(policy.model, ["model.embed_tokens*", "layers.0.*"])
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    Learner(policy, TokenObjective(), 1e-2).update(given_samples(policy))
+    Learner(policy, Objective(), 1e-2).update(given_samples(policy))
     moved = {name for name, p in policy.model.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {n for n in before if not n.startswith(("model.embed_tokens", "model.layers.0."))}
     assert "lm_head.weight" in moved
@@ -187,7 +188,7 @@ def test_freezing_one_of_two_tied_weights_freezes_both_and_says_so(policy, name)
     assert "output head = embeddings: both frozen" in freeze(policy.model, [name])
     assert not policy.head.requires_grad
     before = policy.head.detach().clone()
-    Learner(policy, TokenObjective(), 1e-2).update(given_samples(policy))
+    Learner(policy, Objective(), 1e-2).update(given_samples(policy))
     assert torch.equal(policy.head, before)
 
 
@@ -213,7 +214,7 @@ def test_adapters_start_as_nothing_and_alone_are_trained(tokenizer, untied, tied
     add_lora(policy.model, 4, 8.0, None, seed=0)
     assert policy.score(pairs, 1.0, 512) == before
     assert sum(p.numel() for p in policy.model.parameters() if p.requires_grad) == expected
-    learner = Learner(policy, TokenObjective(length_norm="token"), 1e-2)
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-2)
     losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(5)]
     assert losses[-1] < losses[0]
     merged = dict(policy.named_weights())
@@ -226,7 +227,7 @@ def test_adapters_start_as_nothing_and_alone_are_trained(tokenizer, untied, tied
 @needs("peft")
 def test_a_saved_adapted_policy_is_a_plain_model_and_training_goes_on(policy, tmp_path):
     add_lora(policy.model, 4, 8.0, ["q_proj", "down_proj"], seed=0)
-    learner = Learner(policy, TokenObjective(), 1e-2)
+    learner = Learner(policy, Objective(), 1e-2)
     learner.update(given_samples(policy))
     pairs = random_pairs(len(policy.tokenizer), 4)
     before = policy.score(pairs, 1.0, 512)
@@ -251,7 +252,7 @@ def test_adapters_of_half_weights_are_exact_and_seeded(tokenizer):
     first, again, other = adapted(0), adapted(0), adapted(1)
     for policy in (first, again):
         assert all(p.dtype == torch.float32 for p in policy.model.parameters() if p.requires_grad)
-        Learner(policy, TokenObjective(), 1e-4).update(given_samples(policy))
+        Learner(policy, Objective(), 1e-4).update(given_samples(policy))
     pairs = random_pairs(len(tokenizer), 3)
     assert first.score(pairs, 1.0, 512) == again.score(pairs, 1.0, 512)
     a = {n: p for n, p in other.model.named_parameters() if ".lora_A" in n}
@@ -279,7 +280,7 @@ def test_everything_at_once_trains_and_is_described(tokenizer):
     assert not settings.problems()
     policy = fresh(tokenizer, weights=BFLOAT16)
     choose_trained(settings, policy, seed=0)
-    learner = Learner(policy, TokenObjective(length_norm="token"), 2e-2)
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 2e-2)
     losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(6)]
     assert losses[-1] < losses[0]
     said = policy.describe()
@@ -386,7 +387,7 @@ def test_8_bit_moments_take_a_quarter_and_go_nearly_the_same_way():
 @pytest.mark.parametrize("weights", [torch.float32, BFLOAT16])
 def test_8_bit_adamw_trains_a_policy(tokenizer, weights):
     policy = fresh(tokenizer, weights=weights)
-    learner = Learner(policy, TokenObjective(length_norm="token"), 1e-2, optimizer="adamw_8bit")
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-2, optimizer="adamw_8bit")
     losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(5)]
     assert losses[-1] < losses[0]
 

@@ -35,7 +35,7 @@ def loop_reference(rewards, ids, baseline, std_norm, eps):
 
 
 @pytest.mark.parametrize("std_norm", STD_NORMS)
-@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize("baseline", ["mean", "none", "leave_one_out"])
 def test_equals_the_definition_on_ragged_interleaved_groups(baseline, std_norm):
     for seed in range(30):
         generator = torch.Generator().manual_seed(seed)
@@ -67,9 +67,10 @@ def test_advantages_follow_the_id_through_any_order(baseline, std_norm):
     rewards = torch.rand(24, generator=generator, dtype=torch.float64)
     blocked = torch.arange(24) // 8
     order = torch.randperm(24, generator=generator)
+    lengths = torch.randint(0, 50, (24,), generator=generator)
     options = {"baseline": baseline, "std_norm": std_norm}
-    straight = compute_group_advantages(rewards, blocked, **options)
-    shuffled = compute_group_advantages(rewards[order], blocked[order] * 1000 - 7, **options)
+    straight = compute_group_advantages(rewards, blocked, lengths=lengths, **options)
+    shuffled = compute_group_advantages(rewards[order], blocked[order] * 1000 - 7, lengths=lengths[order], **options)
     torch.testing.assert_close(shuffled, straight[order], rtol=1e-12, atol=1e-12)
 
 
@@ -98,7 +99,8 @@ def test_differences_of_one_rounding_step_stay_small():
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_single_sample_groups_are_finite(baseline, std_norm):
     rewards = torch.tensor([1.0, 0.0, 1.0])
-    advantages = compute_group_advantages(rewards, torch.arange(3), baseline=baseline, std_norm=std_norm)
+    options = {"baseline": baseline, "std_norm": std_norm, "lengths": torch.tensor([3, 0, 5])}
+    advantages = compute_group_advantages(rewards, torch.arange(3), **options)
     assert advantages.isfinite().all()
     if baseline != "none":
         assert advantages.tolist() == [0.0] * 3

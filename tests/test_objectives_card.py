@@ -3,12 +3,13 @@ switch.
 """
 
 import pytest
+from test_objectives_rules import changed
 
 from rlreason.objectives.card import objective_card
-from rlreason.objectives.rules import NAMED_OBJECTIVES
+from rlreason.objectives.published import NAMED
 
-GRPO = NAMED_OBJECTIVES["grpo"]
-REINFORCE = NAMED_OBJECTIVES["reinforce"]
+GRPO = NAMED["grpo"]
+REINFORCE = NAMED["reinforce"]
 
 #: What the text of each named objective's card must say.
 CARD_SAYS = {
@@ -35,14 +36,12 @@ CARD_SAYS = {
 }
 
 
-@pytest.mark.parametrize("name", NAMED_OBJECTIVES)
+@pytest.mark.parametrize("name", NAMED)
 def test_card_of_every_named_objective(name):
-    card = objective_card(NAMED_OBJECTIVES[name])
+    card = objective_card(NAMED[name])
     for phrase in CARD_SAYS[name]:
         assert phrase in card.text, phrase
-    assert [other for other in NAMED_OBJECTIVES if f"objective={other};" in f"{card.text.replace(chr(10), ';')};"] == [
-        name
-    ]
+    assert [other for other in NAMED if f"objective={other};" in f"{card.text.replace(chr(10), ';')};"] == [name]
     assert card.markdown.count("$$") % 2 == 0
     assert r"\ell_t" in card.markdown
 
@@ -60,10 +59,9 @@ def test_card_names_every_term_that_is_switched_on():
         "mismatch": "truncate",
         "mismatch_cap": 2.0,
         "epochs_per_rollout": 4,
-        "on_policy": False,
         "advantage_eps": 1e-4,
     }
-    card = objective_card({**GRPO, **on})
+    card = objective_card(changed(GRPO, on))
     for phrase in (
         "+ 0.0001)",
         "3 A if A < 0",
@@ -83,10 +81,10 @@ def test_card_names_every_term_that_is_switched_on():
 
 
 def test_card_orders_a_reward_term_before_the_advantage_and_weighs_only_the_policy_term():
-    settings = {**GRPO, "kl_placement": "reward", "kl_coef": 0.1, "kl_estimator": "k1"}
+    settings = changed(GRPO, {"kl_placement": "reward", "kl_coef": 0.1, "kl_estimator": "k1"})
     text = objective_card(settings).text
     assert text.index("r - 0.1 sum over tokens of (x)") < text.index("Advantage")
-    settings = {**GRPO, "kl_placement": "loss", "kl_coef": 0.1, "mismatch": "mask", "mismatch_cap": 2.0}
+    settings = changed(GRPO, {"kl_placement": "loss", "kl_coef": 0.1, "mismatch": "mask", "mismatch_cap": 2.0})
     text = objective_card(settings).text
     assert text.index("l x (w if w <= 2 else 0)") < text.index("l + 0.1 (")
 
@@ -94,17 +92,17 @@ def test_card_orders_a_reward_term_before_the_advantage_and_weighs_only_the_poli
 @pytest.mark.parametrize(
     ("settings", "phrase"),
     [
-        ({**GRPO, "std_norm": "none"}, "length_norm=constant for all of it"),
-        (NAMED_OBJECTIVES["grpo_constant"], "Dr. GRPO drops the std as well"),
-        (NAMED_OBJECTIVES["dr_grpo"], "changes only the length norm"),
-        ({**GRPO, "length_norm": "token"}, "samples further prompts"),
-        ({**GRPO, "kl_placement": "loss", "kl_coef": 0.04}, "GRPO with its KL term"),
-        ({**GRPO, "baseline": "leave_one_out"}, "RLOO does not divide by a normaliser"),
-        ({**NAMED_OBJECTIVES["gspo"], "length_norm": "constant"}, "a sequence weighs by its length"),
-        (NAMED_OBJECTIVES["cispo"], "its cap is 1 + eps"),
-        ({**REINFORCE, "on_policy": False}, "its gradient is biased"),
-        ({**GRPO, "on_policy": True}, "no clip or cap acts"),
-        ({**GRPO, "zero_variance": "skip"}, "the gradient grows by all / live"),
+        (changed(GRPO, {"std_norm": "none"}), "length_norm=constant for all of it"),
+        (NAMED["grpo_constant"], "Dr. GRPO drops the std as well"),
+        (NAMED["dr_grpo"], "changes only the length norm"),
+        (changed(GRPO, {"length_norm": "token"}), "samples further prompts"),
+        (changed(GRPO, {"kl_placement": "loss", "kl_coef": 0.04}), "GRPO with its KL term"),
+        (changed(GRPO, {"baseline": "leave_one_out"}), "RLOO does not divide by a normaliser"),
+        (changed(NAMED["gspo"], {"length_norm": "constant"}), "a sequence weighs by its length"),
+        (NAMED["cispo"], "its cap is 1 + eps"),
+        (changed(REINFORCE, {"epochs_per_rollout": 2}), "its gradient is biased"),
+        (GRPO, "no clip or cap acts"),
+        (changed(GRPO, {"zero_variance": "skip"}), "the gradient grows by all / live"),
     ],
 )
 def test_card_says_where_a_shared_name_differs(settings, phrase):
@@ -113,14 +111,14 @@ def test_card_says_where_a_shared_name_differs(settings, phrase):
     assert phrase in card.markdown
 
 
-def test_the_note_on_dapo_knows_whether_dead_groups_are_replaced():
+def test_the_note_on_dapo_knows_whether_groups_without_variance_are_replaced():
     def note(**more):
-        return " ".join(objective_card({**NAMED_OBJECTIVES["dapo"], **more}).text.split())
+        return " ".join(objective_card(changed(NAMED["dapo"], more)).text.split())
 
     assert "not replaced" in note()
-    assert "not replaced" not in note(refill_rounds=3)
-    assert "replaced too, in at most refill_rounds further rounds" in note(refill_rounds=3)
+    assert "not replaced" not in note(max_resampling_rounds=3)
+    assert "replaced too, in at most max_resampling_rounds further rounds" in note(max_resampling_rounds=3)
 
 
 def test_clip_higher_is_not_called_grpo():
-    assert "GRPO without KL" not in objective_card({**GRPO, "cliprange_high": 0.28}).text
+    assert "GRPO without KL" not in objective_card(changed(GRPO, {"cliprange_high": 0.28})).text

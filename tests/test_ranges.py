@@ -22,7 +22,7 @@ CLOUD = "model=smollm2_135m"
 RUNS = {
     "grpo": [],
     "clip": ["loss=grpo_clip", "loss.dual_clip=3", "overlong=penalty", "length_norm=constant", "kl_placement=loss",
-             "kl_coef=0.1", "mismatch=truncate", "mismatch_cap=2", "refill_rounds=1"],
+             "kl_coef=0.1", "mismatch=truncate", "mismatch_cap=2", "max_resampling_rounds=1"],
     "cispo": ["objective=cispo", "rollout=vllm"],
     "ei": ["algorithm=ei"],
     "sft": ["algorithm=sft", CLOUD, "model.lora.rank=8", "data.n_validation=9", "data.validation=null"],

@@ -6,12 +6,12 @@ import random
 import pytest
 import torch
 
-from rlreason.algorithms.grpo import credit
+from rlreason.algorithms.grpo import give_advantages
 from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.learner import Learner, TokenObjective
-from rlreason.objectives.credit import CreditRule
+from rlreason.learner import Learner
+from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console, clock
 from rlreason.records.curves import draw_curves, series
 from rlreason.records.monitors import Monitors
@@ -30,18 +30,18 @@ def graded(problem_id, reward, ids=(1, 2)):
 
 def test_advantages_follow_the_problem_id_through_a_shuffle_and_a_filter():
     samples = [graded(f"p{i // 4}", float(i % 4 == 0)) for i in range(16)]
-    expected = {id(s): s.advantage for s in credit(samples, CreditRule())}
+    expected = {id(s): s.advantage for s in give_advantages(samples, Objective())}
     assert expected[id(samples[0])] == pytest.approx(1.5, abs=1e-4)  # (1 - 1/4) / 0.5, unbiased std of 1000
     random.Random(1).shuffle(samples)
-    for s in credit(samples, CreditRule()):
+    for s in give_advantages(samples, Objective()):
         assert s.advantage == pytest.approx(expected[id(s)], abs=1e-12)
     kept = [s for s in samples if s.group != "p2"]
-    for s in credit(kept, CreditRule()):
+    for s in give_advantages(kept, Objective()):
         assert s.advantage == pytest.approx(expected[id(s)], abs=1e-12)
 
 
 def test_raw_rewards_are_the_credit_without_a_baseline():
-    samples = credit([graded("p", r) for r in (1.0, 0.0, 1.0)], CreditRule(baseline="none", std_norm="none"))
+    samples = give_advantages([graded("p", r) for r in (1.0, 0.0, 1.0)], Objective(baseline="none", std_norm="none"))
     assert [s.advantage for s in samples] == [1.0, 0.0, 1.0]
 
 
@@ -68,7 +68,7 @@ def test_the_engine_gap_stays_small_through_updates(policy, engine, problems):
         lambda p: policy.encode_prompt(p.question),
         0,
     )
-    learner = Learner(policy, TokenObjective(), 1e-2)
+    learner = Learner(policy, Objective(), 1e-2)
     for step in range(3):
         samples = rollouts.sample(problems[:4], Sampling(0.7, 2, 8), n=2, purpose=step)
         learner.temperature = 0.7
@@ -81,7 +81,7 @@ def test_the_engine_gap_stays_small_through_updates(policy, engine, problems):
 
 def test_rollout_metrics_count_what_can_go_wrong_quietly():
     samples = [graded("a", 1.0, (1,)), graded("a", 0.0, (1,)), graded("b", 0.0, (1,)), graded("b", 0.0, (2, 3))]
-    m = rollout_metrics(credit(samples, CreditRule()))
+    m = rollout_metrics(give_advantages(samples, Objective()))
     assert m["reward/mean"] == 0.25
     assert m["reward/live_groups"] == 0.5
     assert m["rollout/distinct"] == pytest.approx((0.5 + 1.0) / 2)

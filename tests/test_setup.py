@@ -14,7 +14,7 @@ from rlreason.setup.algorithm import check_schedule
 from rlreason.setup.components import fitting
 from rlreason.setup.engine import demand_of, vllm_settings
 from rlreason.setup.graders import reward_name
-from rlreason.setup.learner import credit_rule, learning_temperature, token_objective
+from rlreason.setup.learner import learning_temperature
 from rlreason.setup.prompts import encoder
 from rlreason.setup.traces import make_traces
 from rlreason.types import Problem
@@ -132,19 +132,21 @@ def test_sft_learns_the_plain_distribution_whatever_is_sampled():
     assert learning_temperature(settings("algorithm=sft", "sampling.temperature=0.7")) == 1.0
     assert learning_temperature(settings("algorithm=ei", "sampling.temperature=0.7")) == 1.0
     assert learning_temperature(settings("sampling.temperature=0.7")) == 0.7
-    objective = token_objective(settings("algorithm=ei"))
-    assert (objective.loss_type, objective.length_norm) == ("reinforce_with_baseline", "token")
+    objective = settings("algorithm=ei").objective()
+    assert (objective.loss.loss_type, objective.length_norm.kind) == ("reinforce_with_baseline", "token")
     assert objective.kl_coef == objective.entropy_coef == 0
 
 
 def test_a_constant_is_the_one_that_was_given_and_null_the_longest_response():
     """No number is taken for null."""
     given = settings("length_norm=constant", "length_norm.constant=0.5", "overlong=penalty", "overlong_cache=1")
-    assert token_objective(given).constant == 0.5
-    assert credit_rule(given).cache_length == 1
+    assert given.objective().length_constant == 0.5
+    assert given.objective().overlong_limits["cache_length"] == 1
     left = settings("length_norm=constant", "overlong=penalty", "sampling.max_tokens=20")
-    assert token_objective(left).constant == 20.0
-    assert (credit_rule(left).cache_length, credit_rule(left).max_length) == (4, 20)
+    assert left.objective().length_constant == 20
+    assert left.objective().overlong_limits == {"max_length": 20, "cache_length": 4}
+    imitation = settings("algorithm=sft", "length_norm=constant", "sampling.max_tokens=20")
+    assert imitation.objective().length_constant == 20
 
 
 def test_where_passes_decide_how_many_steps_there_are_the_learning_rate_is_checked_then():

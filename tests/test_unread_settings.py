@@ -18,6 +18,8 @@ from recording import Recording
 from test_chat import QWEN3, with_template
 from test_end_to_end import rlreason
 
+from rlreason.algorithms.base import Algorithm
+from rlreason.algorithms.grpo import GRPO, give_advantages
 from rlreason.cli.check import check_words
 from rlreason.config.conditions import CONDITIONS
 from rlreason.config.groups import PromptConfig
@@ -28,16 +30,18 @@ from rlreason.config.unread import unread_keys
 from rlreason.errors import ConfigError
 from rlreason.jobs.evaluate import announce
 from rlreason.jobs.start import start
+from rlreason.learner import Learner
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
 from rlreason.records.console import Console
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import build_components
 from rlreason.setup.engine import Demand, vllm_settings
-from rlreason.setup.learner import make_learner, token_objective
+from rlreason.setup.learner import make_learner
 from rlreason.setup.protocol import protocol_of
 from rlreason.setup.run_summary import evaluated_otherwise
 from rlreason.trainer import train
+from rlreason.types import Grade, Response, Sample
 
 WHICH = "algorithm"  # it has chosen the schema, and nothing needs to ask again
 
@@ -107,7 +111,7 @@ PARTS = {
     "kl in the reward": ("grpo", "files", ["kl_placement=reward", "kl_coef=0.1"]),
     "everything else of GRPO": ("grpo", "files", [
         "objective=dapo", "std_norm=none", "length_norm=constant", "overlong_cache=2", "mismatch=mask",
-        "mismatch_cap=2", "epochs_per_rollout=2", "refill_rounds=1", "gradient_accumulation_steps=2",
+        "mismatch_cap=2", "epochs_per_rollout=2", "max_resampling_rounds=1", "gradient_accumulation_steps=2",
     ]),
     "gspo": ("grpo", "files", ["objective=gspo"]),
     "a chat": ("grpo", "files", ["prompt.chat=true", "prompt.system=Be brief.", "prompt.enable_thinking=false"]),
@@ -142,6 +146,25 @@ def composed(places: dict[str, Path], algorithm: str, data: str, more: Sequence[
     return settings(*[word.format(**places) if "{" in word else word for word in words])
 
 
+def learn(learner: Learner, algorithm: Algorithm) -> None:
+    """What only a step reads of the objective: advantages and a gradient, from two responses of two tokens."""
+    reference = [-5.0, -5.0] if learner.objective.kl_placement != "none" else []
+    samples = [
+        Sample(
+            Response("p", [1, 2], [3, 4], [-5.0, -5.0], "", "stop"),
+            Grade(1.0, reward, reward, "correct" if reward else "wrong"),
+            advantage=2 * reward - 1,
+            log_probs=[-5.0, -5.0],
+            old_log_probs=[-5.0, -5.0],
+            reference_log_probs=reference,
+        )
+        for reward in (0.0, 1.0)
+    ]
+    if isinstance(algorithm, GRPO):
+        give_advantages(samples, algorithm.objective)
+    learner.gradient(samples)
+
+
 def prepare(run: Any, folder: Path) -> None:
     """All that the real code does before the first response is sampled."""
     console = Console(out=io.StringIO())
@@ -150,8 +173,8 @@ def prepare(run: Any, folder: Path) -> None:
     protocol_of(components.examiner.settings, components.eval_problems, components.policy.tokenizer)
     if isinstance(run, TrainingConfig):
         evaluated_otherwise(run, components)
-        make_algorithm(run, components, console)
-        make_learner(run, components.policy)
+        algorithm = make_algorithm(run, components, console)
+        learn(make_learner(run, components.policy), algorithm)
     else:
         announce(console, run, components, folder, again=False)
 
@@ -223,8 +246,9 @@ def test_samples_one_hand_over_old_need_mismatch_weights_only_without_a_ratio(lo
     own = ["mismatch=truncate", "mismatch_cap=2"] if loss == "reinforce_with_baseline" else []
     run = settings(*ahead, *own)
     recording = Recording(run)
-    objective = token_objective(run)
-    assert objective.mismatch == ("truncate" if own else "none")
+    objective = run.objective()
+    assert objective.has_mismatch_weights == bool(own)
+    assert objective.mismatch_cap == 2 if objective.has_mismatch_weights else True
     compare(run, recording.read, {"mismatch", "mismatch_cap"})
 
 

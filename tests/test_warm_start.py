@@ -12,9 +12,10 @@ from rlreason.config.store import resource_dir, typed
 from rlreason.data.stories import habit_trace
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
-from rlreason.learner import Learner, TokenObjective
+from rlreason.learner import Learner
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model, build_tokenizer
+from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.records.console import Console
 from rlreason.setup.data import read_splits
 from rlreason.setup.model import make_policy, teach_habits
@@ -77,7 +78,7 @@ def test_the_default_keeps_its_own_warm_start(asked):
 
     tokenizer = build_tokenizer([prompt(p.question) + trace(p, of_tokenizer, 0.5, 0.0) for p in train], 512)
     policy = Policy(build_model(len(tokenizer), 32), tokenizer)
-    learner = Learner(policy, TokenObjective(length_norm="token"), 3e-3, micro_batch_tokens=8192)
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 3e-3, micro_batch_tokens=8192)
     for step in range(3):
         samples = []
         for p in rng.choices(train, k=8):

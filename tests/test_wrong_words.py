@@ -294,7 +294,7 @@ def process(*words: str, cwd: Path, **env: str) -> tuple[subprocess.CompletedPro
     [
         (["--help"], 0, "loss: cispo, grpo_clip, "),
         (["algorithm=sft", "--help", "lr_schedule=cosine"], 0, "\nlr_schedule: cosine\n"),
-        (["--cfg", "job", "std_norm=null"], 0, "std_norm:\n  kind: none\n"),
+        (["--cfg", "job", "std_norm=null"], 0, "std_norm: none\n"),
         (["std_norm=true"], 2, ""),
         (["-m", "sampling.max_token=3"], 2, ""),
     ],

@@ -1,7 +1,4 @@
-"""GRPO: sample a group of responses per question and credit each by comparison with its group.
-
-It knows problems, rollouts and the credit formula; it must not know the optimizer or the loss.
-"""
+"""GRPO: sample a group of responses per question and compare each with its group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +12,9 @@ from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import LogProbScorer, Rollouts, score_samples
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.objectives.credit import CreditRule, assign_credit
+from rlreason.objectives.advantages import assign_advantages
 from rlreason.objectives.kl import kl_per_token
+from rlreason.objectives.objective import Objective
 from rlreason.types import Sample
 
 
@@ -32,9 +30,7 @@ class GRPO:
     group_size: int
     epochs: int
     batch_size: int
-    rule: CreditRule
-    kl_estimator: str = "k3"
-    refill_rounds: int = 0
+    objective: Objective
     reference: LogProbScorer | None = None  # given when a KL term needs it
     behaviour: LogProbScorer | None = None  # given where the policy that sampled must be scored before it learns
     old_log_probs: str = "none"  # what a ratio divides by: none (today's) | measured (by behaviour) | engine
@@ -46,23 +42,23 @@ class GRPO:
         if len(problems) < self.per_step:
             notices["few_questions"] = f"only {len(problems)} of {self.per_step} questions are left unsolved"
         learned, discarded, rounds = samples, list[Sample](), 0
-        if self.refill_rounds:
+        if self.objective.max_resampling_rounds:
             learned, discarded, rounds = self._refilled(step, samples)
             live = len(live_groups(learned))
             if live < self.per_step:
                 notices["refill_bound"] = (
                     f"{rounds} rounds of refilling found {live} of {self.per_step} groups with better "
-                    "and worse responses (before any length penalty): the others stay without credit; raise "
-                    "refill_rounds, or change the questions"
+                    "and worse responses (before any length penalty): the others stay without advantages; raise "
+                    "max_resampling_rounds, or change the questions"
                 )
         everything = [*learned, *discarded]
         self.questions.note(everything)
         if learned:
-            self._give_credit(learned)
+            self._compare(learned)
         for sample in discarded:
             sample.kept = False
         metrics: dict[str, float] = {"rollout/kept": sum(s.kept for s in everything) / len(everything or [0])}
-        if self.refill_rounds:
+        if self.objective.max_resampling_rounds:
             metrics |= {"rollout/refill_rounds": rounds, "rollout/discarded": len(discarded)}
         if self.questions.skip_solved:
             metrics["rollout/solved_questions"] = self.questions.n_solved
@@ -75,7 +71,8 @@ class GRPO:
         Groups of equal rewards are replaced by groups of further questions, as far as these are better.
         """
         asked, rounds = {s.group for s in samples}, 0
-        while (missing := self.per_step - len(live_groups(samples))) > 0 and rounds < self.refill_rounds:
+        most = self.objective.max_resampling_rounds
+        while (missing := self.per_step - len(live_groups(samples))) > 0 and rounds < most:
             problems = self.questions.take(missing, besides=asked)
             if not problems:
                 break
@@ -88,7 +85,8 @@ class GRPO:
         chosen = set(sorted(groups, key=lambda group: group not in live)[: self.per_step])  # a stable sort: live first
         return [s for s in samples if s.group in chosen], [s for s in samples if s.group not in chosen], rounds
 
-    def _give_credit(self, samples: list[Sample]) -> None:
+    def _compare(self, samples: list[Sample]) -> None:
+        """Give the samples their advantages, and first the log-probabilities that these and the loss read."""
         if self.reference is not None:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
             pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
             for sample, (log_probs, _) in zip(samples, self.reference(pairs), strict=True):
@@ -100,7 +98,7 @@ class GRPO:
                 sample.old_log_probs = list(sample.response.log_probs)
             elif self.old_log_probs == "measured":
                 sample.old_log_probs = sample.log_probs
-        credit(samples, self.rule, self.kl_estimator)
+        give_advantages(samples, self.objective)
 
 
 def live_groups(samples: Sequence[Sample]) -> set[str]:
@@ -111,22 +109,22 @@ def live_groups(samples: Sequence[Sample]) -> set[str]:
     return {group for group, values in rewards.items() if len(values) > 1}
 
 
-def credit(samples: list[Sample], rule: CreditRule, kl_estimator: str = "k3") -> list[Sample]:
+def give_advantages(samples: list[Sample], objective: Objective) -> list[Sample]:
     """The samples with their advantages, by problem id: their order and what was left out do not matter."""
     lowest = min((s.grade.reward for s in samples), default=0.0)
-    if rule.std_norm == "group_mean" and lowest < 0:
+    if objective.std_norm == "group_mean" and lowest < 0:
         raise ConfigError(
             f"std_norm=group_mean divides by the mean reward, and the reward function gave {lowest}: use "
             "rewards of 0 and above, or std_norm=group_std"
         )
     number = {problem_id: k for k, problem_id in enumerate(dict.fromkeys(s.group for s in samples))}
-    advantages, kept, live = assign_credit(
+    advantages, kept, live = assign_advantages(
         torch.tensor([s.grade.reward for s in samples], dtype=torch.float64),
         torch.tensor([number[s.group] for s in samples]),
         torch.tensor([len(s.response.token_ids) for s in samples]),
         torch.tensor([s.response.truncated for s in samples]),
-        rule,
-        _kl_of_sampler(samples, kl_estimator) if rule.kl_coef else None,
+        objective,
+        _kl_of_sampler(samples, objective.kl_estimator) if objective.kl_placement == "reward" else None,
     )
     for sample, *given in zip(samples, advantages.tolist(), kept.tolist(), live.tolist(), strict=True):
         sample.advantage, sample.kept, sample.live = given

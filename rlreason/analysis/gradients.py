@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlreason.analysis.variants import in_words, variants, with_credit
+from rlreason.analysis.variants import describe, variants, with_advantages
 from rlreason.config.grpo import GRPOConfig
 from rlreason.config.model import TinyModelConfig
 from rlreason.model.policy import Policy, load_policy
@@ -106,6 +106,7 @@ def check_start(folder: Path, start: Start | None, console: Console) -> None:
 
 
 def compare(run: GRPOConfig, policy: Policy, step: int, samples: list[Sample], console: Console) -> Laboratory:
+    """Every objective of `variants` on one batch, and how many responses are still going at each position."""
     own: list[Tensor] = []
     measured = []
     for name, other in variants(run).items():
@@ -123,21 +124,21 @@ def measure(
     name: str, run: GRPOConfig, policy: Policy, samples: Sequence[Sample], own: list[Tensor]
 ) -> tuple[Measured, list[Tensor]]:
     """One objective, and its gradient by parameter; `own` is the one to compare with, itself when empty."""
-    credited = with_credit(samples, run)
-    gradient = make_learner(run, policy).gradient(credited)
-    n, n_tokens = len(credited), sum(len(s.response.token_ids) for s in credited)
-    advantages = torch.tensor([s.advantage for s in credited], dtype=torch.float64)
+    compared = with_advantages(samples, run)
+    gradient = make_learner(run, policy).gradient(compared)
+    n, n_tokens = len(compared), sum(len(s.response.token_ids) for s in compared)
+    advantages = torch.tensor([s.advantage for s in compared], dtype=torch.float64)
     norm = math.sqrt(dot(gradient.parameters, gradient.parameters))
     by_position = position_weights(gradient.tokens, advantages)
     measured = Measured(
         name,
-        in_words(run),
+        describe(run),
         gradient.loss,
         norm,
         cosine(gradient.parameters, own or gradient.parameters),
         gradient.clipped / max(n_tokens, 1),
         (advantages == 0).double().mean().item(),
-        sum(not s.kept for s in credited) / n,
+        sum(not s.kept for s in compared) / n,
         *by_position,
         length_weights(gradient.tokens, advantages),
     )
@@ -172,14 +173,14 @@ def position_weights(tokens: Sequence[Tensor], advantages: Tensor) -> tuple[list
     ([0.75, 0.5], [0.75, 0.25])
     """
     longest = max((len(g) for g in tokens), default=0)
-    weight, with_credit_only, credit = torch.zeros(3, longest, dtype=torch.float64)
+    weight, compared_weight, size = torch.zeros(3, longest, dtype=torch.float64)
     for g, advantage in zip(tokens, advantages.abs(), strict=True):
         weight[: len(g)] += g.abs()
         if advantage > 0:
-            with_credit_only[: len(g)] += g.abs()
-            credit[: len(g)] += advantage
+            compared_weight[: len(g)] += g.abs()
+            size[: len(g)] += advantage
     total = weight.sum().item()
-    pairs = zip(with_credit_only.tolist(), credit.tolist(), strict=True)
+    pairs = zip(compared_weight.tolist(), size.tolist(), strict=True)
     return [w / a if a else None for w, a in pairs], [w / total if total else 0.0 for w in weight.tolist()]
 
 
@@ -191,7 +192,7 @@ def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = LEN
     out = []
     for part in (p.tolist() for p in parts if len(p)):
         weight = sum(tokens[i].abs().double().sum().item() for i in part)
-        credit = sum(len(tokens[i]) * abs(advantages[i].item()) for i in part)
+        size = sum(len(tokens[i]) * abs(advantages[i].item()) for i in part)
         lengths = [len(tokens[i]) for i in part]
-        out.append(LengthBin(lengths[0], lengths[-1], weight / credit, weight / total if total else 0.0))
+        out.append(LengthBin(lengths[0], lengths[-1], weight / size, weight / total if total else 0.0))
     return out

@@ -33,6 +33,10 @@ def read_run(folder: Path) -> GRPOConfig:
         raise ConfigError(f"RUN={folder} is a run of algorithm={node.get('algorithm')}: give one of algorithm=grpo")
     if "warm_start" in node.get("model", {}) and "seed" not in node.model:
         node.model.seed = node.seed  # before model.seed was a setting, the run's own decided the start model
+    for key in ("baseline", "std_norm"):  # once groups with one word
+        node[key] = OmegaConf.select(node, f"{key}.kind") or node.get(key)
+    if "refill_rounds" in node:
+        node.max_resampling_rounds = node.pop("refill_rounds")
     try:
         schema = OmegaConf.structured(GRPOConfig)
         for group in ("model", "data"):

@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString, Transformer, ValueType
 
 from rlreason.errors import ConfigError
+from rlreason.objectives.objective import LOSS_NUMBERS
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 NONE = ("false", "no", "off", "null", "none", "~")  # YAML's words for nothing: the option `none`, where a group has it
@@ -45,17 +46,17 @@ NAMES: dict[str, Name] = {
     "importance_reweighting_method": Name(
         "loss", {"none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": "grpo_clip", "gspo": "gspo"}
     ),
-    "cliprange": Name("loss.cliprange"),
-    "cliprange_low": Name("loss.cliprange_low"),
-    "cliprange_high": Name("loss.cliprange_high"),
-    "dual_clip": Name("loss.dual_clip"),
-    "ratio_cap": Name("loss.ratio_cap"),
+    **{number: Name(f"loss.{number}") for number in ("cliprange", *LOSS_NUMBERS)},
     "use_std_normalization": Name("std_norm", DIVIDE_BY_STD),
     "normalize_by_std": Name("std_norm", DIVIDE_BY_STD),
     "advantage_normalizer": Name("std_norm", {"std": "group_std", "none": "none", "mean": "group_mean"}),
     "loss_normalization": Name("length_norm", {"sequence": "masked_mean", "constant": "constant"}),
     "normalize_constant": Name("length_norm.constant"),
     "normalization_constant": Name("length_norm.constant"),
+    # of this project, before it used the field's words
+    "refill_rounds": Name("max_resampling_rounds"),
+    "baseline.kind": Name("baseline"),
+    "std_norm.kind": Name("std_norm"),
 }
 #: Options of a group that have another name in a handout.
 OPTIONS: dict[str, dict[str, str]] = {"length_norm": {"masked_normalize": "constant"}}

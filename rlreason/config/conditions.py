@@ -24,7 +24,7 @@ from rlreason.config.uses import (
     warms_up_alone,
 )
 from rlreason.data.files import locate
-from rlreason.objectives.rules import READERS
+from rlreason.objectives.objective import LOSS_NUMBERS, readers
 
 
 def asks_hub(run: Any) -> bool:
@@ -45,7 +45,7 @@ def _with_vllm(run: RunConfig) -> bool:
 
 
 def _loss_reads(key: str) -> Callable[[Any], bool]:
-    return lambda run: run.loss.loss_type in READERS[key]
+    return lambda run: run.loss.loss_type in readers(key)
 
 
 CONDITIONS = (
@@ -176,7 +176,7 @@ CONDITIONS = (
     ),
     Condition(
         ("advantage_eps",),
-        lambda run: run.std_norm.kind != "none",
+        lambda run: run.std_norm != "none",
         "by what std_norm divides by only, and std_norm=none divides by nothing",
         "leave it out, or choose std_norm=group_std",
     ),
@@ -211,14 +211,10 @@ CONDITIONS = (
         "set the two sides, or set both to null",
     ),
     *(
-        Condition(keys, _loss_reads(key), f"by {losses} only", f"choose {' or '.join(losses.split(' and '))}")
-        for key, keys in {
-            "cliprange_low": ("loss.cliprange", "loss.cliprange_low"),
-            "cliprange_high": ("loss.cliprange_high",),
-            "dual_clip": ("loss.dual_clip",),
-            "ratio_cap": ("loss.ratio_cap",),
-        }.items()
-        if (losses := " and ".join(f"loss={name}" for name in READERS[key]))
+        Condition(keys, _loss_reads(key), f"by {' and '.join(losses)} only", f"choose {' or '.join(losses)}")
+        for key in LOSS_NUMBERS
+        if (losses := [f"loss={name}" for name in readers(key)])
+        and (keys := ("loss.cliprange", f"loss.{key}") if key == "cliprange_low" else (f"loss.{key}",))
     ),
     *EVAL_CONDITIONS,
 )

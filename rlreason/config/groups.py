@@ -1,4 +1,4 @@
-"""The smaller config groups: loss, length norm, sampling, prompt, grading, logger, each key with type and unit.
+"""The smaller config groups: sampling, prompt, grading, logger, each key with type and unit.
 
 `model.py`, `data.py` and `rollout.py` beside it hold the larger ones. An option file in `conf/GROUP/` is typed by
 one of these dataclasses, so a wrong key or type is refused before anything runs. `problems()` names what is wrong
@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from rlreason.objectives.rules import READERS
-
 NAMED_REWARDS = ("r1_zero", "question_only")
 
 
@@ -22,51 +20,6 @@ def names_function(text: str) -> bool:
     (True, False, False)
     """
     return all(text.partition(":"))
-
-
-@dataclass
-class LossConfig:
-    """A loss of the policy gradient and its numbers.
-
-    One schema for every option, so that a file can set numbers whichever option is chosen beside it: the rules say
-    which loss reads which.
-    """
-
-    loss_type: str = MISSING
-    cliprange: float | None = None  # both sides at once
-    cliprange_low: float | None = None  # the ratio is kept above 1 - low; None: cliprange
-    cliprange_high: float | None = None  # and below 1 + high; None: cliprange
-    dual_clip: float | None = None  # bound of -A ratio for A < 0, above 1 + high
-    ratio_cap: float | None = None  # the ratio's largest value as a weight
-
-    def numbers(self) -> dict[str, float | None]:
-        """Keyword arguments of the loss function: those that it reads and that are set."""
-        numbers = {key: getattr(self, key) for key, losses in READERS.items() if self.loss_type in losses}
-        for side in ("cliprange_low", "cliprange_high"):
-            if side in numbers and numbers[side] is None:
-                numbers[side] = self.cliprange
-        return {key: number for key, number in numbers.items() if number is not None}
-
-
-@dataclass
-class LengthNormConfig:
-    kind: str = MISSING
-    constant: float | None = None  # tokens; None: sampling.max_tokens. Read by kind=constant only
-
-    @property
-    def divisor(self) -> float | None:
-        """The constant, in tokens, where this norm has one."""
-        return self.constant if self.kind == "constant" else None
-
-
-@dataclass
-class BaselineConfig:
-    kind: str = MISSING
-
-
-@dataclass
-class StdNormConfig:
-    kind: str = MISSING
 
 
 @dataclass

@@ -24,9 +24,9 @@ class Leaf(NamedTuple):
 def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
     """Every setting below a dataclass, those of the groups inside it too.
 
-    >>> from rlreason.config.groups import StdNormConfig
-    >>> list(leaves(StdNormConfig("none"), "std_norm."))
-    [Leaf(key='std_norm.kind', value='none', default='???')]
+    >>> from rlreason.objectives.objective import LengthNormConfig
+    >>> next(leaves(LengthNormConfig("token"), "length_norm."))
+    Leaf(key='length_norm.kind', value='token', default='masked_mean')
     """
     for field in fields(settings):
         value, key = getattr(settings, field.name), f"{prefix}{field.name}"

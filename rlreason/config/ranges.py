@@ -1,49 +1,22 @@
 """The range of every number that can be set, in one table: rules of a run and the parts themselves read it here.
 
 A range keeps out what no run can mean (a share above 1) and what would end a run late and badly: a size beyond what
-memory or an address space holds, a time that the operating system cannot wait, a number that float32 cannot hold. It
-imports nothing, so that the grader's own processes may read it too.
+memory or an address space holds, a time that the operating system cannot wait, a number that float32 cannot hold. The
+ranges of a loss's numbers stand next to the loss. Nothing here imports torch: the grader's own processes read it too.
 """
 
-import math
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Range(NamedTuple):
-    """From `low` to `high`, both allowed unless `above` or `below` says otherwise; `cure` ends the complaint."""
-
-    low: float
-    high: float
-    cure: str = ""
-    above: bool = False  # low itself is not allowed
-    below: bool = False  # high itself is not allowed
-
-    def broken_by(self, number: float) -> str:
-        """The rule that the number breaks, in words; empty where it lies in the range.
-
-        >>> Range(0, 1, above=True).broken_by(0), Range(1, 9).broken_by(3), Range(1, 9).broken_by(10)
-        ('must be above 0', '', 'must be at most 9')
-        """
-        if isinstance(number, float) and not math.isfinite(number):
-            return "must be finite"
-        if number < self.low or (self.above and number == self.low):
-            if self.above:
-                return f"must be above {self.low:g}"
-            return "must not be negative" if self.low == 0 else f"must be at least {self.low:g}"
-        if number > self.high or (self.below and number == self.high):
-            high = self.high if isinstance(self.high, int) else f"{self.high:g}"
-            return f"must be {'below' if self.below else 'at most'} {high}"
-        return ""
-
+from rlreason.objectives.losses import LOSSES
+from rlreason.types import LARGE, Range
 
 PROCESSORS = os.cpu_count() or 1
 MOST_SIDE_BY_SIDE = max(64, PROCESSORS)  # threads, or processes: a run may be repeated on a machine with fewer
 MAX_SEED = 2**63 - 1  # numpy takes no seed below 0, and torch none of more than 64 bits
 MOST = 10**9  # steps, updates, tokens: more than any run will do, and few enough for every counter
 MADE = 10**6  # problems that are made up, and responses in one step: these are held in memory
-LARGE = 1e6  # a coefficient that float32 can still multiply by
 
 SEED = Range(0, MAX_SEED, "try {key}=0")
 SHARE = Range(0, 1, "it is a share")
@@ -76,10 +49,7 @@ RANGES: dict[str, Range] = {
     "epochs": Range(0, LARGE, above=True),
     # GRPO and expert iteration
     "loss.cliprange": Range(0, LARGE, above=True),
-    "loss.cliprange_low": Range(0, 1, "the ratio is kept above 1 - cliprange_low: try 0.2", above=True),
-    "loss.cliprange_high": Range(0, LARGE, "the ratio is kept below 1 + cliprange_high: try 0.2", above=True),
-    "loss.dual_clip": Range(1, LARGE, "3.0 is usual", above=True),
-    "loss.ratio_cap": Range(1, LARGE, "it is the largest weight: try 5.0"),
+    **{f"loss.{number}": limits for loss in LOSSES.values() for number, limits in loss.ranges.items()},
     "length_norm.constant": Range(
         0,
         MOST,
@@ -95,7 +65,7 @@ RANGES: dict[str, Range] = {
     "question_batch_size": RESPONSES,
     "group_size": RESPONSES,
     "epochs_per_rollout": Range(1, LARGE, "each rollout batch is used at least once: try 1"),
-    "refill_rounds": Range(0, LARGE),
+    "max_resampling_rounds": Range(0, LARGE),
     "skip_solved": Range(0, MOST, "0 leaves no question out"),
     "sft_epochs": Range(1, LARGE),
     "max_per_question": Range(1, MADE, "null keeps all that are correct"),

@@ -12,7 +12,6 @@ from rlreason.config.data import DataConfig, StoriesConfig
 from rlreason.config.evaluation import EvalConfig, complaints
 from rlreason.config.groups import (
     GradingConfig,
-    LengthNormConfig,
     LoggerConfig,
     MonitorsConfig,
     PromptConfig,
@@ -21,6 +20,7 @@ from rlreason.config.groups import (
 from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
 from rlreason.config.ranges import MADE
 from rlreason.config.rollout import RolloutConfig
+from rlreason.objectives.objective import LengthNormConfig, Objective
 
 
 @dataclass
@@ -164,6 +164,12 @@ class TrainingConfig(RunConfig):
     @property
     def problems_on_the_way(self) -> int | None:
         return self.interim_eval_problems if self.asked_at_most is None else self.asked_at_most
+
+    def objective(self) -> Objective:
+        """What is optimised. Of imitation: -A log p with A = 1, so only the length norm counts."""
+        given = self.length_norm.divisor
+        constant = self.sampling.max_tokens if given is None else given
+        return Objective(length_norm=LengthNormConfig(self.length_norm.kind, constant))
 
     def sequences_per_micro_batch(self) -> int | None:
         """The handout's accumulation steps, turned into the largest micro-batch they allow."""

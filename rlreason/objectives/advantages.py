@@ -1,46 +1,42 @@
-"""From rewards to advantages: subtract a baseline, divide by a normaliser, both within groups that are given
-by id.
+"""From rewards to advantages: length rule, baseline and normaliser within groups, KL in the reward, skipped groups.
 
-Knows rewards and group ids. Must not know where they came from, nor the order in which they arrive:
-interleaved, blocked, filtered and shuffled batches give every sample the same advantage.
+A new baseline or normaliser is a function here with its line in the table below it, and an option file in
+`conf/baseline/` or `conf/std_norm/`. A baseline that reads the lengths of the responses has a parameter `lengths`.
 """
 
+from __future__ import annotations
+
+import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+from rlreason.objectives.groups import Groups, group_by_id, sums
+from rlreason.objectives.kl import subtract_kl_from_rewards
+from rlreason.objectives.overlong import OVERLONG
+from rlreason.objectives.zero_variance import ZERO_VARIANCE
 
+if TYPE_CHECKING:  # so that the card and the rules need no torch
+    from torch import Tensor
 
-class Groups(NamedTuple):
-    """Which group each sample belongs to. `group_of` (n,) int64 in [0, g), `sizes` (g,) int64."""
-
-    group_of: Tensor
-    sizes: Tensor
-
-
-def group_by_id(group_ids: Tensor) -> Groups:
-    """Number the groups 0..g-1 and count their members; ids may be any integers in any order."""
-    _, group_of, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
-    return Groups(group_of, sizes)
+    from rlreason.objectives.objective import Objective
 
 
-def _sums(values: Tensor, groups: Groups) -> Tensor:
-    """Sum of each group. (n,) -> (g,)"""
-    return values.new_zeros(len(groups.sizes)).index_add(0, groups.group_of, values)
+def _raised(rewards: Tensor, groups: Groups) -> Tensor:
+    """r - the smallest of the group, so that equal rewards are exact zeros. (n,) -> (n,)"""
+    lowest = rewards.new_zeros(len(groups.sizes))
+    lowest = lowest.scatter_reduce(0, groups.group_of, rewards, reduce="amin", include_self=False)
+    return rewards - lowest[groups.group_of]
 
 
 def _deviations(rewards: Tensor, groups: Groups) -> Tensor:
     """r - mean of the group, (n,) -> (n,), exactly 0 where all rewards of a group are equal.
 
     The mean of equal floats may differ from them in the last bit, and dividing that by a tiny std would turn
-    rounding into a gradient. Measuring from the group's smallest reward first makes equal rewards exact
-    zeros.
+    rounding into a gradient.
     """
-    lowest = rewards.new_zeros(len(groups.sizes))
-    lowest = lowest.scatter_reduce(0, groups.group_of, rewards, reduce="amin", include_self=False)
-    raised = rewards - lowest[groups.group_of]
-    return raised - (_sums(raised, groups) / groups.sizes)[groups.group_of]
+    raised = _raised(rewards, groups)
+    return raised - (sums(raised, groups) / groups.sizes)[groups.group_of]
 
 
 def mean_baseline(rewards: Tensor, groups: Groups) -> Tensor:
@@ -62,20 +58,32 @@ def leave_one_out_baseline(rewards: Tensor, groups: Groups) -> Tensor:
     return _deviations(rewards, groups) * (size / (size - 1).clamp(min=1))[groups.group_of]
 
 
+def opo_baseline(rewards: Tensor, groups: Groups, lengths: Tensor) -> Tensor:
+    """r_i - sum_j l_j r_j / sum_j l_j over the group, l the lengths in tokens. (n,) -> (n,). OPO, arXiv 2505.23585.
+
+    The baseline of least variance where the squared norm of a response's gradient grows with its length. Measured from
+    the group's lowest reward, so that equal rewards give exactly 0.
+    """
+    weights = lengths.to(rewards.dtype)
+    raised = _raised(rewards, groups)
+    baseline = sums(weights * raised, groups) / sums(weights, groups).clamp(min=1)
+    return raised - baseline[groups.group_of]
+
+
 def group_std_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> Tensor:
     """std(group) + eps, unbiased (divisor G - 1; a group of one has std 0). (n,) -> (n,)"""
-    squares = _sums(_deviations(rewards, groups) ** 2, groups)
+    squares = sums(_deviations(rewards, groups) ** 2, groups)
     return (squares / (groups.sizes - 1).clamp(min=1)).sqrt()[groups.group_of] + advantage_eps
 
 
 def no_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> Tensor:
     """1: eps is not added where nothing is divided. (n,) -> (n,). Dr. GRPO, arXiv 2503.20783."""
-    return torch.ones_like(rewards)
+    return rewards.new_ones(rewards.shape)
 
 
 def batch_std_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> Tensor:
     """std of all rewards handed in (around their mean, unbiased) + eps. (n,) -> (n,). arXiv 2508.08221."""
-    return group_std_divisor(rewards, group_by_id(torch.zeros_like(groups.group_of)), advantage_eps)
+    return group_std_divisor(rewards, group_by_id(groups.group_of.new_zeros(groups.group_of.shape)), advantage_eps)
 
 
 def group_mean_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> Tensor:
@@ -83,19 +91,50 @@ def group_mean_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) ->
 
     A group without any reward has advantage 0 / eps = 0 under the mean baseline.
     """
-    return (_sums(rewards, groups) / groups.sizes)[groups.group_of] + advantage_eps
+    return (sums(rewards, groups) / groups.sizes)[groups.group_of] + advantage_eps
 
 
-BASELINES: dict[str, Callable[[Tensor, Groups], Tensor]] = {
-    "mean": mean_baseline,
-    "none": no_baseline,
-    "leave_one_out": leave_one_out_baseline,
+class Baseline(NamedTuple):
+    """A baseline with its formula: function(rewards (n,), groups) -> rewards minus baseline (n,).
+
+    A function with a third parameter `lengths` is given the tokens of each response, (n,) int.
+    """
+
+    function: Callable[..., Tensor]
+    plain: str
+    latex: str
+
+
+class StdNorm(NamedTuple):
+    """A normaliser with its formula: function(rewards (n,), groups, advantage_eps) -> divisor (n,)."""
+
+    function: Callable[[Tensor, Groups, float], Tensor]
+    plain: str = ""
+    latex: str = ""
+    note: str = ""
+
+
+BASELINES = {
+    "mean": Baseline(mean_baseline, "r - mean(group)", r"r_i - \bar r_{g}"),
+    "none": Baseline(no_baseline, "r", "r_i"),
+    "leave_one_out": Baseline(
+        leave_one_out_baseline, "r - mean(others of the group)", r"r_i - \frac{1}{G-1}\sum_{j \ne i} r_j"
+    ),
+    "opo": Baseline(
+        opo_baseline, "r - sum(length x r) / sum(length) of the group", r"r_i - \frac{\sum_j |y_j|\, r_j}{\sum_j |y_j|}"
+    ),
 }
-STD_NORMS: dict[str, Callable[[Tensor, Groups, float], Tensor]] = {
-    "group_std": group_std_divisor,
-    "none": no_divisor,
-    "batch_std": batch_std_divisor,
-    "group_mean": group_mean_divisor,
+STD_NORMS = {
+    "group_std": StdNorm(
+        group_std_divisor, "std(group)", r"\operatorname{std}_{g}(r)", "unbiased std (ddof 1) within the group"
+    ),
+    "none": StdNorm(no_divisor),
+    "batch_std": StdNorm(
+        batch_std_divisor, "std(batch)", r"\operatorname{std}(r)", "unbiased std (ddof 1) over the rollout batch"
+    ),
+    "group_mean": StdNorm(
+        group_mean_divisor, "mean(group)", r"\bar r_{g}", "mean of the group's rewards, which must not be negative"
+    ),
 }
 
 
@@ -106,9 +145,11 @@ def compute_group_advantages(
     baseline: str = "mean",
     std_norm: str = "group_std",
     advantage_eps: float = 1e-6,
+    lengths: Tensor | None = None,
 ) -> Tensor:
-    """A = baseline(r) / divisor(r), per group id. rewards (n,), group_ids (n,) int64 -> (n,)
+    """A = baseline(r) / divisor(r), per group id. rewards (n,), group_ids (n,) int64, lengths (n,) int -> (n,)
 
+    >>> import torch
     >>> rewards = torch.tensor([1.0, 0.0, 0.0, 5.0])
     >>> ids = torch.tensor([7, 7, 7, 3])
     >>> compute_group_advantages(rewards, ids, std_norm="none")
@@ -121,5 +162,58 @@ def compute_group_advantages(
         raise ValueError(f"{shapes} must be two vectors of one length: give each reward its group's id")
     if not rewards.is_floating_point():
         rewards = rewards.float()
+    groups, function = group_by_id(group_ids), BASELINES[baseline].function
+    more = {"lengths": lengths} if "lengths" in inspect.signature(function).parameters else {}
+    if more and lengths is None:
+        raise ValueError(f"baseline={baseline} weighs responses by their lengths: give lengths, in tokens")
+    return function(rewards, groups, **more) / STD_NORMS[std_norm].function(rewards, groups, advantage_eps)
+
+
+def assign_advantages(
+    rewards: Tensor,
+    group_ids: Tensor,
+    lengths: Tensor,
+    truncated: Tensor,
+    objective: Objective,
+    kl: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(advantages (n,), kept (n,) bool, live (n,) bool) from rewards (n,), ids (n,) int64, lengths (n,) int,
+    truncated (n,) bool.
+
+    `kl` (n, seq) is the KL estimate per token of the policy that sampled, for KL in the reward. A sample that is
+    not kept carries no loss but did count in its group's baseline. A sample is live where any advantage of its group
+    differs from 0 by its rewards: a KL term differs from response to response and would make every group seem live.
+
+    >>> import torch
+    >>> from rlreason.objectives.objective import Objective
+    >>> rewards, ids = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
+    >>> objective = Objective(std_norm="none", zero_variance="skip")
+    >>> lengths, truncated = torch.full((4,), 5), torch.zeros(4).bool()
+    >>> advantages, kept, live = assign_advantages(rewards, ids, lengths, truncated, objective)
+    >>> advantages, kept, live.equal(kept)
+    (tensor([ 0.5000, -0.5000,  0.0000,  0.0000]), tensor([ True,  True, False, False]), True)
+    """
+    o = objective
+    shaped, kept = OVERLONG[o.overlong](rewards, lengths, truncated, **o.overlong_limits)
+    compare = partial(
+        compute_group_advantages,
+        group_ids=group_ids,
+        baseline=o.baseline,
+        std_norm=o.std_norm,
+        advantage_eps=0.0 if o.std_norm == "none" else o.advantage_eps,
+        lengths=lengths,
+    )
+
+    advantages = compare(shaped)
+    live = in_groups_with_advantages(advantages, group_ids)
+    kept = kept & ZERO_VARIANCE[o.zero_variance](shaped, group_ids)
+    if o.kl_placement == "reward" and kl is not None:
+        advantages = compare(subtract_kl_from_rewards(shaped, kl, o.kl_coef))
+    return advantages, kept, live
+
+
+def in_groups_with_advantages(advantages: Tensor, group_ids: Tensor) -> Tensor:
+    """Samples of groups in which any advantage differs from 0. (n,), (n,) int64 -> (n,) bool"""
     groups = group_by_id(group_ids)
-    return BASELINES[baseline](rewards, groups) / STD_NORMS[std_norm](rewards, groups, advantage_eps)
+    some = groups.sizes.new_zeros(len(groups.sizes)).float()
+    return some.index_add(0, groups.group_of, (advantages != 0).float())[groups.group_of] > 0

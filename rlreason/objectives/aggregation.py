@@ -1,14 +1,16 @@
 """From per-token losses to the scalar of an optimizer step: which tokens are averaged, and over what.
 
-Knows a mask and counts. Must not know the loss it averages, nor how the step was split: the counts are those
-of the whole optimizer step (all micro-batches, all ranks), so any split gives the same loss and gradient.
+The counts are those of the whole optimizer step (all micro-batches, all ranks), so however a step is split, its loss
+and gradient are the same.
 """
 
-from collections.abc import Callable
-from typing import Literal
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # so that the card and the rules need no torch
+    from torch import Tensor
 
 
 def _masked_sum(tensor: Tensor, mask: Tensor, dim: int | None) -> Tensor:
@@ -20,6 +22,7 @@ def _masked_sum(tensor: Tensor, mask: Tensor, dim: int | None) -> Tensor:
 def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None, empty: Literal["nan", "zero"] = "nan") -> Tensor:
     """Mean where `mask` is true, along `dim` or over all; `empty` says what a slice without any gives.
 
+    >>> import torch
     >>> values, mask = torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[True, True], [True, False]])
     >>> masked_mean(values, mask, dim=-1)
     tensor([2., 5.])
@@ -35,6 +38,7 @@ def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, di
     ratio 1, longest possible response 7. The mean gives both responses the same weight, the tokens of the
     shorter one more of it; the constant gives every token the same weight.
 
+    >>> import torch
     >>> mask = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]]).bool()
     >>> ratio = torch.ones(2, 7, requires_grad=True)
     >>> by_mean = masked_mean(ratio * 2, mask, dim=-1)
@@ -115,6 +119,7 @@ def aggregate_loss(
     `n_sequences` and `n_tokens` count the whole optimizer step over all micro-batches and ranks
     (`step_divisors`); the shares of any split add up to the same loss. A row without response tokens adds 0.
 
+    >>> import torch
     >>> loss, mask = torch.tensor([[6.0, 6.0], [3.0, 9.0]]), torch.tensor([[True, True], [True, False]])
     >>> counts = {"n_sequences": 2, "n_tokens": 3, "constant": 5}
     >>> [aggregate_loss(loss, mask, name, **counts).item() for name in AGGREGATIONS]
@@ -133,9 +138,10 @@ def step_divisors(lengths: Tensor, kept: Tensor, length_norm: str) -> tuple[int,
     average is over what it averages, so `masked_mean` and `token` do not count them; a constant stays
     constant, so `constant` counts every sequence. Add the counts of all ranks before use.
 
+    >>> import torch
     >>> lengths, kept = torch.tensor([4, 7, 5]), torch.tensor([True, False, True])
     >>> step_divisors(lengths, kept, "token"), step_divisors(lengths, kept, "constant")
     ((2, 9), (3, 9))
     """
-    counted = torch.ones_like(kept) if length_norm == "constant" else kept & (lengths > 0)
+    counted = kept.new_ones(kept.shape) if length_norm == "constant" else kept & (lengths > 0)
     return int(counted.sum()), int(lengths[kept].sum())

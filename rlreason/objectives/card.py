@@ -1,15 +1,15 @@
 """The objective card: the resolved formula in words and in LaTeX, and the published objectives it equals.
 
-Knows settings only; must not import torch, and computes nothing. Every run prints the text and stores the
-Markdown.
+Every run prints the text and stores the Markdown.
 """
 
 import textwrap
 from dataclasses import dataclass
 
 from rlreason.objectives.formula import Row, aggregation_row, formula_rows
-from rlreason.objectives.rules import DEFAULTS, Settings, check_objective
-from rlreason.objectives.variants import differences, equal_variants
+from rlreason.objectives.objective import LengthNormConfig, Objective
+from rlreason.objectives.published import differences, equal_objectives
+from rlreason.objectives.rules import check_objective
 
 TEXT_WIDTH = 110  # columns
 
@@ -23,6 +23,7 @@ class Card:
 
     @property
     def text(self) -> str:
+        """The lines for a terminal of `TEXT_WIDTH` columns."""
         return self.fitted(TEXT_WIDTH)
 
     def fitted(self, width: int) -> str:
@@ -30,24 +31,23 @@ class Card:
         return "\n".join(["Objective", *(_entry(title, text, width) for title, text in self.entries)]) + "\n"
 
 
-def objective_card(settings: Settings) -> Card:
-    """The card of plain settings (the keys of `rules.DEFAULTS`, which fill what is missing).
+def objective_card(objective: Objective) -> Card:
+    """The card of an objective; `ValueError` where its settings contradict each other.
 
-    >>> print(objective_card({"loss_type": "grpo_no_clip", "std_norm": "none"}).text.splitlines()[1])
+    >>> print(objective_card(Objective(std_norm="none")).text.splitlines()[1])
       Advantage      A = r - mean(group)
     """
-    s = {**DEFAULTS, **settings}
-    if problems := check_objective(s):
+    if problems := check_objective(objective):
         raise ValueError("no card for a contradictory objective:\n" + "\n".join(problems))
-    rows = formula_rows(s)
-    equal, differs = equal_variants(s), list(differences(s))
+    rows = formula_rows(objective)
+    equal, differs = equal_objectives(objective), list(differences(objective))
     return Card(_entries(rows, equal, differs), _as_markdown(rows, equal, differs))
 
 
-def imitation_card(length_norm: str, constant: float | None, sampled: bool) -> Card:
+def imitation_card(length_norm: LengthNormConfig, sampled: bool) -> Card:
     """The card of SFT, or of expert iteration when the responses are sampled: `-A log p` with A = 1.
 
-    >>> print(imitation_card("token", None, sampled=False).text.splitlines()[1])
+    >>> print(imitation_card(LengthNormConfig("token"), sampled=False).text.splitlines()[1])
       Token loss     l = -log pi
     """
     source = "sampled responses that were graded correct" if sampled else "given responses"
@@ -58,7 +58,7 @@ def imitation_card(length_norm: str, constant: float | None, sampled: bool) -> C
             r"\ell_t = -\log \pi_\theta(y_t)",
             f"on the response tokens of {source}, end included",
         ),
-        aggregation_row({**DEFAULTS, "length_norm": length_norm, "constant": constant}),
+        aggregation_row(length_norm),
     ]
     equal = ["expert iteration (RFT, STaR)"] if sampled else ["SFT, maximum likelihood"]
     return Card(_entries(rows, equal, []), _as_markdown(rows, equal, []))

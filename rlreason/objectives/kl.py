@@ -1,6 +1,5 @@
 """Estimators of KL(pi || ref) from tokens sampled from pi, and the two places where the penalty may stand.
 
-Knows log-probs of sampled tokens; must not know how a reference model is loaded, nor how tokens are averaged.
 With x = log pi - log ref per token. As a *value*, k1 and k3 have expectation KL. As a *loss*, what counts is
 the gradient on tokens sampled from pi (J. Schulman, "Approximating KL divergence", 2020, gives the values):
 
@@ -12,11 +11,15 @@ the gradient on tokens sampled from pi (J. Schulman, "Approximating KL divergenc
 The gradient is that of one token given its prefix; the effect of a token on later ones is not part of it.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rlreason.objectives.ratio import masked_log_ratio
+
+if TYPE_CHECKING:  # so that the card and the rules need no torch
+    from torch import Tensor
 
 
 def k1(x: Tensor) -> Tensor:

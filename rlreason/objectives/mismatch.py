@@ -2,22 +2,24 @@
 weights.
 
 The engine's kernels give slightly other probabilities than the trainer's, so samples are a little off-policy
-even before the first update. Knows the two sets of log-probs, both of the weights that sampled. Must not see
-the policy in training: pi / pi_old is in the loss already, and a weight that contained it again would count
-it twice.
+even before the first update. Both sets of log-probs are of the weights that sampled: pi / pi_old is in the loss
+already, and a weight that contained it again would count it twice.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rlreason.objectives.ratio import masked_log_ratio
+
+if TYPE_CHECKING:  # so that the card and the rules need no torch
+    from torch import Tensor
 
 
 def no_weight(ratio: Tensor, mismatch_cap: float) -> Tensor:
     """1 everywhere: the gap is ignored. (batch, seq)"""
-    return torch.ones_like(ratio)
+    return ratio.new_ones(ratio.shape)
 
 
 def truncated_weight(ratio: Tensor, mismatch_cap: float) -> Tensor:
@@ -50,6 +52,7 @@ def mismatch_weights(
     old ones (w = 1), the loss's own ratio covers the gap. No gradient passes. Stats: `mismatch_ratio` (the
     raw w) and `mismatch_capped` (1 where the cap acted). Outside the response the weight is 1.
 
+    >>> import torch
     >>> old, engine = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.4, 0.1]]).log()
     >>> mismatch_weights(old, engine, torch.ones(1, 2).bool(), "truncate", 2.0)[0]
     tensor([[1.2500, 2.0000]])

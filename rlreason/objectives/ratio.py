@@ -1,9 +1,11 @@
-"""The log-ratio of two sets of log-probs over response tokens, which losses, KL and mismatch weights share.
+"""The log-ratio of two sets of log-probs over response tokens, which losses, KL and mismatch weights share."""
 
-Knows tensors only; must not know which of the two policies is trained.
-"""
+from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # so that the card and the rules need no torch
+    from torch import Tensor
 
 
 def masked_log_ratio(log_probs: Tensor, other_log_probs: Tensor, response_mask: Tensor) -> Tensor:

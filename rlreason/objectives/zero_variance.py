@@ -1,27 +1,30 @@
 """Groups whose rewards are all equal: keep them, or skip their tokens.
 
-Such a group has advantage 0, so its policy-gradient term is 0 whether it is computed or not. Knows rewards
-and group ids. What skipping does to the divisors is `aggregation.step_divisors`'s matter: nothing under
-`constant`; under `masked_mean` and `token` the live sequences are averaged among themselves, so the gradient
-grows by all / live.
+Such a group has advantage 0, so its policy-gradient term is 0 whether it is computed or not. What skipping does to the
+divisors stands in `aggregation.step_divisors`: nothing under `constant`; under `masked_mean` and `token` the sequences
+of the other groups are averaged among themselves, so the gradient grows by all / kept.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from rlreason.objectives.groups import group_by_id
 
-from rlreason.objectives.advantages import group_by_id
+if TYPE_CHECKING:  # so that the card and the rules need no torch
+    from torch import Tensor
 
 
 def keep_all(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """Every sample is kept. (n,), (n,) int64 -> (n,) bool"""
-    return torch.ones_like(rewards, dtype=torch.bool)
+    return rewards.new_ones(rewards.shape).bool()
 
 
 def keep_live(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """Samples of groups in which at least two rewards differ. (n,), (n,) int64 -> (n,) bool
 
+    >>> import torch
     >>> keep_live(torch.tensor([1.0, 0.0, 1.0, 1.0, 0.5]), torch.tensor([4, 4, 9, 9, 2]))
     tensor([ True,  True, False, False, False])
     """

@@ -1,4 +1,4 @@
-"""The algorithm of a run, from its settings: which sequences are learned from, and with what credit."""
+"""The algorithm of a run, from its settings: which sequences are learned from, and with what advantages."""
 
 import copy
 from collections.abc import Sequence
@@ -18,7 +18,6 @@ from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.setup.components import Components
-from rlreason.setup.learner import credit_rule
 from rlreason.setup.traces import make_traces
 from rlreason.types import Problem
 
@@ -51,13 +50,10 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
             deduplicate=run.deduplicate,
             restart=run.restart,
         )
-    if run.kl_placement == "reward":
-        shared["kl_estimator"] = run.kl_estimator
     return GRPO(
         **shared,
         epochs=run.epochs_per_rollout,
-        rule=credit_rule(run),
-        refill_rounds=run.refill_rounds,
+        objective=run.objective(),
         reference=make_reference(run, policy),
         behaviour=components.measure if scored_before_learning(run) else None,
         old_log_probs=ratio_divisor(run),

@@ -1,56 +1,17 @@
-"""The learner and the credit rule of a run, from its objective's settings."""
-
-from functools import partial
-from typing import Any
+"""The learner of a run."""
 
 from rlreason.config.grpo import GRPOConfig
 from rlreason.config.run import TrainingConfig
 from rlreason.config.sft import EIConfig
-from rlreason.learner import Learner, TokenObjective
+from rlreason.learner import Learner
 from rlreason.model.policy import Policy
-from rlreason.objectives.credit import CreditRule
-
-
-def credit_rule(run: GRPOConfig) -> CreditRule:
-    """How rewards become advantages; numbers of parts that the objective leaves out are not read."""
-    numbers: dict[str, Any] = {}
-    if run.std_norm.kind != "none":
-        numbers["advantage_eps"] = run.advantage_eps
-    if run.overlong == "penalty":
-        longest, cache = run.sampling.max_tokens, run.overlong_cache
-        numbers |= {"max_length": longest, "cache_length": max(1, longest // 5) if cache is None else cache}
-    if run.kl_placement == "reward":
-        numbers["kl_coef"] = run.kl_coef
-    return CreditRule(
-        baseline=run.baseline.kind,
-        std_norm=run.std_norm.kind,
-        zero_variance=run.zero_variance,
-        overlong=run.overlong,
-        **numbers,
-    )
-
-
-def token_objective(run: TrainingConfig) -> TokenObjective:
-    """What is averaged, and over what. SFT and expert iteration: -A log p with A = 1, so the GRPO terms are off."""
-    given = run.length_norm.divisor
-    constant = float(run.sampling.max_tokens) if given is None else given
-    shared = partial(TokenObjective, length_norm=run.length_norm.kind, constant=constant)
-    if not isinstance(run, GRPOConfig):
-        return shared()
-    terms: dict[str, Any] = {}
-    if run.kl_placement != "none":
-        terms["kl_estimator"] = run.kl_estimator  # also of what is recorded where the penalty stands in the reward
-    if run.kl_placement == "loss":
-        terms["kl_coef"] = run.kl_coef
-    if not run.old_from_engine and run.mismatch != "none":
-        terms |= {"mismatch": run.mismatch, "mismatch_cap": run.mismatch_cap}
-    return shared(loss_type=run.loss.loss_type, numbers=run.loss.numbers(), entropy_coef=run.entropy_coef, **terms)
 
 
 def make_learner(run: TrainingConfig, policy: Policy) -> Learner:
+    """The learner that the run's objective and its settings of optimisation ask for."""
     return Learner(
         policy,
-        token_objective(run),
+        run.objective(),
         run.learning_rate,
         temperature=learning_temperature(run),
         optimizer=run.optimizer,
@@ -64,5 +25,5 @@ def make_learner(run: TrainingConfig, policy: Policy) -> Learner:
 
 
 def learning_temperature(run: TrainingConfig) -> float:
-    """Of the distribution that is learned: the sampled one where credit compares samples, the plain one in SFT."""
+    """Of the distribution that is learned: the sampled one where samples are compared, the plain one in SFT."""
     return run.sampling.temperature if isinstance(run, GRPOConfig) else 1.0

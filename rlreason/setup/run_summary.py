@@ -96,8 +96,8 @@ def describe_batch(run: TrainingConfig, n_steps: int) -> str:
 def objective_of(run: TrainingConfig) -> Card:
     """The card of what is optimised."""
     if isinstance(run, GRPOConfig):
-        return objective_card(run.settings())
-    return imitation_card(run.length_norm.kind, run.length_norm.divisor, sampled=isinstance(run, EIConfig))
+        return objective_card(run.objective())
+    return imitation_card(run.length_norm, sampled=isinstance(run, EIConfig))
 
 
 def shown_generations(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], count: int) -> None:

@@ -11,9 +11,10 @@ from itertools import cycle
 
 from rlreason.algorithms.sft import sft_sample
 from rlreason.data.stories import habit_trace
-from rlreason.learner import Learner, TokenObjective
+from rlreason.learner import Learner
 from rlreason.model.policy import Policy
 from rlreason.model.tiny_formats import Format
+from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.types import Problem
 
 #: In one forward pass. Not a setting: how a step is divided changes the rounding, and the weights with it.
@@ -55,7 +56,8 @@ def warm_up(
     progress: Callable[[str], None] = lambda text: None,
 ) -> float:
     """Train on the lessons; the rate rises over 5% of the steps, then falls to a tenth; -> last loss."""
-    learner = Learner(policy, TokenObjective(length_norm="token"), learning_rate, micro_batch_tokens=MICRO_BATCH_TOKENS)
+    objective = Objective(length_norm=LengthNormConfig("token"))
+    learner = Learner(policy, objective, learning_rate, micro_batch_tokens=MICRO_BATCH_TOKENS)
     loss = 0.0
     for step, batch in enumerate(lessons.batches(steps)):
         samples = [

@@ -1,0 +1,129 @@
+"""The objective of policy-gradient training as one record: how samples are compared, the loss of a token, the average.
+
+The settings of GRPO inherit it; rules, card, advantages, learner and laboratory take it; `dataclasses.replace` makes
+variants. A `None` means: not set.
+"""
+
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any
+
+from rlreason.objectives.losses import LOSSES
+
+#: Every number of any loss, in the order of the losses.
+LOSS_NUMBERS = tuple(dict.fromkeys(number for loss in LOSSES.values() for number in loss.numbers))
+
+
+def readers(number: str) -> list[str]:
+    """The losses that have a number.
+
+    >>> readers("cliprange_low")
+    ['grpo_clip', 'gspo']
+    """
+    return [name for name, loss in LOSSES.items() if number in loss.numbers]
+
+
+@dataclass
+class ChosenLoss:
+    """A loss by name, with both sides of its clip range at once. `LossConfig` adds the numbers of all losses."""
+
+    loss_type: str = "reinforce_with_baseline"
+    cliprange: float | None = None  # stands for cliprange_low and cliprange_high where these are None
+
+    def numbers(self) -> dict[str, float]:
+        """Keyword arguments of the loss function: those that it reads and that are set."""
+        numbers = {name: getattr(self, name) for name in LOSSES[self.loss_type].numbers}
+        for side in ("cliprange_low", "cliprange_high"):
+            if side in numbers and numbers[side] is None:
+                numbers[side] = self.cliprange
+        return {name: number for name, number in numbers.items() if number is not None}
+
+
+#: The group `loss` of the settings. One schema for every loss, so that a file can set numbers whichever is chosen.
+LossConfig: Any = make_dataclass(
+    "LossConfig",
+    [(number, float | None, field(default=None)) for number in LOSS_NUMBERS],
+    bases=(ChosenLoss,),
+    namespace={"__module__": __name__, "__doc__": "A loss of the policy gradient and its numbers."},
+)
+
+
+@dataclass
+class LengthNormConfig:
+    """The group `length_norm`: what the loss of an optimizer step is averaged over."""
+
+    kind: str = "masked_mean"
+    constant: float | None = None  # tokens; None: the longest possible response. Read by kind=constant only
+
+    @property
+    def divisor(self) -> float | None:
+        """The constant, in tokens, where this norm has one that is set."""
+        return self.constant if self.kind == "constant" else None
+
+
+@dataclass
+class Objective:
+    """Everything that decides the gradient, given the samples.
+
+    >>> from dataclasses import replace
+    >>> grpo = Objective(loss=LossConfig("grpo_clip", cliprange=0.2))
+    >>> replace(grpo, std_norm="none", length_norm=LengthNormConfig("constant")).baseline
+    'mean'
+    """
+
+    loss: ChosenLoss = field(default_factory=LossConfig)
+    length_norm: LengthNormConfig = field(default_factory=LengthNormConfig)
+    baseline: str = "mean"
+    std_norm: str = "group_std"
+    advantage_eps: float = 1e-6  # added to what std_norm divides by
+    kl_placement: str = "none"  # none | loss | reward; the reference model is the one the run starts from
+    kl_estimator: str = "k3"  # k1 | k2 | k3
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0  # above 0 rewards entropy
+    overlong: str = "none"  # responses cut at max_tokens: none | mask (no loss) | penalty (DAPO's soft one)
+    overlong_cache: int | None = None  # tokens over which the penalty grows; None: a fifth of the longest response
+    zero_variance: str = "keep"  # groups of equal rewards: keep | skip
+    mismatch: str = "none"  # weights for the gap between engine and trainer: none | truncate | mask
+    mismatch_cap: float | None = None  # the largest such weight
+    epochs_per_rollout: int = 1  # passes over each rollout batch
+    max_resampling_rounds: int = 0  # more rounds of sampling, at most, to replace groups of equal rewards (DAPO)
+
+    @property
+    def longest_response(self) -> int | None:
+        """Tokens of the longest possible response; None: not known."""
+        return None
+
+    @property
+    def updates_per_rollout(self) -> int:
+        """Optimizer steps per rollout batch; above 1, all but the first are off-policy."""
+        return self.epochs_per_rollout
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether the loss divides by the policy that sampled, and so allows for samples of an older one."""
+        return LOSSES[self.loss.loss_type].has_ratio
+
+    @property
+    def has_mismatch_weights(self) -> bool:
+        """Whether tokens are weighted for the gap between engine and trainer."""
+        return self.mismatch != "none"
+
+    @property
+    def kl_coef_of_loss(self) -> float:
+        """The weight of the KL term in the loss of a token; 0 where KL stands in the reward or nowhere."""
+        return self.kl_coef if self.kl_placement == "loss" else 0.0
+
+    @property
+    def length_constant(self) -> float | None:
+        """What length_norm=constant divides by, in tokens."""
+        given = self.length_norm.divisor
+        return self.longest_response if given is None else given
+
+    @property
+    def overlong_limits(self) -> dict[str, int]:
+        """The lengths in tokens that the rule for overlong responses reads: where the penalty ends and grows."""
+        if self.overlong != "penalty":
+            return {}
+        longest, cache = self.longest_response, self.overlong_cache
+        if longest is None:
+            raise ValueError("overlong=penalty: it needs the longest possible response; give longest_response")
+        return {"max_length": longest, "cache_length": max(1, longest // 5) if cache is None else cache}

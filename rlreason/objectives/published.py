@@ -1,0 +1,205 @@
+"""Published objectives in one table, which of them an objective equals, and how others of the name differ.
+
+An objective equals a published one where both compute the same gradient, given the same samples.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from rlreason.objectives.losses import LOSSES
+from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
+
+AnyObjective = TypeVar("AnyObjective", bound=Objective)
+
+
+class Published(NamedTuple):
+    """A published objective: its name and source, the record, and `conf/objective/NAME.yaml` where it has one."""
+
+    title: str  # empty where nothing but its own option is called so
+    objective: Objective
+    name: str = ""
+
+
+GRPO = Objective(loss=LossConfig("grpo_clip", cliprange_low=0.2, cliprange_high=0.2))
+CONSTANT, TOKEN = LengthNormConfig("constant"), LengthNormConfig("token")
+REINFORCE = Objective(length_norm=CONSTANT, std_norm="none")
+
+
+def _of_loss(name: str, settings: Mapping[str, Any]) -> Objective:
+    """GRPO's objective with another loss: numbers of the loss, and the axes that differ, under their names."""
+    numbers = {key: value for key, value in settings.items() if key in LOSSES[name].numbers}
+    axes = {key: value for key, value in settings.items() if key not in numbers}
+    if kind := axes.pop("length_norm", None):
+        axes["length_norm"] = LengthNormConfig(kind)
+    return replace(GRPO, loss=LossConfig(name, **numbers), **axes)
+
+
+PUBLISHED: tuple[Published, ...] = (
+    Published(
+        "GRPO with its KL term (DeepSeekMath, arXiv 2402.03300; there kl_coef=0.04)",
+        replace(GRPO, kl_placement="loss", kl_coef=0.04),
+    ),
+    Published("GRPO without KL (CS336's GRPO)", GRPO, "grpo"),
+    Published(
+        "CS336's default, loss_type=reinforce_with_baseline: on policy, the gradient of GRPO without KL", Objective()
+    ),
+    Published("CS336's GRPO with constant length normalisation", replace(GRPO, length_norm=CONSTANT), "grpo_constant"),
+    Published("CS336's GRPO-No-Clip", Objective(loss=LossConfig("grpo_no_clip"))),
+    Published("Dr. GRPO (arXiv 2503.20783)", replace(GRPO, length_norm=CONSTANT, std_norm="none"), "dr_grpo"),
+    Published(
+        "RLOO (arXiv 2402.14740) without its KL in the reward, its sum over tokens divided by a constant",
+        replace(REINFORCE, baseline="leave_one_out"),
+        "rloo",
+    ),
+    Published(
+        "RFT: with rewards 0 and 1, maximum likelihood on the correct samples",
+        replace(REINFORCE, loss=LossConfig("no_baseline"), baseline="none"),
+        "rft",
+    ),
+    Published(
+        "MaxRL (arXiv 2602.02710), its sum over tokens divided by a constant",
+        replace(REINFORCE, std_norm="group_mean"),
+        "maxrl",
+    ),
+    Published(
+        "",
+        replace(
+            GRPO,
+            loss=LossConfig("grpo_clip", cliprange_low=0.2, cliprange_high=0.28),
+            length_norm=TOKEN,
+            overlong="penalty",
+            zero_variance="skip",
+        ),
+        "dapo",
+    ),
+    Published(
+        "GSPO (arXiv 2507.18071)",
+        replace(GRPO, loss=LossConfig("gspo", cliprange_low=3e-4, cliprange_high=4e-4)),
+        "gspo",
+    ),
+    Published(
+        "CISPO (arXiv 2506.13585)",
+        replace(GRPO, loss=LossConfig("cispo", ratio_cap=5.0), length_norm=TOKEN),
+        "cispo",
+    ),
+    Published("REINFORCE with the group's mean reward as baseline (Williams 1992)", REINFORCE, "reinforce"),
+    *(
+        Published(title, _of_loss(name, settings))
+        for name, loss in LOSSES.items()
+        for title, settings in loss.published.items()
+    ),
+)
+#: The objectives that have an option file, by its name.
+NAMED: dict[str, Objective] = {p.name: p.objective for p in PUBLISHED if p.name}
+#: The objectives that a loss's own entry says it was published in, by the loss.
+OF_LOSSES: dict[str, Objective] = {
+    name: _of_loss(name, settings) for name, loss in LOSSES.items() for settings in loss.published.values()
+}
+
+
+def with_axes_of(objective: AnyObjective, other: Objective) -> AnyObjective:
+    """The objective (or the settings that are one) with every axis that a published one sets; the rest stays."""
+    length_norm = replace(objective.length_norm, kind=other.length_norm.kind)
+    names = ("loss", "baseline", "std_norm", "kl_placement", "kl_coef", "entropy_coef", "overlong", "zero_variance")
+    return replace(objective, length_norm=length_norm, **{name: getattr(other, name) for name in names})
+
+
+def _axes(o: Objective) -> tuple[Any, ...]:
+    """What two objectives share that compute the same gradient up to the numbers of the loss."""
+    kl = (o.kl_placement, o.kl_estimator) if o.kl_placement != "none" else ()
+    norms = (o.length_norm.kind, o.baseline, o.std_norm)
+    return (o.loss.loss_type, *norms, *kl, o.entropy_coef, o.overlong, o.zero_variance)
+
+
+def equal_objectives(o: Objective) -> list[str]:
+    """`objective=NAME` where every number of it holds too, and the titles of those whose axes all hold."""
+    alike = [p for p in PUBLISHED if _axes(p.objective) == _axes(o)]
+    numbers = o.loss.numbers()
+    named = [f"objective={p.name}" for p in alike if p.name and p.objective.loss.numbers() == numbers]
+    uneven = _clips(o) and numbers["cliprange_low"] != numbers["cliprange_high"]
+    if uneven or "dual_clip" in numbers or o.has_mismatch_weights:
+        return named  # the titled objectives that clip tokens do so symmetrically
+    return named + [p.title for p in alike if p.title]
+
+
+def _clips(o: Objective) -> bool:
+    return o.loss.loss_type == "grpo_clip"
+
+
+#: (when it applies, what a reader who knows a paper or library of that name should be told)
+_DIFFERENCES: tuple[tuple[Callable[[Objective], bool], str], ...] = (
+    (
+        lambda o: _clips(o) and o.std_norm == "none" and o.length_norm.kind == "constant",
+        "Dr. GRPO: the paper drops both the std and the length of each sequence, as here. TRL's "
+        'loss_type="dr_grpo" changes only the length norm: the std stays unless scale_rewards says '
+        "otherwise. The constant here is fixed; dividing by the padded width of a batch is another "
+        "objective.",
+    ),
+    (
+        lambda o: _clips(o) and o.std_norm == "none" and o.length_norm.kind != "constant",
+        "Dr. GRPO drops the std, as here, and the length of each sequence too, which stays here: "
+        "length_norm=constant for all of it.",
+    ),
+    (
+        lambda o: _clips(o) and o.std_norm == "group_std" and o.length_norm.kind == "constant",
+        'Dr. GRPO drops the std as well. TRL\'s loss_type="dr_grpo" under its default reward scaling '
+        "keeps it, as here.",
+    ),
+    (
+        lambda o: _clips(o) and o.std_norm == "group_std" and o.length_norm.kind == "masked_mean",
+        "GRPO: the paper adds a KL term to the loss (k3, coefficient 0.04). Libraries of that name "
+        "may average over all tokens instead of sequences (DAPO's norm is TRL's default) and use "
+        "another eps (TRL 1e-4).",
+    ),
+    (
+        lambda o: _clips(o) and o.length_norm.kind == "token" and not o.max_resampling_rounds,
+        "DAPO: the paper samples further prompts until the rewards of every group differ; here groups with zero "
+        "reward variance are kept or skipped, not replaced: max_resampling_rounds replaces them.",
+    ),
+    (
+        lambda o: _clips(o) and o.length_norm.kind == "token" and o.max_resampling_rounds > 0,
+        "DAPO: the paper samples further prompts until the rewards of every group differ; here groups with zero "
+        "reward variance are replaced too, in at most max_resampling_rounds further rounds. Those that are left "
+        "after these are kept or skipped as zero_variance says.",
+    ),
+    (
+        lambda o: _clips(o) and o.length_norm.kind == "token",
+        "DAPO: its clip range is 0.2 and 0.28. Its rewards are -1 and 1: beside rewards of 0 and 1 the same "
+        "length penalty weighs twice as much.",
+    ),
+    (
+        lambda o: o.baseline == "leave_one_out",
+        "RLOO: leave-one-out is G/(G-1) times the mean form, so with groups of one size it differs "
+        "from baseline=mean by a constant factor. The paper adds KL to the reward.",
+    ),
+    (
+        lambda o: o.baseline == "leave_one_out" and o.std_norm != "none",
+        "RLOO does not divide by a normaliser; here std_norm does.",
+    ),
+    (
+        lambda o: o.std_norm == "group_mean",
+        "MaxRL: eps is added to the mean here, so a group without any reward gives 0.",
+    ),
+    *((lambda o, name=name: o.loss.loss_type == name, note) for name, loss in LOSSES.items() for note in loss.notes),
+    (
+        lambda o: o.loss.loss_type == "gspo" and o.length_norm.kind == "constant",
+        "GSPO averages over sequences; under length_norm=constant a sequence weighs by its length.",
+    ),
+    (
+        lambda o: o.updates_per_rollout > 1 and not o.has_ratio,
+        "The samples may be of an older policy and this loss has no ratio to correct for it: its gradient is biased.",
+    ),
+    (
+        lambda o: o.updates_per_rollout == 1 and o.has_ratio,
+        "With one optimizer step per rollout batch the ratio is 1, so no clip or cap acts: the "
+        "gradient is that of -A log pi.",
+    ),
+)
+
+
+def differences(o: Objective) -> Iterator[str]:
+    """Sentences on where these settings leave a paper or library that shares their name."""
+    for applies, sentence in _DIFFERENCES:
+        if applies(o):
+            yield sentence

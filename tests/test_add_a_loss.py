@@ -1,0 +1,62 @@
+"""CONTRIBUTING's example "Add a loss", performed word for word on a copy of the project."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = [
+    "model.width=32", "model.warm_start.steps=4", "n_steps=1", "rollout_batch_size=8", "group_size=4",
+    "epochs_per_rollout=2", "eval_problems=2", "eval_every=0", "sampling.max_tokens=8", "data.n_train=256",
+    "data.n_validation=32", "logger=none", "hydra.run.dir=run",
+]  # fmt: skip
+
+
+def block(language: str) -> str:
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Add a loss")[1]
+    (code,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    return code
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """A copy of the project in which the two places are written."""
+    copy = tmp_path_factory.mktemp("project")
+    for part in ("rlreason", "conf", "prompts", "multirun_sweeps"):
+        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / "rlreason/objectives/losses.py").open("a") as losses:
+        losses.write("\n\n" + block("python"))
+    (copy / "conf/loss/gmpo.yaml").write_text(block("yaml"))
+    return copy
+
+
+def python(project: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(project)}
+    argv = [sys.executable, "-m", module, *words]
+    return subprocess.run(argv, cwd=project, env=env, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.slow
+def test_the_example_is_an_option_like_any_other(project):
+    assert "gmpo" in python(project, "rlreason", "--help").stdout
+    refused = python(project, "rlreason", "loss=gmpo", "loss.log_clip_low=-1")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("rlreason: loss.log_clip_low=-1.0 must be above 0: the log of the ratio")
+    assert len(refused.stderr.splitlines()) == 1
+    done = python(project, "rlreason", "loss=gmpo", "loss.log_clip_low=0.3", *SIZES)
+    assert done.returncode == 0, done.stderr
+    card = " ".join(done.stdout.split())
+    assert "l = -s A, s = exp(mean of log rho, at most 0.4 if A > 0, else at least -0.3)" in card
+    assert "GMPO (arXiv 2507.20673)" in card
+    rows = [json.loads(line) for line in (project / "run/metrics.jsonl").read_text().splitlines()]
+    assert any("train/ratio" in row and "train/clip_fraction" in row for row in rows)
+    shown = python(project, "rlreason.analysis.lab", "run")
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r"^this run .* gmpo, masked_mean, mean/group_std$", shown.stdout, re.MULTILINE)
+    assert re.search(r"^loss=gmpo .* gmpo, masked_mean, mean/group_std$", shown.stdout, re.MULTILINE)
