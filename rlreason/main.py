@@ -23,7 +23,6 @@ from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.modules import find_modules_here
 from rlreason.cli.queries import answer, rerun_config
 from rlreason.config.leaves import refuse_own_input
-from rlreason.config.run import TrainingConfig
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
@@ -63,7 +62,7 @@ def job(cfg: DictConfig) -> float:
     try:
         with signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
             with Console().wait("loading torch and transformers"):
-                if isinstance(run, TrainingConfig):
+                if run.trains:
                     from rlreason.trainer import train as start
                 else:
                     from rlreason.jobs.start import start

@@ -1,7 +1,7 @@
 """What the courses' handouts and papers call a setting or a value, and what it is called here.
 
 One table. Names are translated on parsed overrides, so that every form of Hydra's grammar is covered: sweeps, lists,
-quotes, prefixes. It knows Hydra's override parser; it must not know what a setting does.
+quotes, prefixes.
 """
 
 import re
@@ -56,7 +56,10 @@ NAMES: dict[str, Name] = {
     "loss_normalization": Name("length_norm", {"sequence": "masked_mean", "constant": "constant"}),
     "normalize_constant": Name("length_norm.constant"),
     "normalization_constant": Name("length_norm.constant"),
+    "rollout.async_steps": Name("rollout.async_level"),  # of an earlier version, for one more
 }
+#: Values of a setting that were called otherwise in an earlier version, for one more.
+VALUES: dict[str, dict[str, str]] = {"rollout.placement": {"shared": "colocate"}}
 #: Options of a group that have another name in a handout.
 OPTIONS: dict[str, dict[str, str]] = {"length_norm": {"masked_normalize": "constant"}}
 
@@ -96,6 +99,10 @@ def translated(words: Sequence[str], note: Callable[[str], object] = print) -> l
         if override.key_or_group in MAY_BE_ABSENT and _text(override.value()).lower() in NONE:
             continue  # as without it: Hydra has no word for that
         name = NAMES.get(override.key_or_group)
+        if (former := VALUES.get(override.key_or_group)) and (now := _with_values(override, former)) != word:
+            said.setdefault(word, f"{word} is {now} here")
+            out.append(now)
+            continue
         ours = _option_names(_renamed(override, name) if name else override)
         if name:
             plain = name.values is None
@@ -129,6 +136,11 @@ def _renamed(override: Override, name: Name) -> Override:
     if override.value_type not in (ValueType.ELEMENT, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP):
         value(override.get_value_string())  # a range or a glob of it means nothing
     return _with(renamed, values=value)
+
+
+def _with_values(override: Override, former: Mapping[str, str]) -> str:
+    """The override as a word, each value under its present name."""
+    return str(_with(override, values=lambda given: former.get(_text(given), given)).input_line)
 
 
 def _option_names(override: Override) -> Override:

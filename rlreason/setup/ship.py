@@ -22,8 +22,8 @@ from rlreason.model.policy import Policy
 from rlreason.model.weight_cache import SUFFIX, Weights, checksum, copied, write_weights
 from rlreason.records.console import Console
 from rlreason.runtime.atomic_files import write_whole
-from rlreason.setup.data import read_splits
 from rlreason.setup.model import choose_threads, lessons_of, make_policy, teach_habits
+from rlreason.setup.read_data import read_splits
 from rlreason.setup.start import SHIPPED, Recipe, hashed, maker_of, recipe_of
 from rlreason.setup.warm_start_formats import formats_of
 
@@ -42,7 +42,7 @@ def make(run: RunConfig, console: Console) -> tuple[Policy, Recipe, dict[str, An
     train = read_splits(run.data, console.say)[0]
     policy = make_policy(run, train)
     choose_threads(run, policy)
-    teach_habits(run, run.model, policy, train, console)
+    teach_habits(run, policy, train, console)
     return policy, recipe_of(run.model, policy, lessons_of(run, run.model, train)), maker_of(run.model, policy)
 
 
