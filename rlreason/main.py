@@ -30,9 +30,10 @@ from rlreason.records.status import ending, read_status, status_of, sweep_code, 
 from rlreason.records.undo import Ended, undone_when_refused
 from rlreason.records.writer import CONTENTS
 from rlreason.runtime import signals
+from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.stderr_log import stderr_logged
 from rlreason.sweeps.processes import PATIENCE_S, Sweep
-from rlreason.sweeps.table import SWEEP_VARIABLE, runs_table
+from rlreason.sweeps.table import runs_table
 
 
 def main(cfg: DictConfig) -> float:

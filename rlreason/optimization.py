@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rlreason.config.optimization import OptimizationConfig
-from rlreason.runtime.packages import required
+from rlreason.config.packages import required
 
 FEWEST_EVALUATIONS = 10  # in a run that does not say how often, the first and the last included
 

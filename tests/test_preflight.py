@@ -13,6 +13,7 @@ from test_end_to_end import SMALL, rlreason
 
 from rlreason.config.groups import GradingConfig, LoggerConfig
 from rlreason.config.model import PretrainedModelConfig
+from rlreason.config.packages import needs as needs_package
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
@@ -21,7 +22,6 @@ from rlreason.records.console import Console
 from rlreason.records.undo import Ended, undone_when_refused
 from rlreason.records.wandb_logger import refuse_without_login
 from rlreason.records.writer import CONTENTS, RunWriter
-from rlreason.runtime.packages import needs as needs_package
 from rlreason.setup.components import fitting
 from rlreason.setup.data import load_data
 from rlreason.setup.fits import Foreseen, Part, context_of, tokenizer_of

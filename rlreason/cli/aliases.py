@@ -13,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString, Transformer, ValueType
 
+from rlreason.config import former_names
 from rlreason.errors import ConfigError
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -56,10 +57,8 @@ NAMES: dict[str, Name] = {
     "loss_normalization": Name("length_norm", {"sequence": "masked_mean", "constant": "constant"}),
     "normalize_constant": Name("length_norm.constant"),
     "normalization_constant": Name("length_norm.constant"),
-    "rollout.async_steps": Name("rollout.async_level"),  # of an earlier version, for one more
+    **{former: Name(key) for former, key in former_names.KEYS.items()},
 }
-#: Values of a setting that were called otherwise in an earlier version, for one more.
-VALUES: dict[str, dict[str, str]] = {"rollout.placement": {"shared": "colocate"}}
 #: Options of a group that have another name in a handout.
 OPTIONS: dict[str, dict[str, str]] = {"length_norm": {"masked_normalize": "constant"}}
 
@@ -99,7 +98,9 @@ def translated(words: Sequence[str], note: Callable[[str], object] = print) -> l
         if override.key_or_group in MAY_BE_ABSENT and _text(override.value()).lower() in NONE:
             continue  # as without it: Hydra has no word for that
         name = NAMES.get(override.key_or_group)
-        if (former := VALUES.get(override.key_or_group)) and (now := _with_values(override, former)) != word:
+        if (former := former_names.VALUES.get(override.key_or_group)) and (
+            now := _with_values(override, former)
+        ) != word:
             said.setdefault(word, f"{word} is {now} here")
             out.append(now)
             continue

@@ -10,17 +10,15 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from rlreason.config.data import DataConfig, StoriesConfig
-from rlreason.config.groups import NAMED_REWARDS, GradingConfig, PromptConfig, SamplingConfig, names_function
+from rlreason.config.groups import (
+    NAMED_REWARDS,
+    EvalSamplingConfig,
+    GradingConfig,
+    PromptConfig,
+    SamplingConfig,
+    names_function,
+)
 from rlreason.errors import ConfigError
-
-
-@dataclass
-class EvalSamplingConfig:
-    """What of `sampling` is otherwise in an evaluation."""
-
-    temperature: float | None = None  # 0 takes the most likely token
-    min_tokens: int | None = None
-    max_tokens: int | None = None
 
 
 @dataclass
@@ -145,7 +143,7 @@ def complaints(run: Any) -> Iterator[str]:
         )
     evaluation = sampling_of(run)
     given = {f.name for f in fields(own.sampling) if getattr(own.sampling, f.name) is not None}
-    if evaluation.temperature == 0 and run.answers > 1:
+    if evaluation.greedy and run.answers > 1:
         key = sampling_key(run, "temperature")
         count, single = run.counted
         yield (f"{key}=0 with {count}: the responses to a problem would all be equal: set {key}=1, or {single}")

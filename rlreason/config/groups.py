@@ -77,13 +77,18 @@ class SamplingConfig:
     min_tokens: int = MISSING  # a response cannot end before this many tokens
     max_tokens: int = MISSING  # and is cut here
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0
+
     def describe(self) -> str:
         """For a person: T=1, up to 48 tokens."""
         return f"T={self.temperature:g}, up to {self.max_tokens} tokens"
 
     def problems_of_learning(self) -> list[str]:
         """Why nothing can be learned from what is sampled so."""
-        if self.temperature != 0:
+        if not self.greedy:
             return []
         return [
             f"sampling.temperature={self.temperature}: learning from samples needs different ones, so it must be above "
@@ -98,6 +103,15 @@ class SamplingConfig:
             f"sampling.min_tokens={self.min_tokens}, sampling.max_tokens={self.max_tokens}: min <= max must hold: "
             "lower sampling.min_tokens"
         ]
+
+
+@dataclass
+class EvalSamplingConfig:
+    """What of `sampling` is otherwise in an evaluation."""
+
+    temperature: float | None = None  # 0 takes the most likely token
+    min_tokens: int | None = None
+    max_tokens: int | None = None
 
 
 @dataclass

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlreason.config.packages import required
 from rlreason.errors import ConfigError, DataError
-from rlreason.runtime.packages import required
 from rlreason.types import Problem
 
 #: (where it stands, the row); a `BadRowError` in its place says why it could not even be read.

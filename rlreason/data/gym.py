@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from rlreason.config.packages import required
 from rlreason.errors import ConfigError
-from rlreason.runtime.packages import required
 from rlreason.types import Problem
 
 SPARE = 2  # so many times the problems asked for are made, to find enough different ones

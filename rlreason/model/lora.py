@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlreason.config.packages import required
 from rlreason.errors import ConfigError
 from rlreason.model.memory import matching, trained_share
-from rlreason.runtime.packages import required
 
 BASE = ".base_layer."  # what peft puts between a wrapped layer's name and its own weights' names
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.groups import LoggerConfig
+from rlreason.config.packages import required
 from rlreason.errors import ConfigError
-from rlreason.runtime.packages import required
-from rlreason.sweeps.table import SWEEP_VARIABLE
+from rlreason.runtime.environment import SWEEP_VARIABLE
 
 COLUMNS = (
     "question", "response", "gold", "format_reward", "answer_reward", "reward", "outcome", "entropy", "length",

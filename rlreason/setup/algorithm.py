@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from rlreason.algorithms.base import Algorithm
@@ -17,7 +16,7 @@ from rlreason.config.sft import EIConfig, SFTConfig
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
-from rlreason.setup.components import Components
+from rlreason.setup.components import Components, scorer
 from rlreason.setup.learner import credit_rule
 from rlreason.setup.traces import make_traces
 from rlreason.types import Problem
@@ -99,8 +98,7 @@ def make_reference(run: GRPOConfig, policy: Policy) -> LogProbScorer | None:
         return None
     model = copy.deepcopy(policy.model).requires_grad_(False)
     frozen = Policy(model, policy.tokenizer, policy.compute_dtype, policy.device, policy.weights, policy.attention)
-    score = partial(frozen.score, temperature=run.sampling.temperature, token_budget=run.micro_batch_tokens)
-    return lambda pairs: [(log_probs, []) for log_probs in score(pairs)]
+    return scorer(run, run, frozen, entropy=False)
 
 
 def check_schedule(run: TrainingConfig, n_steps: int) -> None:

@@ -199,10 +199,12 @@ def sampled(asking: Asking, policy: Policy) -> Sampling:
     return Sampling(**asdict(asking.sampling), stop=tuple(asking.prompt.stop), end_ids=ends)
 
 
-def scorer(run: RunConfig, asking: Asking, policy: Policy) -> LogProbScorer:
+def scorer(run: RunConfig, asking: Asking, policy: Policy, entropy: bool = True) -> LogProbScorer:
     """Measures responses under the distribution they were drawn from; greedy ones under the plain distribution."""
-    temperature = asking.sampling.temperature or 1.0
-    return partial(policy.score_with_entropy, temperature=temperature, token_budget=run.micro_batch_tokens)
+    temperature, budget = asking.sampling.temperature or 1.0, run.micro_batch_tokens
+    if entropy:
+        return lambda pairs: policy.score_with_entropy(pairs, temperature, budget)
+    return lambda pairs: [(log_probs, []) for log_probs in policy.score(pairs, temperature, budget)]
 
 
 def check_reward(run: RunConfig, grader: Grader, problems: Sequence[Problem]) -> None:

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from rlreason.config.data import DataConfig
 from rlreason.config.evaluation import as_eval
 from rlreason.config.groups import PromptConfig
+from rlreason.config.packages import needs
 from rlreason.config.rollout import WITHOUT_VLLM
 from rlreason.config.run import RunConfig
 from rlreason.config.tasks import GymConfig
 from rlreason.errors import ConfigError, ResourceError
 from rlreason.records.wandb_logger import refuse_without_login
-from rlreason.runtime.packages import needs
 from rlreason.setup.fits import Foreseen
 from rlreason.setup.probe import judged_by, own_functions, unusable
 from rlreason.setup.space import RECORDS, in_words, space_needed

@@ -18,8 +18,8 @@ from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.records.console import Console, closing_table
 from rlreason.records.writer import MetricSink
+from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.setup.components import Components
-from rlreason.sweeps.table import SWEEP_VARIABLE
 from rlreason.types import Problem, Sample
 
 
