@@ -6,7 +6,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rlreason.config.data import DataConfig, StoriesConfig
@@ -88,9 +88,9 @@ def min_of(one: int | None, other: int | None) -> int | None:
 
 def sampling_of(run: Any) -> SamplingConfig:
     """How evaluations sample: a number of `eval.sampling` where it is set, else the one of `sampling`."""
-    numbers = {key: number for key, number in asdict(run.eval.sampling).items() if number is not None}
-    sampling: SamplingConfig = replace(run.sampling, **numbers)
-    return sampling
+    own = {key: number for key, number in asdict(run.eval.sampling).items() if number is not None}
+    names = [field.name for field in fields(SamplingConfig)]
+    return SamplingConfig(**{name: own[name] if name in own else getattr(run.sampling, name) for name in names})
 
 
 def sampling_key(run: Any, name: str) -> str:

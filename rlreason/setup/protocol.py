@@ -1,7 +1,7 @@
 """The protocol of a run's evaluations, from their settings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -31,11 +31,13 @@ def protocol_of(
     """
     templated = any(p.prompt is None for p in problems)
     reward = reward_name(evaluation.reward, evaluation.data)
-    grading = replace(evaluation.grading, correct_at=evaluation.grading.whole_credit)
+    grading = grading_settings(evaluation.grading, reward)
+    if "correct_at" in grading:  # null and 1 are the same
+        grading["correct_at"] = evaluation.grading.whole_credit
     return make_protocol(
         **(asked_how(evaluation.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}),
         reward=reward,
-        grading=measured_by("grading", grading_settings(grading, reward)),
+        grading=measured_by("grading", grading),
         sampling=measured_by("sampling", asdict(evaluation.sampling)),
         stop=evaluation.prompt.stop,
         data=fingerprint(problems, asked_only=True),
