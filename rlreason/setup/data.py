@@ -34,7 +34,7 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     With a grader, the gold answers are checked: of validation by `judge`, who grades evaluations, and of train where
     it is sampled from.
     """
-    judge, limit = judge or grader, run.data.limit
+    judge = judge or grader
     if run.reads_traces:
         check_template(run.prompt.trace)
     train, validation = read_problems(run, say)
@@ -45,6 +45,7 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     validation = asked_checked(run, validation, judge, say, needed=run.asks_training_data)
     if run.asks_training_data:
         train = told(say, *gold_checked(train, grader if run.trains else judge, run.data))
+    limit = run.data.limit
     if limit is not None and limit > len(train):
         say(f"! data.limit={limit} is more than the {len(train)} training problems there are: all are used")
     train = subset(train, limit, run.seed)

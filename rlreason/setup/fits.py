@@ -45,7 +45,7 @@ def parts(run: RunConfig, train: list[Problem], validation: list[Problem]) -> li
     evaluation, asking = run.evaluation, run.asking
     trained = Part("train", asking.prompt, train, asking.sampling.max_tokens)
     asked = Part("validation", evaluation.prompt, validation, evaluation.sampling.max_tokens)
-    return [trained, asked] if run.asks_training_data else [asked]
+    return [asked] if run.trains and not run.samples_to_learn else [trained, asked]
 
 
 def longest_prompt(run: RunConfig, max_tokens: int, context: int) -> int:
