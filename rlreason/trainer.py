@@ -18,7 +18,8 @@ from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.algorithms.rollouts import rollout_metrics, score_samples
 from rlreason.cli.entry import why_stopped
 from rlreason.config.evaluation import sampling_key
-from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.run import RunConfig
+from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.accuracy import more_accuracies
 from rlreason.evaluation.evaluator import Evaluated, Evaluator
 from rlreason.grading.metrics import grading_metrics

@@ -41,7 +41,10 @@ def test_a_new_number_of_sampling_or_grading_makes_another_protocol(composed):
     grading = {f.name: getattr(evaluation.grading, f.name) for f in fields(GradingConfig)}
     new = replace(evaluation, sampling=NarrowerSampling(**sampling), grading=StricterGrading(**grading))
     other = replace(new, sampling=replace(new.sampling, top_p=0.9), grading=replace(new.grading, units=True))
-    assert differences(protocol(new), protocol(other)) == ["grading.units: False and True", "sampling.top_p: 1.0 and 0.9"]
+    assert differences(protocol(new), protocol(other)) == [
+        "grading.units: False and True",
+        "sampling.top_p: 1.0 and 0.9",
+    ]
     same = replace(evaluation, grading=replace(evaluation.grading, workers=3, memory_mb=512))
     assert protocol(same) == protocol(evaluation)
     known = {f"{group}.{f.name}" for group, kind in (("grading", GradingConfig), ("sampling", SamplingConfig))

@@ -6,7 +6,7 @@ from typing import ClassVar
 from omegaconf import MISSING
 
 from rlreason.config.groups import BaselineConfig, LossConfig, StdNormConfig
-from rlreason.config.run import OnlineConfig
+from rlreason.config.training import OnlineConfig
 from rlreason.objectives.card import Card, objective_card
 from rlreason.objectives.rules import check_objective
 

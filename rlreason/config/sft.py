@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from rlreason.config.run import OnlineConfig, TrainingConfig
+from rlreason.config.training import OnlineConfig, TrainingConfig
 
 
 @dataclass

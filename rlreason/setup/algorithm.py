@@ -11,8 +11,8 @@ from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import LogProbScorer
 from rlreason.algorithms.sft import SFT
 from rlreason.config.grpo import GRPOConfig
-from rlreason.config.run import OnlineConfig, TrainingConfig
 from rlreason.config.sft import EIConfig, SFTConfig
+from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console

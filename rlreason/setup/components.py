@@ -89,6 +89,7 @@ class Components:
         return f", {self.engine.drawn} tokens"
 
     def close(self) -> None:
+        """End the engine and every grader, whatever becomes of the one before."""
         try:
             self.engine.close()
         finally:

@@ -126,6 +126,7 @@ def _quietly(line: str) -> None:
 
 
 def texts_of(part: Part) -> list[str]:
+    """Their prompts as text, in order."""
     fill = filling(part.prompt)
     return [fill(p.question) if p.prompt is None else p.prompt for p in part.problems]
 
@@ -150,6 +151,7 @@ def tokenizer_of(run: RunConfig) -> Callable[[str], int] | None:
 
 
 def saved_tokenizer(folder: str) -> Callable[[str], int] | None:
+    """A prompt -> its length under the tokenizer of a model folder; None where only transformers can say."""
     said = _json_in(folder, "tokenizer_config.json")
     if said.get("tokenizer_class") not in PLAIN or any(
         said.get(f"add_{end}_token") is not None for end in ("bos", "eos")

@@ -19,10 +19,12 @@ class Graders:
     beside: Grader | None  # of the evaluation prompt's reward, where another one counts
 
     def all(self) -> list[Grader]:
+        """Each grader once."""
         named = (self.training, self.evaluation, self.beside)
         return list({id(grader): grader for grader in named if grader is not None}.values())
 
     def close(self) -> None:
+        """End their workers."""
         for grader in self.all():
             grader.close()
 

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from rlreason.config.grpo import GRPOConfig
-from rlreason.config.run import TrainingConfig
+from rlreason.config.training import TrainingConfig
 from rlreason.learner import Learner, TokenObjective
 from rlreason.model.policy import Policy
 from rlreason.objectives.credit import CreditRule

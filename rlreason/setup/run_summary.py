@@ -1,7 +1,4 @@
-"""The words around a run: what is about to happen, and what came of it.
-
-It knows settings, records and numbers; it must not know tensors.
-"""
+"""What is said around a run: what is about to happen, and how it ended."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,8 +8,9 @@ from typing import Any
 import yaml
 
 from rlreason.config.groups import PromptConfig
-from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.run import RunConfig
 from rlreason.config.store import resource_dir
+from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.accuracy import describe_accuracies
 from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
@@ -24,6 +22,7 @@ from rlreason.types import Problem, Sample
 
 
 def header(console: Console, run: TrainingConfig, components: Components, folder: Path) -> None:
+    """What is about to be trained, on what, and where its records go."""
     console.say(
         f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"
     )
@@ -101,6 +100,7 @@ def shown(folder: Path) -> str:
 
 
 def before_and_after(problem: Problem, before: Sample, after: Sample) -> list[str]:
+    """One question with a response from before and one from after training."""
     lines = [f"\nThe same question, before and after:\n  {problem.question}   (answer: {problem.answer})"]
     for label, sample in (("before", before), ("after", after)):
         lines.append(f"  {label:6} {_short(sample.response.text)}   [{sample.grade.outcome}]")
@@ -130,6 +130,7 @@ def closing(
     summary: Mapping[str, Any],
     mirror: MetricSink | None = None,
 ) -> None:
+    """What training changed, how exact that is, and where everything lies."""
     first, last = telling_pair(before.samples, after.samples)
     problem = next(p for p in problems if p.id == first.group)
     for line in before_and_after(problem, first, last):

@@ -13,7 +13,6 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from rlreason.cli.entry import ended
 from rlreason.config.model import TinyModelConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.store import register, resource_dir, typed
@@ -66,9 +65,14 @@ def ship(words: list[str], folder: Path = SHIPPED) -> Path:
 
 
 def main() -> None:
-    path = ship(sys.argv[1:])
+    """Make the model of the words on the command line; a mistake in them is one line and exit code 2."""
+    try:
+        path = ship(sys.argv[1:])
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
     print(f"written: {path}, {path.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":
-    ended(main)
+    main()
