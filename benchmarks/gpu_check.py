@@ -4,7 +4,7 @@
 2. Twenty rounds of generate, sleep, wake, hand over: seconds of each hand-over, and memory in use, which must not grow.
 3. vLLM in a process and on a GPU of its own (`rollout.placement=second_gpu`), where there are two: twenty hand-overs,
    each attested, and the gap after them.
-4. Two short GRPO runs, `rollout.async_steps=0` and `1`: seconds per step.
+4. Two short GRPO runs, `rollout.async_level=0` and `1`: seconds per step.
 
 Exits with 1 when a check fails. It has not been run on a GPU yet; without one it says so and does the first three on
 the processor, where sleeping gives nothing back and weights reach the other process through a memory file.
@@ -114,14 +114,14 @@ def overlap(model: str, folder: Path) -> bool:
     for steps in (0, 1):
         run = folder / f"async_{steps}"
         chosen = ["model=local", f"model.path={model}", "rollout=vllm", "rollout.sleep=false", "data=stories"]
-        sizes = [f"rollout.async_steps={steps}", "n_steps=6", "eval_problems=16", f"hydra.run.dir={run}"]
+        sizes = [f"rollout.async_level={steps}", "n_steps=6", "eval_problems=16", f"hydra.run.dir={run}"]
         command = [sys.executable, "-m", "rlreason", *chosen, *sizes]
         if subprocess.run(command, cwd=ROOT).returncode:
             return False
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         ends = [row["time/total"] for row in rows if "train_step" in row]
         seconds = statistics.median(b - a for a, b in pairwise(ends))
-        print(f"rollout.async_steps={steps}: {seconds:.2f} s per step")
+        print(f"rollout.async_level={steps}: {seconds:.2f} s per step")
     return True
 
 

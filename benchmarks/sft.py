@@ -35,6 +35,7 @@ from torch import Tensor  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 from rlreason.algorithms.sft import SFT, sft_sample  # noqa: E402
+from rlreason.config.optimization import OptimizationConfig  # noqa: E402
 from rlreason.data.files import file_rows, read_table  # noqa: E402
 from rlreason.data.prompts import load_template, render  # noqa: E402
 from rlreason.data.rows import field_names, to_problem  # noqa: E402
@@ -117,7 +118,8 @@ def ours(folder: str, batches: list[list[Sample]], given: Namespace, turns: Turn
     policy = WatchedPolicy(*load(folder), DTYPES[given.dtype], torch.device("cpu"))
     policy.turns = turns
     micro, objective = given.micro_batch_tokens, Objective(length_norm=LengthNormConfig("token"))
-    learner = Learner(policy, objective, given.learning_rate, betas=BETAS, micro_batch_tokens=micro, **SAME)
+    optimization = OptimizationConfig(given.learning_rate, adam_betas=list(BETAS), **SAME)
+    learner = Learner(policy, objective, optimization, micro_batch_tokens=micro)
     turns.wait()
     for batch in batches:
         metrics = learner.update(batch)

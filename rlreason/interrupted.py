@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rlreason.algorithms.prefetch import RolloutPrefetcher
-from rlreason.config.run import TrainingConfig
+from rlreason.config.training import TrainingConfig
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlreason.config.optimization import OptimizationConfig
 from rlreason.model.packing import PackedBatch, pack, within_budget
 from rlreason.model.policy import Policy
 from rlreason.objectives.aggregation import aggregate_loss, step_divisors
@@ -46,22 +47,19 @@ class Learner:
         self,
         policy: Policy,
         objective: Objective,
-        learning_rate: float,
+        optimization: OptimizationConfig,
         *,
         temperature: float = 1.0,
-        optimizer: str = "adamw",
-        weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.95),
-        max_grad_norm: float = 1.0,
         micro_batch_tokens: int = 8192,
-        micro_batch_size: int | None = None,
         can_restart: bool = False,
     ) -> None:
+        """`temperature`: of the distribution that is learned; `micro_batch_tokens`: in one forward pass, at most."""
         self.policy, self.objective = policy, objective
-        self.temperature, self.max_grad_norm = temperature, max_grad_norm
-        self.micro_batch_tokens, self.micro_batch_size = micro_batch_tokens, micro_batch_size
+        self.temperature, self.max_grad_norm = temperature, optimization.max_grad_norm
+        self.micro_batch_tokens = micro_batch_tokens
+        self.micro_batch_size = optimization.sequences_per_micro_batch()
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(optimizer, self.parameters, learning_rate, betas, weight_decay)
+        self.optimizer = make_optimizer(optimization, self.parameters)
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
     def update(

@@ -23,7 +23,6 @@ from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.modules import find_modules_here
 from rlreason.cli.queries import answer, rerun_config
 from rlreason.config.leaves import refuse_own_input
-from rlreason.config.run import TrainingConfig
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
@@ -31,9 +30,10 @@ from rlreason.records.status import ending, read_status, status_of, sweep_code, 
 from rlreason.records.undo import Ended, undone_when_refused
 from rlreason.records.writer import CONTENTS
 from rlreason.runtime import signals
+from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.stderr_log import stderr_logged
 from rlreason.sweeps.processes import PATIENCE_S, Sweep
-from rlreason.sweeps.table import SWEEP_VARIABLE, runs_table
+from rlreason.sweeps.table import runs_table
 
 
 def main(cfg: DictConfig) -> float:
@@ -63,7 +63,7 @@ def job(cfg: DictConfig) -> float:
     try:
         with signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
             with Console().wait("loading torch and transformers"):
-                if isinstance(run, TrainingConfig):
+                if run.trains:
                     from rlreason.trainer import train as start
                 else:
                     from rlreason.jobs.start import start

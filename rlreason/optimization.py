@@ -11,21 +11,22 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rlreason.errors import ConfigError
+from rlreason.config.optimization import OptimizationConfig
+from rlreason.config.packages import required
 
 FEWEST_EVALUATIONS = 10  # in a run that does not say how often, the first and the last included
 
 
-def make_optimizer(
-    name: str, parameters: Iterable[Tensor], learning_rate: float, betas: tuple[float, float], weight_decay: float
-) -> Optimizer:
+def make_optimizer(settings: OptimizationConfig, parameters: Iterable[Tensor]) -> Optimizer:
     """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) over all parameters alike, biases and norms included.
 
     `adamw_8bit` keeps both moments in one byte each, scaled block by block (Dettmers et al. 2022, arXiv:2110.02861):
     2 bytes a parameter where `adamw` takes 8. Tensors of fewer than 4096 numbers keep float32 moments.
     """
     kinds: dict[str, Callable[[], Callable[..., Any]]] = {"adamw": _adamw, "adamw_8bit": _adamw_8bit}
-    optimizer: Optimizer = kinds[name]()(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+    optimizer: Optimizer = kinds[settings.optimizer]()(
+        parameters, lr=settings.learning_rate, betas=tuple(settings.adam_betas), weight_decay=settings.weight_decay
+    )
     return optimizer
 
 
@@ -40,12 +41,8 @@ def _adamw_8bit() -> Callable[..., Any]:
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns about a kernel that optimizers do not use
     try:
-        from bitsandbytes.optim import AdamW8bit  # type: ignore[attr-defined]
-    except ImportError as error:
-        raise ConfigError(
-            f"optimizer=adamw_8bit needs the bitsandbytes library ({error}): pip install 'rlreason[8bit]', or set "
-            "optimizer=adamw"
-        ) from error
+        with required("optimizer=adamw_8bit", "bitsandbytes"):
+            from bitsandbytes.optim import AdamW8bit  # type: ignore[attr-defined]
     finally:
         logger.setLevel(level)
     kind: Callable[..., Any] = AdamW8bit

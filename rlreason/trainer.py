@@ -18,7 +18,8 @@ from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.algorithms.rollouts import rollout_metrics, score_samples
 from rlreason.cli.entry import why_stopped
 from rlreason.config.evaluation import sampling_key
-from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.run import RunConfig
+from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.accuracy import more_accuracies
 from rlreason.evaluation.evaluator import Evaluated, Evaluator
 from rlreason.grading.metrics import grading_metrics
@@ -36,7 +37,7 @@ from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import Components, build_components
 from rlreason.setup.learner import make_learner
 from rlreason.setup.protocol import protocol_of
-from rlreason.setup.run_summary import closing, header, objective_of, shown_generations
+from rlreason.setup.run_summary import closing, header, shown_generations
 
 
 def train(run: RunConfig, folder: Path, config: str) -> float:
@@ -48,7 +49,7 @@ def train(run: RunConfig, folder: Path, config: str) -> float:
     records = RunWriter(folder, config)
     if records.set_aside:
         console.say(f"a broken-off run was here: its records are now in {records.set_aside}")
-    card = objective_of(run)
+    card = run.card()
     records.document("objective.md", card.markdown)
     components, feed = build_components(run, folder, console), None
     try:
@@ -57,7 +58,7 @@ def train(run: RunConfig, folder: Path, config: str) -> float:
         records.mirror = components.mirror
         header(console, run, components, folder)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
-        feed = RolloutPrefetcher(algorithm, ahead=run.rollout.async_steps > 0)
+        feed = RolloutPrefetcher(algorithm, ahead=run.rollout.async_level > 0)
         return loop(run, components, feed, learner, records, console, counters)
     except BaseException as error:
         if signals.asked() is None and not isinstance(error, KeyboardInterrupt):

@@ -14,6 +14,7 @@ from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
 from rlreason.algorithms.sft import SFT, sft_sample
+from rlreason.config.optimization import OptimizationConfig
 from rlreason.engines.base import Sampling
 from rlreason.learner import Learner
 from rlreason.objectives.objective import LengthNormConfig, Objective
@@ -116,18 +117,18 @@ def test_sft_learns_the_response_and_its_end_and_nothing_of_the_prompt(policy):
     assert all(s.response.token_ids[-1] == policy.tokenizer.eos_token_id for s in given)
     expected = -sum(map(sum, scores)) / sum(map(len, scores))
     objective = Objective(length_norm=LengthNormConfig("token"))
-    whole = Learner(policy, objective, 1e-3).gradient(given)
+    whole = Learner(policy, objective, OptimizationConfig(1e-3)).gradient(given)
     assert whole.loss == pytest.approx(expected, rel=1e-5)
     n = sum(map(len, scores))
     assert all(torch.allclose(g, torch.full_like(g, -1 / n)) for g in whole.tokens)
-    parts = Learner(policy, objective, 1e-3, micro_batch_size=1).gradient(given)
+    parts = Learner(policy, objective, OptimizationConfig(1e-3, micro_batch_size=1)).gradient(given)
     for a, b in zip(whole.parameters, parts.parameters, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
 
 
 def test_sft_lowers_the_loss_of_its_traces(policy):
     sft = SFT(traces(policy, 8), batch_size=8, seed=0, steps=30)
-    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-2)
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(1e-2))
     losses = [learner.update(sft.collect(step).batches[0])["train/loss"] for step in range(1, 31)]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -172,7 +173,9 @@ def test_expert_iteration_without_anything_correct_says_so_and_learns_nothing(ro
 
 
 def test_star_starts_each_step_from_the_first_weights(policy):
-    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-2, can_restart=True)
+    learner = Learner(
+        policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(1e-2), can_restart=True
+    )
     first = [p.detach().clone() for p in learner.parameters]
     losses = []
     for _ in range(2):
@@ -182,7 +185,7 @@ def test_star_starts_each_step_from_the_first_weights(policy):
         assert all(torch.equal(a, b) for a, b in zip(first, learner.parameters, strict=True))
     assert losses[0] == losses[1]  # the optimizer forgot too
     with pytest.raises(ValueError, match="can_restart"):
-        Learner(policy, Objective(), 1e-2).restart()
+        Learner(policy, Objective(), OptimizationConfig(1e-2)).restart()
 
 
 def grpo(rollouts, problems, max_resampling_rounds=0, **changes) -> GRPO:
@@ -271,8 +274,10 @@ def test_metrics_tell_correct_from_other_responses():
 
 def test_learning_gives_each_sample_its_entropy(policy):
     given = traces(policy, 3)
-    Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-3, micro_batch_size=1).update(given)
+    Learner(
+        policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(1e-3, micro_batch_size=1)
+    ).update(given)
     assert all(s.entropy is not None and s.entropy > 0 for s in given)
     first = given[0].entropy
-    Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-3).update(given)
+    Learner(policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(1e-3)).update(given)
     assert given[0].entropy == first  # that of the weights it met first

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 from test_end_to_end import rlreason
@@ -15,7 +16,7 @@ from rlreason.model.chat import Chat
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
 from rlreason.setup.components import sampled
-from rlreason.setup.prompts import check_prompt, encoder, end_of_turn, remarks
+from rlreason.setup.prompts import check_prompt, check_prompts, encoder, end_of_turn, remarks
 from rlreason.setup.protocol import protocol_of
 from rlreason.setup.traces import make_traces
 from rlreason.setup.warm_start_formats import shipped
@@ -135,7 +136,7 @@ def test_what_a_template_cannot_do_is_one_line_before_the_weights_are_loaded(
         check_prompt(run.prompt, run.model)
     assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(ConfigError, match=r"^eval\.prompt\."):
-        check_prompt(run.prompt, run.model, "eval.prompt")
+        check_prompts(replace(run, eval=replace(run.eval, prompt=replace(run.prompt)), prompt=settings().prompt))
 
 
 def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(tokenizer):

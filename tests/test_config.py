@@ -202,7 +202,7 @@ def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
             ["rollout.placement=second_gpu"],
             "placement=second_gpu has no effect: it is read by rollout=vllm only",
         ),
-        (["rollout=vllm", "rollout.async_steps=1", "rollout.sleep=false"], "set mismatch=truncate"),
+        (["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false"], "set mismatch=truncate"),
         (["warmup_steps=100"], "warmup_steps=100 is more than n_steps=80"),
         (["warmup_steps=80", "lr_schedule=cosine"], "the rate rises over all of the 80 steps and never falls"),
         (

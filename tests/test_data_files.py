@@ -12,7 +12,7 @@ from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, Stori
 from rlreason.data.files import BadRowError, file_rows, fingerprint, read_table
 from rlreason.data.rows import field_names, own_id, to_problem
 from rlreason.errors import ConfigError
-from rlreason.setup.data import read_files
+from rlreason.setup.read_data import read_files
 from rlreason.types import Problem
 
 BOX = r"The probabilities add up to $1$, so the rest is $1-\frac13-\frac5{12}=\boxed{\frac{1}{4}}$."

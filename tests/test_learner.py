@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import random_pairs
 
+from rlreason.config.optimization import OptimizationConfig
 from rlreason.learner import Learner
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
@@ -41,10 +42,10 @@ OBJECTIVES = [
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.loss.loss_type}-{o.length_norm.kind}")
 def test_any_split_into_micro_batches_gives_the_same_gradient(policy, objective):
     samples = make_samples(policy, old=True)
-    whole = gradient_of(Learner(policy, objective, 1e-3, micro_batch_tokens=10_000), samples)
+    whole = gradient_of(Learner(policy, objective, OptimizationConfig(1e-3), micro_batch_tokens=10_000), samples)
     assert whole.norm() > 0
     for tokens, size in ((64, None), (40, None), (10_000, 5), (10_000, 1)):
-        split = Learner(policy, objective, 1e-3, micro_batch_tokens=tokens, micro_batch_size=size)
+        split = Learner(policy, objective, OptimizationConfig(1e-3, micro_batch_size=size), micro_batch_tokens=tokens)
         assert len(split.micro_batches(samples)) > 1
         torch.testing.assert_close(gradient_of(split, samples), whole, atol=1e-6, rtol=1e-4)
 
@@ -76,7 +77,7 @@ def test_the_same_in_float64_to_ten_digits(tokenizer):
 
 def test_ratio_is_one_on_the_first_pass_and_not_on_the_second(policy):
     samples = make_samples(policy, old=True)
-    learner = Learner(policy, Objective(LossConfig("grpo_clip", cliprange=0.2)), 1e-2)
+    learner = Learner(policy, Objective(LossConfig("grpo_clip", cliprange=0.2)), OptimizationConfig(1e-2))
     first, second = learner.update(samples), learner.update(samples)
     assert first["train/ratio"] == pytest.approx(1.0, abs=1e-5)
     assert first["train/clip_fraction"] == 0
@@ -90,7 +91,7 @@ def test_old_log_probs_equal_to_todays_give_the_same_step_as_none(policy, tokeni
     parameters = []
     for loss, old in (("grpo_no_clip", True), ("grpo_no_clip", False), ("reinforce_with_baseline", False)):
         fresh = Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer)
-        Learner(fresh, Objective(LossConfig(loss)), 1e-3).update(make_samples(fresh, old=old))
+        Learner(fresh, Objective(LossConfig(loss)), OptimizationConfig(1e-3)).update(make_samples(fresh, old=old))
         parameters.append(torch.cat([p.detach().flatten() for p in fresh.model.parameters()]))
     for other in parameters[1:]:
         torch.testing.assert_close(other, parameters[0], atol=1e-5, rtol=1e-4)
@@ -100,7 +101,7 @@ def test_accumulating_k_micro_batches_is_one_clipped_step(policy, tokenizer):
     results = []
     for size in (None, 2):
         fresh = Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer)
-        learner = Learner(fresh, Objective(), 1e-2, max_grad_norm=1e-3, micro_batch_size=size)
+        learner = Learner(fresh, Objective(), OptimizationConfig(1e-2, max_grad_norm=1e-3, micro_batch_size=size))
         metrics = learner.update(make_samples(fresh))
         assert metrics["train/grad_norm"] > 1e-3  # it was clipped
         assert all(p.grad is None for p in learner.parameters)
@@ -116,7 +117,7 @@ def test_positive_credit_raises_and_negative_credit_lowers_probability(policy, t
         samples = make_samples(fresh, count=1)
         samples[0].advantage = sign
         before = sum(samples[0].response.log_probs)
-        Learner(fresh, Objective(), 1e-3).update(samples)
+        Learner(fresh, Objective(), OptimizationConfig(1e-3)).update(samples)
         after = sum(fresh.score([(samples[0].response.prompt_ids, samples[0].response.token_ids)], 1.0, 512)[0])
         assert (after - before) * sign > 0
 
@@ -125,7 +126,9 @@ def test_metrics_do_not_depend_on_the_split(policy, tokenizer):
     rows = []
     for size in (None, 3):
         fresh = Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer)
-        rows.append(Learner(fresh, Objective(), 1e-3, micro_batch_size=size).update(make_samples(fresh)))
+        rows.append(
+            Learner(fresh, Objective(), OptimizationConfig(1e-3, micro_batch_size=size)).update(make_samples(fresh))
+        )
     for name in ("train/loss", "train/entropy", "train/log_prob", "train/grad_norm"):
         assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-4, abs=1e-6), name
 
@@ -133,7 +136,7 @@ def test_metrics_do_not_depend_on_the_split(policy, tokenizer):
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone_and_is_counted(policy):
     samples = make_samples(policy)
     samples[0].advantage = float("inf")
-    learner = Learner(policy, Objective(), 1e-2)
+    learner = Learner(policy, Objective(), OptimizationConfig(1e-2))
     before = [p.detach().clone() for p in learner.parameters]
     assert learner.update(samples)["train/skipped_updates"] == 1
     assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
@@ -143,14 +146,14 @@ def test_the_gap_ignores_tokens_sampled_under_the_ban_on_ending(policy):
     samples = make_samples(policy)
     for s in samples:
         s.response.log_probs[0] += 1.0  # as if renormalised without the end token
-    learner = Learner(policy, Objective(), 0.0)
+    learner = Learner(policy, Objective(), OptimizationConfig(0.0))
     assert learner.update(samples, gap_from=0)["rollout/logprob_gap_max"] == pytest.approx(1.0, abs=1e-3)
     assert learner.update(samples, gap_from=1)["rollout/logprob_gap_max"] < 1e-4
 
 
 def test_the_gradient_is_the_updates_and_leaves_everything_as_it_was(policy):
     samples = make_samples(policy, old=True)
-    learner = Learner(policy, Objective(LossConfig("grpo_no_clip")), 1e-2)
+    learner = Learner(policy, Objective(LossConfig("grpo_no_clip")), OptimizationConfig(1e-2))
     before = [p.detach().clone() for p in learner.parameters]
     found = learner.gradient(samples)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
@@ -169,8 +172,13 @@ def test_samples_without_credit_are_measured_but_cost_no_backward_pass(policy, t
     for s in samples[::2]:
         s.advantage = 0.0
     clip = {"cliprange_low": 0.2, "cliprange_high": 0.2}
-    short = Learner(policy, Objective(LossConfig("grpo_clip", **clip)), 1e-3, micro_batch_tokens=64)
-    whole = Learner(policy, Objective(LossConfig("grpo_clip", **clip), entropy_coef=1e-30), 1e-3, micro_batch_tokens=64)
+    short = Learner(policy, Objective(LossConfig("grpo_clip", **clip)), OptimizationConfig(1e-3), micro_batch_tokens=64)
+    whole = Learner(
+        policy,
+        Objective(LossConfig("grpo_clip", **clip), entropy_coef=1e-30),
+        OptimizationConfig(1e-3),
+        micro_batch_tokens=64,
+    )
     torch.testing.assert_close(gradient_of(short, samples), gradient_of(whole, samples), atol=1e-7, rtol=1e-4)
     first, second = short.update(samples), whole.update(make_samples(policy, old=True))
     assert first.keys() == second.keys()
@@ -181,7 +189,7 @@ def test_samples_without_credit_are_measured_but_cost_no_backward_pass(policy, t
 
 def test_a_step_without_any_credit_still_follows_adams_momentum(policy):
     samples = make_samples(policy)
-    learner = Learner(policy, Objective(), 1e-2)
+    learner = Learner(policy, Objective(), OptimizationConfig(1e-2))
     learner.update(samples)
     for s in samples:
         s.advantage = 0.0

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from rlreason.algorithms.grpo import GRPO, give_advantages
 from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import Rollouts, rollout_metrics, score_samples
+from rlreason.config.optimization import OptimizationConfig
 from rlreason.engines.base import Sampling
 from rlreason.learner import Learner, averaged
 from rlreason.model.logprobs import chunked_log_probs
@@ -75,7 +76,7 @@ def compared(samples, **settings):
 
 
 def gradient(policy, samples, objective, **settings):
-    parts = Learner(policy, objective, 1e-3, **settings).gradient(samples).parameters
+    parts = Learner(policy, objective, OptimizationConfig(1e-3), **settings).gradient(samples).parameters
     return torch.cat([p.flatten() for p in parts])
 
 
@@ -93,7 +94,9 @@ def close(a, b):
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_kl_in_the_loss_pulls_towards_the_reference(policy, reference, estimator):
     samples = make_samples(policy, reference=reference)  # all advantages are 0: the KL term alone moves the weights
-    learner = Learner(policy, Objective(kl_placement="loss", kl_estimator=estimator, kl_coef=0.5), 1e-4)
+    learner = Learner(
+        policy, Objective(kl_placement="loss", kl_estimator=estimator, kl_coef=0.5), OptimizationConfig(1e-4)
+    )
     steps = [learner.update(samples) for _ in range(10)]
     kl = [step["train/kl_reference"] for step in steps]
     assert all(after < before for before, after in itertools.pairwise(kl))
@@ -111,7 +114,9 @@ def test_kl_in_the_loss_adds_its_own_gradient(policy, reference):
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_kl_is_without_value_and_gradient_at_the_reference(policy, estimator):
     samples = make_samples(policy, reference=policy)
-    found = Learner(policy, Objective(kl_placement="loss", kl_estimator=estimator, kl_coef=1.0), 1e-3).gradient(samples)
+    found = Learner(
+        policy, Objective(kl_placement="loss", kl_estimator=estimator, kl_coef=1.0), OptimizationConfig(1e-3)
+    ).gradient(samples)
     assert found.loss == pytest.approx(0.0, abs=1e-6)
     assert all(p.abs().max() < 1e-4 for p in found.parameters)
     plain = compared(make_samples(policy))
@@ -192,10 +197,10 @@ def test_groups_are_dead_or_alive_by_their_rewards_whatever_the_kl_term_adds(pol
 
 def test_the_entropy_bonus_raises_entropy(policy):
     samples = make_samples(policy)  # no advantages
-    learner = Learner(policy, Objective(entropy_coef=0.5), 1e-3)
+    learner = Learner(policy, Objective(entropy_coef=0.5), OptimizationConfig(1e-3))
     entropy = [learner.update(samples)["train/entropy"] for _ in range(6)]
     assert all(after > before for before, after in itertools.pairwise(entropy))
-    still = Learner(policy, Objective(), 1e-3)
+    still = Learner(policy, Objective(), OptimizationConfig(1e-3))
     before = weights(policy)
     still.update(samples)
     assert torch.equal(weights(policy), before)  # without the bonus nothing pulls
@@ -254,7 +259,7 @@ def test_masked_overlong_responses_carry_no_loss(policy, norm):
     assert 0 < sum(cut) < COUNT
     assert [s.kept for s in samples] == [not c for c in cut]
     assert [s.advantage for s in samples] == [s.advantage for s in whole]  # they still count in their group
-    learner = Learner(policy, objective, 1e-3)
+    learner = Learner(policy, objective, OptimizationConfig(1e-3))
     found, everything = learner.gradient(samples), learner.gradient(whole)
     for s, g, full in zip(samples, found.tokens, everything.tokens, strict=True):
         assert g.any() == (s.kept and s.advantage != 0)
@@ -271,7 +276,7 @@ def test_masked_overlong_responses_carry_no_loss(policy, norm):
 @pytest.mark.parametrize("norm", ["constant", "masked_mean", "token"])
 def test_a_step_where_nothing_is_kept_is_no_step(policy, norm):
     objective = Objective(LossConfig("grpo_clip", **CLIP), length_norm=LengthNormConfig(norm, 20.0), entropy_coef=0.1)
-    learner = Learner(policy, objective, 1e-2, weight_decay=0.1)
+    learner = Learner(policy, objective, OptimizationConfig(1e-2, weight_decay=0.1))
     moving = compared(make_samples(policy, DEAD))
     learner.update(moving)  # Adam now remembers a gradient, and would move on its own
     before = weights(policy)
@@ -303,7 +308,7 @@ def test_engines_that_agree_have_weight_one(policy, mismatch):
     plain = gradient(policy, samples, Objective(LossConfig("grpo_clip", **CLIP)))
     weighted = Objective(LossConfig("grpo_clip", **CLIP), mismatch=mismatch, mismatch_cap=2.0)
     close(gradient(policy, samples, weighted), plain)
-    metrics = Learner(policy, weighted, 1e-3).update(samples)
+    metrics = Learner(policy, weighted, OptimizationConfig(1e-3)).update(samples)
     assert metrics["train/mismatch_ratio"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["train/mismatch_capped"] == 0
 
@@ -320,7 +325,9 @@ def test_weights_above_the_cap_are_cut_or_dropped(policy):
         objective = Objective(LossConfig("grpo_clip", **CLIP), mismatch=mismatch, mismatch_cap=cap)
         close(gradient(policy, samples, objective), factor * plain)
     metrics = Learner(
-        policy, Objective(LossConfig("grpo_clip", **CLIP), mismatch="truncate", mismatch_cap=2.0), 0.0
+        policy,
+        Objective(LossConfig("grpo_clip", **CLIP), mismatch="truncate", mismatch_cap=2.0),
+        OptimizationConfig(0.0),
     ).update(samples)
     assert metrics["train/mismatch_ratio"] == pytest.approx(4.0, rel=1e-4)
     assert metrics["train/mismatch_capped"] == 1
@@ -342,10 +349,11 @@ def test_any_split_gives_the_same_gradient_with_every_term_on(policy, reference,
         s.old_log_probs = [lp + rng.gauss(0, 0.2) for lp in s.old_log_probs]
     compared(samples, zero_variance="skip", overlong="mask")
     assert 0 < sum(s.kept for s in samples) < COUNT
-    whole = Learner(policy, objective, 1e-3, micro_batch_tokens=10_000).gradient(samples)
+    whole = Learner(policy, objective, OptimizationConfig(1e-3), micro_batch_tokens=10_000).gradient(samples)
     assert whole.clipped > 0
-    for settings in ({"micro_batch_tokens": 40}, {"micro_batch_size": 1}, {"micro_batch_size": 3}):
-        learner = Learner(policy, objective, 1e-3, **settings)
+    for tokens, size in ((40, None), (10_000, 1), (10_000, 3)):
+        optimization = OptimizationConfig(1e-3, micro_batch_size=size)
+        learner = Learner(policy, objective, optimization, micro_batch_tokens=tokens)
         assert len(learner.micro_batches([s for s in samples if s.kept])) > 1
         split = learner.gradient(samples)
         assert split.loss == pytest.approx(whole.loss, rel=1e-4, abs=1e-6)

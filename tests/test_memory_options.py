@@ -20,11 +20,12 @@ from transformers import (
 )
 
 from rlreason.config.model import LoRAConfig, ModelConfig, TinyModelConfig
+from rlreason.config.optimization import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.learner import Learner
-from rlreason.model.lora import add_lora, require_peft
+from rlreason.model.lora import add_lora
 from rlreason.model.memory import freeze, recompute_layers
 from rlreason.model.packing import pack
 from rlreason.model.policy import Policy, load_policy
@@ -130,7 +131,7 @@ def test_a_copy_recomputes_with_its_own_weights(tokenizer):
     reference = Policy(copy.deepcopy(policy.model), tokenizer)
     pairs = random_pairs(len(tokenizer), 3)
     before = reference.score(pairs, 1.0, 512)
-    Learner(policy, Objective(), 1e-2).update(given_samples(policy))
+    Learner(policy, Objective(), OptimizationConfig(1e-2)).update(given_samples(policy))
     assert reference.score(pairs, 1.0, 512) == before != policy.score(pairs, 1.0, 512)
 
 
@@ -160,7 +161,7 @@ def test_half_weights_round_everything_but_the_head(tokenizer, untied, tied):
 
 def test_half_weights_are_trained_saved_and_loaded(tokenizer, tmp_path):
     policy = fresh(tokenizer, weights=BFLOAT16)
-    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-2)
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(1e-2))
     losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(5)]
     assert losses[-1] < losses[0]
     policy.save(tmp_path / "model")
@@ -176,7 +177,7 @@ def test_frozen_weights_stay_and_the_rest_moves(tokenizer, untied):
     policy = Policy(untied, tokenizer)
     said = freeze(policy.model, ["model.embed_tokens*", "layers.0.*"])
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    Learner(policy, Objective(), 1e-2).update(given_samples(policy))
+    Learner(policy, Objective(), OptimizationConfig(1e-2)).update(given_samples(policy))
     moved = {name for name, p in policy.model.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {n for n in before if not n.startswith(("model.embed_tokens", "model.layers.0."))}
     assert "lm_head.weight" in moved
@@ -188,7 +189,7 @@ def test_freezing_one_of_two_tied_weights_freezes_both_and_says_so(policy, name)
     assert "output head = embeddings: both frozen" in freeze(policy.model, [name])
     assert not policy.head.requires_grad
     before = policy.head.detach().clone()
-    Learner(policy, Objective(), 1e-2).update(given_samples(policy))
+    Learner(policy, Objective(), OptimizationConfig(1e-2)).update(given_samples(policy))
     assert torch.equal(policy.head, before)
 
 
@@ -214,7 +215,7 @@ def test_adapters_start_as_nothing_and_alone_are_trained(tokenizer, untied, tied
     add_lora(policy.model, 4, 8.0, None, seed=0)
     assert policy.score(pairs, 1.0, 512) == before
     assert sum(p.numel() for p in policy.model.parameters() if p.requires_grad) == expected
-    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-2)
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(1e-2))
     losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(5)]
     assert losses[-1] < losses[0]
     merged = dict(policy.named_weights())
@@ -227,7 +228,7 @@ def test_adapters_start_as_nothing_and_alone_are_trained(tokenizer, untied, tied
 @needs("peft")
 def test_a_saved_adapted_policy_is_a_plain_model_and_training_goes_on(policy, tmp_path):
     add_lora(policy.model, 4, 8.0, ["q_proj", "down_proj"], seed=0)
-    learner = Learner(policy, Objective(), 1e-2)
+    learner = Learner(policy, Objective(), OptimizationConfig(1e-2))
     learner.update(given_samples(policy))
     pairs = random_pairs(len(policy.tokenizer), 4)
     before = policy.score(pairs, 1.0, 512)
@@ -252,7 +253,7 @@ def test_adapters_of_half_weights_are_exact_and_seeded(tokenizer):
     first, again, other = adapted(0), adapted(0), adapted(1)
     for policy in (first, again):
         assert all(p.dtype == torch.float32 for p in policy.model.parameters() if p.requires_grad)
-        Learner(policy, Objective(), 1e-4).update(given_samples(policy))
+        Learner(policy, Objective(), OptimizationConfig(1e-4)).update(given_samples(policy))
     pairs = random_pairs(len(tokenizer), 3)
     assert first.score(pairs, 1.0, 512) == again.score(pairs, 1.0, 512)
     a = {n: p for n, p in other.model.named_parameters() if ".lora_A" in n}
@@ -266,9 +267,9 @@ def test_an_unknown_target_is_refused_with_near_names(policy):
 
 
 @pytest.mark.skipif(find_spec("peft") is not None, reason="peft is here")
-def test_without_peft_one_line_says_how_to_get_it():
+def test_without_peft_one_line_says_how_to_get_it(policy):
     with pytest.raises(ConfigError, match=r"pip install 'rlreason\[lora\]'"):
-        require_peft()
+        add_lora(policy.model, 4, 8.0, None, seed=0)
 
 
 # All together, and what is said
@@ -280,7 +281,7 @@ def test_everything_at_once_trains_and_is_described(tokenizer):
     assert not settings.problems()
     policy = fresh(tokenizer, weights=BFLOAT16)
     choose_trained(settings, policy, seed=0)
-    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 2e-2)
+    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(2e-2))
     losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(6)]
     assert losses[-1] < losses[0]
     said = policy.describe()
@@ -338,7 +339,7 @@ def test_names_do_not_show_a_compiled_layer(policy):
 
 
 def ours(name):
-    return lambda parameters: make_optimizer(name, parameters, 0.05, (0.9, 0.95), 0.01)
+    return lambda parameters: make_optimizer(OptimizationConfig(0.05, optimizer=name, weight_decay=0.01), parameters)
 
 
 def torchs(parameters):
@@ -366,7 +367,7 @@ def test_adamw_is_torchs_and_decays_every_parameter():
     torch.testing.assert_close(small, small_torch)
     assert moments == 8 * large.numel()
     still = [torch.ones(3, 3, requires_grad=True), torch.ones(3, requires_grad=True)]
-    optimizer = make_optimizer("adamw", still, 0.1, (0.9, 0.95), 0.5)
+    optimizer = make_optimizer(OptimizationConfig(0.1, weight_decay=0.5), still)
     for p in still:
         p.grad = torch.zeros_like(p)
     optimizer.step()
@@ -387,7 +388,9 @@ def test_8_bit_moments_take_a_quarter_and_go_nearly_the_same_way():
 @pytest.mark.parametrize("weights", [torch.float32, BFLOAT16])
 def test_8_bit_adamw_trains_a_policy(tokenizer, weights):
     policy = fresh(tokenizer, weights=weights)
-    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 1e-2, optimizer="adamw_8bit")
+    learner = Learner(
+        policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(1e-2, optimizer="adamw_8bit")
+    )
     losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(5)]
     assert losses[-1] < losses[0]
 
@@ -395,7 +398,7 @@ def test_8_bit_adamw_trains_a_policy(tokenizer, weights):
 @pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is here")
 def test_without_bitsandbytes_one_line_says_how_to_get_it():
     with pytest.raises(ConfigError, match=r"pip install 'rlreason\[8bit\]'"):
-        make_optimizer("adamw_8bit", [torch.zeros(1, requires_grad=True)], 1e-3, (0.9, 0.95), 0.0)
+        make_optimizer(OptimizationConfig(1e-3, optimizer="adamw_8bit"), [torch.zeros(1, requires_grad=True)])
 
 
 # The learning rate

@@ -13,6 +13,7 @@ from test_end_to_end import SMALL, rlreason
 
 from rlreason.config.groups import GradingConfig, LoggerConfig
 from rlreason.config.model import PretrainedModelConfig
+from rlreason.config.packages import needs as needs_package
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
@@ -23,7 +24,7 @@ from rlreason.records.wandb_logger import refuse_without_login
 from rlreason.records.writer import CONTENTS, RunWriter
 from rlreason.setup.components import fitting
 from rlreason.setup.data import load_data
-from rlreason.setup.fits import Foreseen, context_of, is_near, tokenizer_of
+from rlreason.setup.fits import Foreseen, Part, context_of, tokenizer_of
 from rlreason.setup.model import make_policy
 from rlreason.setup.preflight import NEEDED, missing_packages, preflight, room_for
 from rlreason.setup.probe import own_functions, unusable
@@ -177,7 +178,7 @@ def test_the_packages_that_a_run_needs(composed, gsm8k, monkeypatch):
     for needed in NEEDED:
         assert [name for name, run in asked.items() if needed.by(run)] == [needed.package]
         assert not needed.by(plain)
-        assert "install" in needed.cure(asked[needed.package])
+        assert "install" in needs_package(needed.asked(asked[needed.package]), needed.package)
     assert missing_packages(plain) == []
 
 
@@ -189,7 +190,7 @@ def test_the_packages_of_the_data_that_is_read_and_no_other(composed, gsm8k):
         for package, own in {"datasets": hub, "reasoning_gym": gym}.items():
             run = typed(composed("model=smollm2_135m", *words, *own))
             assert needs[package].by(run)
-            assert needs[package].cure(run).startswith(own[1] if package == "datasets" else "eval.data=reasoning_gym ")
+            assert needs[package].asked(run).startswith(own[1] if package == "datasets" else "eval.data=reasoning_gym")
     files = ("model=smollm2_135m", "data@eval.data=gsm8k", f"eval.data.path={gsm8k}")
     assert needs["datasets"].by(typed(composed(*files, "data.path=openai/gsm8k")))
     asks = typed(composed(*files, "algorithm=evaluate"))
@@ -215,21 +216,22 @@ def test_prompts_are_measured_as_the_policy_encodes_them(composed, tmp_path, mad
     assert context_of(run) == policy.max_context
     early = Foreseen().too_long(run)
     assert "need 7" in early
+    part = Part("train", run.prompt, train, run.sampling.max_tokens)
     with pytest.raises(ConfigError) as caught:
-        fitting(run, policy, encoder(policy, run.prompt), "train", train, run.sampling.max_tokens, Console())
+        fitting(run, policy, part, encoder(policy, run.prompt), Console())
     assert str(caught.value) == early
     assert Foreseen().too_long(replace(run, micro_batch_tokens=80)) == ""
 
 
 def test_what_takes_long_to_read_or_measure_is_left_to_the_run(composed, tmp_path, gsm8k):
     near = typed(composed("model=smollm2_135m", f"data.path={gsm8k}", "data.overlap=allow"))
-    assert is_near(near.data)
+    assert near.data.quickly_read
     assert Foreseen().too_long(near) == ""
     assert Foreseen().too_long(replace(near, micro_batch_tokens=1100)) == ""  # a hub's tokenizer
-    assert not is_near(typed(composed("model=smollm2_135m", "data.path=openai/gsm8k")).data)
-    assert not is_near(typed(composed("data.n_train=1000000")).data)
+    assert not typed(composed("model=smollm2_135m", "data.path=openai/gsm8k")).data.quickly_read
+    assert not typed(composed("data.n_train=1000000")).data.quickly_read
     (tmp_path / "train.jsonl").write_bytes(b" " * 30_000_000)
-    assert not is_near(near.data)
+    assert not near.data.quickly_read
 
 
 def test_a_sweep_reads_and_measures_once(composed):

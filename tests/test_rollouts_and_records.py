@@ -8,6 +8,7 @@ import torch
 
 from rlreason.algorithms.grpo import give_advantages
 from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
+from rlreason.config.optimization import OptimizationConfig
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
 from rlreason.learner import Learner
@@ -68,7 +69,7 @@ def test_the_engine_gap_stays_small_through_updates(policy, engine, problems):
         lambda p: policy.encode_prompt(p.question),
         0,
     )
-    learner = Learner(policy, Objective(), 1e-2)
+    learner = Learner(policy, Objective(), OptimizationConfig(1e-2))
     for step in range(3):
         samples = rollouts.sample(problems[:4], Sampling(0.7, 2, 8), n=2, purpose=step)
         learner.temperature = 0.7

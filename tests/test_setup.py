@@ -13,8 +13,9 @@ from rlreason.records.console import Console
 from rlreason.setup.algorithm import check_schedule
 from rlreason.setup.components import fitting
 from rlreason.setup.engine import demand_of, vllm_settings
+from rlreason.setup.fits import Part
 from rlreason.setup.graders import reward_name
-from rlreason.setup.learner import learning_temperature
+from rlreason.setup.learner import token_objective
 from rlreason.setup.prompts import encoder
 from rlreason.setup.traces import make_traces
 from rlreason.types import Problem
@@ -61,23 +62,27 @@ def test_a_trace_too_long_is_refused_or_counted(policy, prompt_ids, problems):
     assert notice.startswith("left out: 1 of 4 traces")
 
 
+def part(name, problems, max_tokens):
+    return Part(name, settings().prompt, problems, max_tokens)
+
+
 def test_a_prompt_too_long_is_refused_or_counted(policy, prompt_ids, problems):
     long = Problem("long", "word " * 800, "1")
     out = io.StringIO()
     with pytest.raises(ConfigError, match=r"1 of 3 train prompts.*data.bad_rows=skip"):
-        fitting(settings(), policy, prompt_ids, "train", [*problems[:2], long], 48, Console(out=out))
+        fitting(settings(), policy, part("train", [*problems[:2], long], 48), prompt_ids, Console(out=out))
     run = settings("data.bad_rows=skip")
-    kept = fitting(run, policy, prompt_ids, "train", [*problems[:2], long], 48, Console(out=out))
+    kept = fitting(run, policy, part("train", [*problems[:2], long], 48), prompt_ids, Console(out=out))
     assert kept == problems[:2]
-    assert fitting(run, policy, prompt_ids, "validation", problems[2:4], 48, Console(out=out)) == problems[2:4]
+    assert fitting(run, policy, part("validation", problems[2:4], 48), prompt_ids, Console(out=out)) == problems[2:4]
     assert "left out: 1 of 3 train problems" in out.getvalue()
     with pytest.raises(
         ConfigError, match=r"^sampling.max_tokens=510 .*2 of 2 validation prompts.*sampling.max_tokens$"
     ):
-        fitting(settings(), policy, prompt_ids, "validation", problems[2:4], 510, Console(out=out))
+        fitting(settings(), policy, part("validation", problems[2:4], 510), prompt_ids, Console(out=out))
     own = settings("eval.sampling.max_tokens=510")
     with pytest.raises(ConfigError, match=r"^eval.sampling.max_tokens=510 .*: lower eval.sampling.max_tokens$"):
-        fitting(own, policy, prompt_ids, "validation", problems[2:4], 510, Console(out=out))
+        fitting(own, policy, part("validation", problems[2:4], 510), prompt_ids, Console(out=out))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,7 @@ def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_id
     train, validation = make_stories(3, seed=0), make_stories(40, seed=1)
     train[1] = Problem("long", "word " * 90, "1")
     demand = demand_of(run, prompt_ids, prompt_ids, train, validation)
-    sampled_from = [] if run.algorithm == "sft" else train
+    sampled_from = train if run.asks_training_data else []
     assert demand.longest == 50 + max(len(prompt_ids(p)) for p in [*sampled_from, *validation])
     assert demand.rows == rows
     told = vllm_settings(run, demand)
@@ -129,11 +134,11 @@ def test_a_runs_folder_stands_for_the_model_it_left(tmp_path):
 
 
 def test_sft_learns_the_plain_distribution_whatever_is_sampled():
-    assert learning_temperature(settings("algorithm=sft", "sampling.temperature=0.7")) == 1.0
-    assert learning_temperature(settings("algorithm=ei", "sampling.temperature=0.7")) == 1.0
-    assert learning_temperature(settings("sampling.temperature=0.7")) == 0.7
-    objective = settings("algorithm=ei").objective()
-    assert (objective.loss.loss_type, objective.length_norm.kind) == ("reinforce_with_baseline", "token")
+    assert settings("algorithm=sft", "sampling.temperature=0.7").learning_temperature == 1.0
+    assert settings("algorithm=ei", "sampling.temperature=0.7").learning_temperature == 1.0
+    assert settings("sampling.temperature=0.7").learning_temperature == 0.7
+    objective = token_objective(settings("algorithm=ei"))
+    assert (objective.loss_type, objective.length_norm) == ("reinforce_with_baseline", "token")
     assert objective.kl_coef == objective.entropy_coef == 0
 
 

@@ -330,7 +330,7 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
         lambda run, said: "records " in said,
     ),
     "ahead": (
-        ["rollout.async_steps=1", "rollout.sleep=false", "loss=grpo_clip", "rollout_batch_size=512", "eval_every=100"],
+        ["rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip", "rollout_batch_size=512", "eval_every=100"],
         lambda run, said: updates(run) > 0,
     ),
     "saving": (

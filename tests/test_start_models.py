@@ -23,8 +23,8 @@ from rlreason.model.weight_cache import BrokenWeightsError, Keeper, checksum, re
 from rlreason.records.console import Console
 from rlreason.setup import start as starts
 from rlreason.setup.components import build_components
-from rlreason.setup.data import read_splits
 from rlreason.setup.model import lessons_of, make_policy, teach_habits
+from rlreason.setup.read_data import read_splits
 from rlreason.setup.ship import asked as shipped_run
 from rlreason.setup.ship import make, ship
 from rlreason.setup.start import SHIPPED, Start, cache_folder, code_hash, find_shipped, hashed, maker_of, recipe_of
@@ -45,7 +45,7 @@ def begun(run) -> tuple[Policy, Start, str]:
     """(policy with its habits, where they came from, what was said)."""
     lessons, out = read_splits(run.data, print)[0], io.StringIO()
     policy = make_policy(run, lessons)
-    start = teach_habits(run, run.model, policy, lessons, Console(out=out))
+    start = teach_habits(run, policy, lessons, Console(out=out))
     return policy, start, out.getvalue()
 
 

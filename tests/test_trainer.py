@@ -10,6 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from rlreason.config.optimization import OptimizationConfig
 from rlreason.config.store import resource_dir, typed
 from rlreason.evaluation.evaluator import fell_to_zero
 from rlreason.learner import Learner
@@ -130,7 +131,7 @@ def test_what_an_evaluation_of_zero_excludes():
 
 
 def test_weights_that_are_no_numbers_are_seen(policy):
-    learner = Learner(policy, Objective(), 1e-3)
+    learner = Learner(policy, Objective(), OptimizationConfig(1e-3))
     assert learner.weights_are_finite()
     learner.parameters[1].data.view(-1)[0] = math.inf
     assert not learner.weights_are_finite()

@@ -24,8 +24,8 @@ from rlreason.cli.check import check_words
 from rlreason.config.conditions import CONDITIONS
 from rlreason.config.groups import PromptConfig
 from rlreason.config.leaves import leaves
-from rlreason.config.run import TrainingConfig
 from rlreason.config.store import SCHEMAS, resource_dir, typed
+from rlreason.config.training import TrainingConfig
 from rlreason.config.unread import unread_keys
 from rlreason.errors import ConfigError
 from rlreason.jobs.evaluate import announce
@@ -229,7 +229,7 @@ def test_every_part_of_a_run_reads_its_settings_and_only_then(part, whole, place
     compare(run, recording.read | whole(algorithm)[2])
 
 
-@pytest.mark.parametrize("placement", ["auto", "shared", "second_gpu", "cpu"])
+@pytest.mark.parametrize("placement", ["auto", "colocate", "second_gpu", "cpu"])
 def test_vllm_is_told_its_settings_and_no_others(placement):
     """Starting it takes too long here: what it would be started with is read all the same."""
     run = settings("rollout=vllm", f"rollout.placement={placement}")
@@ -242,7 +242,7 @@ def test_vllm_is_told_its_settings_and_no_others(placement):
 
 @pytest.mark.parametrize("loss", ["grpo_clip", "reinforce_with_baseline"])
 def test_samples_one_hand_over_old_need_mismatch_weights_only_without_a_ratio(loss):
-    ahead = ["rollout=vllm", "rollout.async_steps=1", "rollout.sleep=false", f"loss={loss}"]
+    ahead = ["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false", f"loss={loss}"]
     own = ["mismatch=truncate", "mismatch_cap=2"] if loss == "reinforce_with_baseline" else []
     run = settings(*ahead, *own)
     recording = Recording(run)
@@ -269,7 +269,7 @@ def mistake(*words: str) -> str:
 
 
 CLOUD = "model=smollm2_135m"
-ASYNC = ["rollout=vllm", "rollout.async_steps=1", "rollout.sleep=false"]
+ASYNC = ["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false"]
 
 
 @pytest.mark.parametrize(
@@ -287,9 +287,9 @@ ASYNC = ["rollout=vllm", "rollout.async_steps=1", "rollout.sleep=false"]
         (["rollout.kv_cache_gb=2"], "rollout.kv_cache_gb=2.0", "rollout=vllm"),
         (["rollout.attest=off"], "rollout.attest=off", "rollout=vllm"),
         (["rollout.timeout_s=9"], "rollout.timeout_s=9.0", "rollout=vllm"),
-        (["rollout=vllm", "rollout.placement=second_gpu", "rollout.sleep=false"], "rollout.sleep=false", "shared"),
-        (["rollout=vllm", "rollout.placement=cpu", "rollout.sleep=false"], "rollout.sleep=false", "shared"),
-        (["algorithm=evaluate", *ASYNC], "rollout.async_steps=1", "leave it out"),
+        (["rollout=vllm", "rollout.placement=second_gpu", "rollout.sleep=false"], "rollout.sleep=false", "colocate"),
+        (["rollout=vllm", "rollout.placement=cpu", "rollout.sleep=false"], "rollout.sleep=false", "colocate"),
+        (["algorithm=evaluate", *ASYNC], "rollout.async_level=1", "leave it out"),
         (["algorithm=evaluate", "data.limit=5"], "data.limit=5", "eval_problems"),
         (["algorithm=best_of_n", "data.filter=correct"], "data.filter=correct", "split=train"),
         (["algorithm=evaluate", "data.overlap=drop"], "data.overlap=drop", "split=train"),

@@ -33,7 +33,7 @@ def engine(tokenizer, tmp_path_factory):
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two GPUs are here")
 def test_without_two_gpus_the_placement_is_a_users_mistake():
-    rollout = RolloutConfig(engine="vllm", placement="second_gpu", async_steps=1)
+    rollout = RolloutConfig(engine="vllm", placement="second_gpu", async_level=1)
     assert rollout.problems() == []
     with pytest.raises(ConfigError, match=r"rollout.placement=second_gpu: GPUs visible here: [01], .*choose auto"):
         check_engine(SimpleNamespace(rollout=rollout))

@@ -8,6 +8,7 @@ from hydra import compose, initialize_config_dir
 from test_end_to_end import SMALL, rlreason, rows_of
 
 from rlreason.algorithms.sft import sft_sample
+from rlreason.config.optimization import OptimizationConfig
 from rlreason.config.store import resource_dir, typed
 from rlreason.data.stories import habit_trace
 from rlreason.errors import ConfigError
@@ -17,8 +18,8 @@ from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.records.console import Console
-from rlreason.setup.data import read_splits
 from rlreason.setup.model import make_policy, teach_habits
+from rlreason.setup.read_data import read_splits
 from rlreason.setup.warm_start_formats import SHARED, format_of, formats_of, shipped
 
 FOUR = tuple(dict.fromkeys(SHARED))
@@ -35,7 +36,7 @@ def asked():
 def taught(run) -> Policy:
     train = read_splits(run.data, print)[0]
     policy = make_policy(run, train)
-    teach_habits(run, run.model, policy, train, Console())
+    teach_habits(run, policy, train, Console())
     return policy
 
 
@@ -78,7 +79,9 @@ def test_the_default_keeps_its_own_warm_start(asked):
 
     tokenizer = build_tokenizer([prompt(p.question) + trace(p, of_tokenizer, 0.5, 0.0) for p in train], 512)
     policy = Policy(build_model(len(tokenizer), 32), tokenizer)
-    learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), 3e-3, micro_batch_tokens=8192)
+    learner = Learner(
+        policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(3e-3), micro_batch_tokens=8192
+    )
     for step in range(3):
         samples = []
         for p in rng.choices(train, k=8):

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from rlreason.analysis.variants import describe, variants, with_advantages
 from rlreason.config.grpo import GRPOConfig
-from rlreason.config.model import TinyModelConfig
 from rlreason.model.policy import Policy, load_policy
 from rlreason.records.console import Console
-from rlreason.setup.data import read_splits
 from rlreason.setup.learner import make_learner
 from rlreason.setup.model import choose_threads, make_policy, teach_habits
+from rlreason.setup.read_data import read_splits
 from rlreason.setup.start import Start
 from rlreason.types import Sample
 
@@ -84,10 +83,9 @@ def laboratory(folder: Path, run: GRPOConfig, step: int, samples: list[Sample], 
 def add_reference(run: GRPOConfig, samples: list[Sample], console: Console) -> Start | None:
     """Log-probabilities under the model that the run started from: loaded, or found or made as the run did."""
     console.say("making the reference model of the KL term again ...")
-    train = read_splits(run.data, console.say)[0] if isinstance(run.model, TinyModelConfig) else []
+    train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
     reference = make_policy(run, train)
-    tiny = run.model if isinstance(run.model, TinyModelConfig) else None
-    start = teach_habits(run, tiny, reference, train, console) if tiny else None
+    start = teach_habits(run, reference, train, console)
     pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
     scores = reference.score(pairs, run.sampling.temperature, run.micro_batch_tokens)
     for sample, score in zip(samples, scores, strict=True):

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlreason.config.former_names import renewed
 from rlreason.config.grpo import GRPOConfig
 from rlreason.config.store import SCHEMAS
 from rlreason.errors import ConfigError
@@ -28,7 +29,7 @@ def read_run(folder: Path) -> GRPOConfig:
         raise ConfigError(
             f"RUN={folder} holds no summary.json, so the run has not finished: let it end, or run it again"
         )
-    node: Any = OmegaConf.load(folder / "config.yaml")
+    node: Any = renewed(OmegaConf.load(folder / "config.yaml"))
     if node.get("algorithm") != "grpo":
         raise ConfigError(f"RUN={folder} is a run of algorithm={node.get('algorithm')}: give one of algorithm=grpo")
     if "warm_start" in node.get("model", {}) and "seed" not in node.model:

@@ -1,7 +1,7 @@
 """What the courses' handouts and papers call a setting or a value, and what it is called here.
 
 One table. Names are translated on parsed overrides, so that every form of Hydra's grammar is covered: sweeps, lists,
-quotes, prefixes. It knows Hydra's override parser; it must not know what a setting does.
+quotes, prefixes.
 """
 
 import re
@@ -13,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString, Transformer, ValueType
 
+from rlreason.config import former_names
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import LOSS_NUMBERS
 
@@ -54,9 +55,7 @@ NAMES: dict[str, Name] = {
     "normalize_constant": Name("length_norm.constant"),
     "normalization_constant": Name("length_norm.constant"),
     # of this project, before it used the field's words
-    "refill_rounds": Name("max_resampling_rounds"),
-    "baseline.kind": Name("baseline"),
-    "std_norm.kind": Name("std_norm"),
+    **{former: Name(key) for former, key in former_names.KEYS.items()},
 }
 #: Options of a group that have another name in a handout.
 OPTIONS: dict[str, dict[str, str]] = {"length_norm": {"masked_normalize": "constant"}}
@@ -97,6 +96,12 @@ def translated(words: Sequence[str], note: Callable[[str], object] = print) -> l
         if override.key_or_group in MAY_BE_ABSENT and _text(override.value()).lower() in NONE:
             continue  # as without it: Hydra has no word for that
         name = NAMES.get(override.key_or_group)
+        if (former := former_names.VALUES.get(override.key_or_group)) and (
+            now := _with_values(override, former)
+        ) != word:
+            said.setdefault(word, f"{word} is {now} here")
+            out.append(now)
+            continue
         ours = _option_names(_renamed(override, name) if name else override)
         if name:
             plain = name.values is None
@@ -130,6 +135,11 @@ def _renamed(override: Override, name: Name) -> Override:
     if override.value_type not in (ValueType.ELEMENT, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP):
         value(override.get_value_string())  # a range or a glob of it means nothing
     return _with(renamed, values=value)
+
+
+def _with_values(override: Override, former: Mapping[str, str]) -> str:
+    """The override as a word, each value under its present name."""
+    return str(_with(override, values=lambda given: former.get(_text(given), given)).input_line)
 
 
 def _option_names(override: Override) -> Override:

@@ -5,39 +5,19 @@ A test runs everything with a config that records who reads what, and holds the 
 
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-from rlreason.config.data import FileDataConfig
 from rlreason.config.eval_conditions import EVAL_CONDITIONS
 from rlreason.config.groups import LoggerConfig
-from rlreason.config.run import RunConfig, TrainingConfig
-from rlreason.config.sft import SFTConfig
-from rlreason.config.tasks import CountdownConfig
+from rlreason.config.run import RunConfig
 from rlreason.config.uses import (
     Condition,
     checks_golds,
-    handles_traces,
     is_own,
     judges,
-    uses_training_data,
     warms_up_alone,
 )
-from rlreason.data.files import locate
 from rlreason.objectives.objective import LOSS_NUMBERS, readers
-
-
-def asks_hub(run: Any) -> bool:
-    return lies_on_hub(run.data)
-
-
-def lies_on_hub(data: FileDataConfig) -> bool:
-    """Some of the splits that are read are no files here."""
-    path = data.path
-    if path is None or Path(path).expanduser().is_dir():
-        return False
-    splits = [data.train] if data.n_validation is not None else [data.train, data.validation]
-    return any(split is None or not locate(path, split) for split in splits)
 
 
 def _with_vllm(run: RunConfig) -> bool:
@@ -51,7 +31,7 @@ def _loss_reads(key: str) -> Callable[[Any], bool]:
 CONDITIONS = (
     Condition(
         ("model.gradient_checkpointing", "model.freeze", "model.lora.rank", "model.lora.alpha", "model.lora.targets"),
-        lambda run: isinstance(run, TrainingConfig),
+        lambda run: run.trains,
         "by algorithms that train only",
     ),
     Condition(
@@ -70,7 +50,7 @@ CONDITIONS = (
     ),
     Condition(
         tuple(f"data.{key}" for key in ("limit", "filter", "pass_rates", "min_pass_rate", "max_pass_rate", "overlap")),
-        uses_training_data,
+        lambda run: run.uses_training_data,
         "where training data is used only, and split=validation uses none",
         "leave it out (eval_problems says how many are asked), or set split=train",
     ),
@@ -82,12 +62,12 @@ CONDITIONS = (
     ),
     Condition(
         ("data.response_as",),
-        handles_traces,
+        lambda run: run.reads_traces,
         "by algorithm=sft and by data.filter=correct on training data only",
     ),
     Condition(
         ("prompt.trace",),
-        lambda run: handles_traces(run) or warms_up_alone(run),
+        lambda run: run.reads_traces or warms_up_alone(run),
         "by algorithm=sft, by data.filter=correct on training data and by the tiny model's warm start, unless that is "
         "the one that several prompts share, only",
     ),
@@ -110,11 +90,14 @@ CONDITIONS = (
         "set one of them to null",
     ),
     Condition(
-        ("data.hub_config",), asks_hub, "for a data set of the hub only, and these are files here", "set it to null"
+        ("data.hub_config",),
+        lambda run: run.data.on_hub,
+        "for a data set of the hub only, and these are files here",
+        "set it to null",
     ),
     Condition(
         tuple(f"data.{key}" for key in ("seed", "min_count", "max_count", "max_value", "max_target")),
-        lambda run: not isinstance(run.data, CountdownConfig) or run.data.path is None,
+        lambda run: getattr(run.data, "path", None) is None,
         "where problems are made up only, and data.path gives them",
         "leave it out, or set data.path=null",
     ),
@@ -153,10 +136,10 @@ CONDITIONS = (
     ),
     Condition(
         ("rollout.sleep",),
-        lambda run: run.rollout.placement in ("auto", "shared"),
-        "where vLLM shares the policy's GPU only (rollout.placement=shared)",
+        lambda run: run.rollout.shares_gpu,
+        "where vLLM shares the policy's GPU only (rollout.placement=colocate)",
     ),
-    Condition(("rollout.async_steps",), lambda run: isinstance(run, TrainingConfig), "by algorithms that train only"),
+    Condition(("rollout.async_level",), lambda run: run.trains, "by algorithms that train only"),
     Condition(
         tuple(f"logger.{field.name}" for field in fields(LoggerConfig) if field.name != "kind"),
         lambda run: run.logger.kind != "none",
@@ -165,7 +148,7 @@ CONDITIONS = (
     ),
     Condition(
         ("save_rollouts_every",),
-        lambda run: not isinstance(run, SFTConfig),
+        lambda run: run.samples_to_learn,
         "where responses are sampled to learn from only, and algorithm=sft samples none",
     ),
     Condition(
@@ -195,7 +178,7 @@ CONDITIONS = (
     Condition(
         ("mismatch", "mismatch_cap"),
         lambda run: not run.old_from_engine,
-        "where the trainer scores what was sampled only; with rollout.async_steps=1 this loss's ratio starts from the "
+        "where the trainer scores what was sampled only; with rollout.async_level=1 this loss's ratio starts from the "
         "engine's log-probabilities and covers the train-inference mismatch, so every weight would be exactly 1",
     ),
     Condition(

@@ -1,42 +1,52 @@
-"""The config group `data`: where problems come from, and which of them are used.
-
-It knows how sources are named (`data/files.py`), no other room, and no torch.
-"""
+"""The config group `data`: where problems come from, and which of them are used."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from omegaconf import MISSING
 
-from rlreason.data.files import SUFFIXES, locate, may_be_hub_name
+from rlreason.config.choices import choice
+from rlreason.config.sources import SPLITS, SUFFIXES, locate, may_be_hub_name
 
-WORDS = {
-    "filter": ("none", "correct"),
-    "bad_gold": ("keep", "drop"),
-    "bad_rows": ("stop", "skip"),
-    "overlap": ("refuse", "drop", "allow"),
-}
+#: What is read before the run starts, to measure whether its prompts fit: about half a second of work at most.
+MOST_BYTES = 20_000_000  # of files
+MOST_STORIES, MOST_COUNTDOWNS = 20_000, 4_000  # that are made up
 
 
 @dataclass
 class DataConfig:
     """Keys of every kind of data: what is done with the problems once they are there."""
 
+    #: Whether the first of its problems are as good a sample as any.
+    in_random_order: ClassVar[bool] = False
+
     name: str = MISSING
-    verifier: str | None = (
-        None  # a module with one function (response, gold) -> score per form of answer; null: equality
-    )
+    # A module with one function (response, gold) -> score per form of answer; null: equality.
+    verifier: str | None = None
     limit: int | None = None  # train on so many problems, drawn by seed: 128 are among 256; null: all
-    filter: str = "none"  # none | correct: keep the problems whose trace the grader accepts
+    filter: str = choice("none", "correct", default="none")  # correct: keep problems whose trace the grader accepts
     pass_rates: str | None = None  # a pass_rates.jsonl that algorithm=evaluate wrote on the training data
     min_pass_rate: float = 0.0  # keep problems that were solved at least so often,
     max_pass_rate: float = 1.0  # and at most so often
-    bad_gold: str = "keep"  # gold answers that do not grade themselves right are said, and: keep | drop
-    bad_rows: str = "stop"  # what cannot be used (broken, empty, too long): stop | skip, counted and said
-    overlap: str = "refuse"  # questions of both train and validation: refuse | drop (from train) | allow
+    bad_gold: str = choice("keep", "drop", default="keep")  # gold answers that do not grade themselves right are said
+    bad_rows: str = choice("stop", "skip", default="stop")  # what is broken, empty, too long; skipped is counted
+    # Questions of both train and validation; drop: from train.
+    overlap: str = choice("refuse", "drop", "allow", default="refuse")
+
+    @property
+    def on_hub(self) -> bool:
+        """Some of the splits that are read are no files here."""
+        return False
+
+    @property
+    def quickly_read(self) -> bool:
+        """Whether reading the data takes no network, no further library and little time."""
+        return False
 
     def problems(self) -> list[str]:
-        bad = _no_such_word(self, WORDS)
+        """Every violated rule inside the group, one line each: setting, value, rule, cure."""
+        bad = []
         if self.min_pass_rate > self.max_pass_rate:
             bad.append(
                 f"data.min_pass_rate={self.min_pass_rate} and data.max_pass_rate={self.max_pass_rate}: "
@@ -53,11 +63,19 @@ class DataConfig:
 
 @dataclass
 class StoriesConfig(DataConfig):
+    """Stories with numbers, made up: what the tiny model learns its habits from."""
+
+    in_random_order: ClassVar[bool] = True
+
     min_events: int = 2
     max_events: int = 4
     max_value: int = 20
     n_train: int = 8192
     n_validation: int = 1024
+
+    @property
+    def quickly_read(self) -> bool:
+        return self.n_train + self.n_validation <= MOST_STORIES
 
     def problems(self) -> list[str]:
         bad = super().problems()
@@ -86,6 +104,8 @@ class FieldsConfig:
 
 @dataclass
 class FileDataConfig(DataConfig):
+    """Files of JSON rows, or a data set of the hub."""
+
     path: str | None = None  # a folder or a hub name; null: train and validation are files
     train: str = "train"  # a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)
     validation: str | None = None  # the same; null: validation or test where there is one, or n_validation
@@ -93,12 +113,26 @@ class FileDataConfig(DataConfig):
     ground_truth: str | None = None  # named like train: questions with answers, for rows that bring none
     split_seed: int = 0  # which are held out; not `seed`, so that runs that follow each other hold out the same
     hub_config: str | None = None  # of a hub data set that has several
-    gold: str = (
-        "auto"  # where the gold answer stands: auto | hash (####) | boxed | final (sentence) | tag (<answer>) | field
-    )
+    # Where the gold answer stands: hash is ####, final a sentence, tag <answer>.
+    gold: str = choice("auto", "hash", "boxed", "final", "tag", "field", default="auto")
     fields: FieldsConfig = field(default_factory=FieldsConfig)
-    response_as: str = "response"  # response: as it is | solution: to be put into the prompt's form (prompt.trace)
+    response_as: str = choice("response", "solution", default="response")  # solution: put into prompt.trace's form
     max_chars: int = 100_000  # a longer text makes a bad row
+
+    @property
+    def on_hub(self) -> bool:
+        if self.path is None or Path(self.path).expanduser().is_dir():
+            return False
+        splits = [self.train] if self.n_validation is not None else [self.train, self.validation]
+        return any(split is None or not locate(self.path, split) for split in splits)
+
+    @property
+    def quickly_read(self) -> bool:
+        if self.on_hub or (self.path and not Path(self.path).expanduser().is_dir()):
+            return False
+        named = (self.train, self.validation, self.ground_truth, *SPLITS)
+        files = {file for name in named if name and (file := locate(self.path, name))}
+        return sum(file.stat().st_size for file in files) <= MOST_BYTES
 
     def problems(self) -> list[str]:
         return self._rules() + self._absent("train", "validation", "ground_truth")
@@ -124,8 +158,7 @@ class FileDataConfig(DataConfig):
         )
 
     def _rules(self) -> list[str]:
-        golds = ("auto", "hash", "boxed", "final", "tag", "field")
-        bad = super().problems() + _no_such_word(self, {"gold": golds, "response_as": ("response", "solution")})
+        bad = super().problems()
         if self.validation is not None and self.n_validation is not None:
             bad.append(
                 f"data.validation={self.validation} and data.n_validation={self.n_validation}: set one of them to null"
@@ -152,11 +185,3 @@ class FileDataConfig(DataConfig):
             return []
         cure = "give a folder with train.jsonl and test.jsonl, a hub name, or files as data.train and data.validation"
         return [f"data.path={self.path} is no folder: {cure}"]
-
-
-def _no_such_word(data: DataConfig, words: dict[str, tuple[str, ...]]) -> list[str]:
-    return [
-        f"data.{key}={getattr(data, key)} is none of {', '.join(known)}: choose one"
-        for key, known in words.items()
-        if getattr(data, key) not in known
-    ]

@@ -4,29 +4,28 @@ A part of the table in `conditions.py`, which says what it is for.
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from rlreason.config.data import DataConfig, FileDataConfig, StoriesConfig
-from rlreason.config.jobs import BestOfNConfig
+from rlreason.config.groups import SamplingConfig
 from rlreason.config.leaves import leaves
-from rlreason.config.model import TinyModelConfig
-from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.run import RunConfig
 from rlreason.config.tasks import CountdownConfig, GymConfig
-from rlreason.config.uses import Condition, is_own, judges, judges_to_learn, uses_training_data, warms_up_alone
+from rlreason.config.uses import Condition, is_own, judges, warms_up_alone
 
 DATA_KEYS = tuple(
-    f"data.{leaf.key}"
-    for leaf in dict.fromkeys(
-        leaf
+    dict.fromkeys(
+        leaf.key
         for kind in (DataConfig, StoriesConfig, FileDataConfig, CountdownConfig, GymConfig)
-        for leaf in leaves(kind())
+        for leaf in leaves(kind(), "data.")
     )
 )
 
 
 def _uses_data(run: RunConfig) -> bool:
     """Problems of `data` are learned from, asked, or teach the tiny model."""
-    return uses_training_data(run) or run.eval.data is None or isinstance(run.model, TinyModelConfig)
+    return run.uses_training_data or run.eval.data is None or run.model.made_on_the_spot
 
 
 def _learns_or_asks(key: str) -> Callable[[Any], bool]:
@@ -34,7 +33,7 @@ def _learns_or_asks(key: str) -> Callable[[Any], bool]:
 
     def read(run: RunConfig) -> bool:
         own = run.eval.prompt if key == "prompt" else getattr(run.eval.sampling, key)
-        return own is None or isinstance(run, TrainingConfig)
+        return own is None or run.trains
 
     return read
 
@@ -58,13 +57,13 @@ EVAL_CONDITIONS = (
     ),
     Condition(
         ("eval.final_problems",),
-        lambda run: isinstance(run, TrainingConfig),
+        lambda run: run.trains,
         "by algorithms that train only, whose last evaluation may ask more",
         "set eval.problems",
     ),
     Condition(
         ("eval.samples",),
-        lambda run: not isinstance(run, BestOfNConfig),
+        lambda run: run.reads_eval_samples,
         "by every algorithm but best_of_n only, which samples as many as n_list asks for",
         "set samples, or leave it out",
     ),
@@ -98,13 +97,13 @@ EVAL_CONDITIONS = (
     ),
     Condition(
         ("prompt.file",),
-        lambda run: _learns_or_asks("prompt")(run) or isinstance(run.model, TinyModelConfig),
+        lambda run: _learns_or_asks("prompt")(run) or run.model.made_on_the_spot,
         "by algorithms that train, and where eval.prompt is null, only",
         "set it under eval.prompt",
     ),
     Condition(
         ("prompt.reward",),
-        lambda run: run.eval.prompt is None or judges_to_learn(run) or isinstance(run.model, TinyModelConfig),
+        lambda run: run.eval.prompt is None or run.judges_to_learn or run.model.made_on_the_spot,
         "where responses are sampled to learn from, and where eval.prompt is null, only",
         "set it under eval.prompt",
     ),
@@ -115,11 +114,11 @@ EVAL_CONDITIONS = (
             f"by algorithms that train, and where eval.sampling.{key} is null, only",
             "set one of them",
         )
-        for key in ("temperature", "min_tokens", "max_tokens")
+        for key in (field.name for field in fields(SamplingConfig))
     ),
     Condition(
         ("data.name",),
-        lambda run: isinstance(run, TrainingConfig) or run.eval.data is None,
+        lambda run: run.trains or run.eval.data is None,
         "by algorithms that train, and where eval.data is null, only",
     ),
     Condition(

@@ -1,28 +1,24 @@
 """The config group `eval`: how a model is asked and judged, apart from how it is trained. null: as in training.
 
-`evaluation_of` says what that comes to: one record, which everything that evaluates reads. It knows the other groups,
-and no torch.
+`evaluation_of` says what that comes to: one record, which everything that evaluates reads.
 """
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rlreason.config.data import DataConfig, StoriesConfig
-from rlreason.config.groups import NAMED_REWARDS, GradingConfig, PromptConfig, SamplingConfig, names_function
-from rlreason.config.model import TinyModelConfig
+from rlreason.config.groups import (
+    NAMED_REWARDS,
+    EvalSamplingConfig,
+    GradingConfig,
+    PromptConfig,
+    SamplingConfig,
+    names_function,
+)
 from rlreason.errors import ConfigError
-
-
-@dataclass
-class EvalSamplingConfig:
-    """What of `sampling` is otherwise in an evaluation."""
-
-    temperature: float | None = None  # 0 takes the most likely token
-    min_tokens: int | None = None
-    max_tokens: int | None = None
 
 
 @dataclass
@@ -46,9 +42,9 @@ class EvalConfig:
                 "null for the prompt's"
             )
         if self.prompt is not None:
-            bad += self.prompt.problems("eval.prompt")
+            bad += [as_eval("prompt", line, self.prompt) for line in self.prompt.problems()]
         if self.data is not None:
-            bad += [as_typed(line, self.data) for line in self.data.problems_asked()]
+            bad += [as_eval("data", line, self.data) for line in self.data.problems_asked()]
         return bad
 
 
@@ -68,7 +64,7 @@ class EvalProtocolConfig:
 
 
 def evaluation_of(run: Any) -> EvalProtocolConfig:
-    """The resolved settings of a run's evaluations. `run` is a `config.run.Run`, which has a group `eval`."""
+    """The resolved settings of a run's evaluations. `run` is a `RunConfig`, which has a group `eval`."""
     own: EvalConfig = run.eval
     prompt = run.prompt if own.prompt is None else own.prompt
     reward = prompt.reward if own.reward is None else own.reward
@@ -92,11 +88,9 @@ def min_of(one: int | None, other: int | None) -> int | None:
 
 def sampling_of(run: Any) -> SamplingConfig:
     """How evaluations sample: a number of `eval.sampling` where it is set, else the one of `sampling`."""
-    own = run.eval.sampling
-    numbers = {f.name: getattr(own, f.name) for f in fields(own)}
-    return SamplingConfig(
-        **{k: getattr(run.sampling, k) if number is None else number for k, number in numbers.items()}
-    )
+    own = {key: number for key, number in asdict(run.eval.sampling).items() if number is not None}
+    names = [field.name for field in fields(SamplingConfig)]
+    return SamplingConfig(**{name: own[name] if name in own else getattr(run.sampling, name) for name in names})
 
 
 def sampling_key(run: Any, name: str) -> str:
@@ -104,37 +98,38 @@ def sampling_key(run: Any, name: str) -> str:
     return f"{'eval.' if getattr(run.eval.sampling, name) is not None else ''}sampling.{name}"
 
 
-def as_typed(text: str, data: DataConfig) -> str:
-    """A text about settings of `data`, said of `eval.data`, which has an option of the same group.
+def as_eval(group: str, text: str, settings: DataConfig | PromptConfig) -> str:
+    """A text about the settings of `prompt` or `data`, said of `eval.prompt` or `eval.data`, which have the same keys.
 
-    >>> as_typed("data.n_train=0 in data.jsonl", StoriesConfig())
+    >>> as_eval("data", "data.n_train=0 in data.jsonl", StoriesConfig())
     'eval.data.n_train=0 in data.jsonl'
     """
-    names = "|".join(f.name for f in fields(data))
-    return re.sub(rf"(?<![\w./])data\.(?=(?:{names})\b)", "eval.data.", text)
+    names = "|".join(f.name for f in fields(settings))
+    return re.sub(rf"(?<![\w./]){group}(?=\.(?:{names})\b|=)", f"eval.{group}", text)
 
 
 @contextmanager
-def asked_data(run: Any) -> Iterator[None]:
-    """What is found wrong in the data that evaluations ask from is said of the settings that it was given by."""
+def asked_by(run: Any, group: str) -> Iterator[None]:
+    """What is found wrong in `prompt` or `data` of evaluations is said of the settings that it was given by."""
     try:
         yield
     except ConfigError as error:
-        if run.eval.data is None:
+        own = getattr(run.eval, group)
+        if own is None:
             raise
-        raise type(error)(as_typed(str(error), run.eval.data)) from error
+        raise type(error)(as_eval(group, str(error), own)) from error
 
 
 def complaints(run: Any) -> Iterator[str]:
     """What does not go together with the settings of the rest of the run, one line each."""
     own: EvalConfig = run.eval
     yield from own.problems_of()
-    if own.data is not None and isinstance(run.model, TinyModelConfig) and not isinstance(own.data, StoriesConfig):
+    if own.data is not None and run.model.made_on_the_spot and not isinstance(own.data, StoriesConfig):
         yield (
             f"model=tiny with eval.data={own.data.name}: the tiny model knows nothing but stories: choose "
             "eval.data=stories or stories_hard, or a pretrained model (model=local model.path=DIR)"
         )
-    if own.prompt is not None and own.prompt.chat and isinstance(run.model, TinyModelConfig):
+    if own.prompt is not None and own.prompt.chat and run.model.made_on_the_spot:
         yield (
             "eval.prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
             "model, or another eval.prompt"
@@ -148,7 +143,7 @@ def complaints(run: Any) -> Iterator[str]:
         )
     evaluation = sampling_of(run)
     given = {f.name for f in fields(own.sampling) if getattr(own.sampling, f.name) is not None}
-    if evaluation.temperature == 0 and run.answers > 1:
+    if evaluation.greedy and run.answers > 1:
         key = sampling_key(run, "temperature")
         count, single = run.counted
         yield (f"{key}=0 with {count}: the responses to a problem would all be equal: set {key}=1, or {single}")

@@ -2,13 +2,14 @@
 
 `model.py`, `data.py` and `rollout.py` beside it hold the larger ones. An option file in `conf/GROUP/` is typed by
 one of these dataclasses, so a wrong key or type is refused before anything runs. `problems()` names what is wrong
-inside a group, with the cure. Defaults that differ by option stand in the option files. It knows no other room,
-and imports no torch, so that a typo is answered at once.
+inside a group, with the cure. Defaults that differ by option stand in the option files.
 """
 
 from dataclasses import dataclass, field
 
 from omegaconf import MISSING
+
+from rlreason.config.choices import choice
 
 NAMED_REWARDS = ("r1_zero", "question_only")
 
@@ -30,7 +31,26 @@ class SamplingConfig:
     min_tokens: int = MISSING  # a response cannot end before this many tokens
     max_tokens: int = MISSING  # and is cut here
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0
+
+    def describe(self) -> str:
+        """For a person: T=1, up to 48 tokens."""
+        return f"T={self.temperature:g}, up to {self.max_tokens} tokens"
+
+    def problems_of_learning(self) -> list[str]:
+        """Why nothing can be learned from what is sampled so."""
+        if not self.greedy:
+            return []
+        return [
+            f"sampling.temperature={self.temperature}: learning from samples needs different ones, so it must be above "
+            "0: try 1.0"
+        ]
+
     def problems(self) -> list[str]:
+        """Every violated rule inside the group."""
         if self.min_tokens <= self.max_tokens or self.max_tokens < 1:  # which is out of its range
             return []
         return [
@@ -40,7 +60,18 @@ class SamplingConfig:
 
 
 @dataclass
+class EvalSamplingConfig:
+    """What of `sampling` is otherwise in an evaluation."""
+
+    temperature: float | None = None  # 0 takes the most likely token
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+
+
+@dataclass
 class PromptConfig:
+    """How a question becomes a prompt, where its response ends, and by which reward it is graded."""
+
     name: str = MISSING
     file: str = MISSING  # in prompts/, or a path
     reward: str = MISSING  # r1_zero | question_only | module:function, your own (response, gold) -> score
@@ -50,14 +81,14 @@ class PromptConfig:
     system: str | None = None  # of a chat: the system message; null: none, or the template's own
     enable_thinking: bool | None = None  # of a chat whose template has this switch; null: the template's default
 
-    def problems(self, key: str = "prompt") -> list[str]:
-        """`key`: where these settings stand, `prompt` or `eval.prompt`."""
+    def problems(self) -> list[str]:
+        """Every violated rule inside the group, one line each: setting, value, rule, cure."""
         bad = []
         if "" in self.stop:
-            bad.append(f"{key}.stop holds an empty text, which stands everywhere: give stop strings, or {key}.stop=[]")
+            bad.append("prompt.stop holds an empty text, which stands everywhere: give stop strings, or prompt.stop=[]")
         if self.reward not in NAMED_REWARDS and not names_function(self.reward):
             bad.append(
-                f"{key}.reward={self.reward} is neither {' nor '.join(NAMED_REWARDS)} nor module:function: choose one"
+                f"prompt.reward={self.reward} is neither {' nor '.join(NAMED_REWARDS)} nor module:function: choose one"
             )
         return bad
 
@@ -66,7 +97,8 @@ class PromptConfig:
 class GradingConfig:
     """How answers are compared; part of what makes two accuracies comparable."""
 
-    extract: str = "strict"  # strict: the answer itself | last_number | sentence: one number in a sentence counts
+    # strict: the answer itself; sentence: one number in a sentence counts.
+    extract: str = choice("strict", "last_number", "sentence", default="strict")
     timeout_s: float = 2.0  # of wall clock for one comparison
     percent: bool = True  # 38% equals 38 and 0.38
     rel_tol: float = 1e-6  # of a decimal against an exact value
@@ -74,42 +106,30 @@ class GradingConfig:
     workers: int = 1  # processes for what the exact rules cannot decide
     memory_mb: int = 1536  # of each worker
 
-    def problems(self) -> list[str]:
-        if self.extract in ("strict", "last_number", "sentence"):
-            return []
-        return [f"grading.extract={self.extract} is none of strict, last_number, sentence: choose one"]
+    @property
+    def whole_credit(self) -> float:
+        """From which on a reward of the user's own counts as correct."""
+        return 1.0 if self.correct_at is None else self.correct_at
 
 
 @dataclass
 class MonitorsConfig:
     """What happens when engine and trainer give sampled tokens different probabilities; measured in every step."""
 
-    parity: str = "warn"  # warn | stop | correct (warn, and let the objective's mismatch weights correct for it)
+    # correct: warn, and let the objective's mismatch weights correct for it.
+    parity: str = choice("warn", "stop", "correct", default="warn")
     parity_bound: float = 0.05  # nats per token, mean over a step; float32 stays below 1e-4
-
-    def problems(self) -> list[str]:
-        if self.parity in ("warn", "stop", "correct"):
-            return []
-        return [f"guards.parity={self.parity} is none of warn, stop, correct: choose one"]
 
 
 @dataclass
 class LoggerConfig:
     """Where metrics are mirrored. null leaves a setting to W&B's own variables, such as WANDB_PROJECT."""
 
-    kind: str = MISSING
+    kind: str = choice("none", "wandb", cure="choose logger=none or logger=wandb")
     project: str | None = None  # null: WANDB_PROJECT, else rlreason
-    mode: str | None = None  # online | offline | disabled; null: WANDB_MODE, else online
+    mode: str | None = choice("online", "offline", "disabled", default=None)  # null: WANDB_MODE, else online
     entity: str | None = None  # user or team
     group: str | None = None  # null: WANDB_RUN_GROUP, else the sweep that the run is part of
     tags: list[str] | None = None
     name: str | None = None  # null: WANDB_NAME, else the run folder's name
     notes: str | None = None
-
-    def problems(self) -> list[str]:
-        bad = []
-        if self.kind not in ("none", "wandb"):
-            bad.append(f"logger.kind={self.kind} is none of none, wandb: choose logger=none or logger=wandb")
-        if self.mode not in (None, "online", "offline", "disabled"):
-            bad.append(f"logger.mode={self.mode} is none of online, offline, disabled: choose one")
-        return bad

@@ -5,28 +5,31 @@ from typing import ClassVar
 
 from omegaconf import MISSING
 
-from rlreason.config.run import TrainingConfig
+from rlreason.config.training import OnlineConfig
+from rlreason.objectives.card import Card, objective_card
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.rules import check_objective
 
 
 @dataclass
-class GRPOConfig(Objective, TrainingConfig):
+class GRPOConfig(Objective, OnlineConfig):
     """Group-relative policy optimisation: sample a group per question, compare, learn, repeat."""
 
+    samples_ahead: ClassVar[bool] = True
     longest_without_evaluation: ClassVar[int | None] = 10  # a rollout step is long, and rewards can collapse in a few
 
     algorithm: str = "grpo"
-    n_steps: int = MISSING  # rollout batches
     rollout_batch_size: int = MISSING  # responses per step, over all questions
-    group_size: int = MISSING  # responses per question
     epochs_per_rollout: int = MISSING  # passes over each rollout batch
-    skip_solved: int = 0  # a question is left out once its last so many groups were all correct; 0: never
 
     @property
     def questions(self) -> int:
-        """Different problems per step."""
         return self.rollout_batch_size // self.group_size
+
+    @property
+    def learning_temperature(self) -> float:
+        """That of the samples, which are compared with each other."""
+        return self.sampling.temperature
 
     @property
     def updates_per_rollout(self) -> int:
@@ -36,7 +39,7 @@ class GRPOConfig(Objective, TrainingConfig):
     @property
     def old_from_engine(self) -> bool:
         """Sampled ahead for a loss with a ratio: the engine's log-probabilities are what the ratio starts from."""
-        return self.rollout.async_steps > 0 and self.has_ratio
+        return self.rollout.async_level > 0 and self.has_ratio
 
     @property
     def longest_response(self) -> int:
@@ -56,6 +59,22 @@ class GRPOConfig(Objective, TrainingConfig):
     def corrects_mismatch(self) -> bool:
         return self.mismatch != "none" or self.old_from_engine
 
+    def describe_batch(self, n_steps: int) -> str:
+        updates = self.updates_per_rollout
+        steps = f"{updates} optimizer step{'s' if updates > 1 else ''} of {self.train_batch_size}"
+        return f"{self.questions} questions x {self.group_size} responses, {steps}"
+
+    def card(self) -> Card:
+        return objective_card(self)
+
+    def too_few(self, there: int) -> str:
+        if there >= self.questions:
+            return ""
+        return (
+            f"rollout_batch_size={self.rollout_batch_size} with group_size={self.group_size} asks {self.questions} "
+            f"different questions a step, and there are {there}: lower rollout_batch_size, or give more data"
+        )
+
     def problems(self) -> list[str]:
         bad = super().problems()
         bad += self.not_multiple("rollout_batch_size", "group_size")
@@ -70,15 +89,15 @@ class GRPOConfig(Objective, TrainingConfig):
                 f"max_resampling_rounds={self.max_resampling_rounds} with baseline=none: groups of equal rewards have "
                 "advantages there and need no replacement: set it to 0"
             )
-        if self.rollout.async_steps and self.mismatch == "none" and not self.has_ratio:
+        if self.rollout.async_level and self.mismatch == "none" and not self.has_ratio:
             bad.append(
-                f"rollout.async_steps=1 with loss={self.loss.loss_type}: samples are one hand-over old, and this loss "
-                "takes them for fresh: set mismatch=truncate mismatch_cap=2, or choose loss=grpo_clip"
+                f"rollout.async_level=1 with loss={self.loss.loss_type}: samples are one weight sync old, and this "
+                "loss takes them for fresh: set mismatch=truncate mismatch_cap=2, or choose loss=grpo_clip"
             )
-        if self.rollout.async_steps and self.kl_placement == "reward":
+        if self.rollout.async_level and self.kl_placement == "reward":
             bad.append(
-                "rollout.async_steps=1 with kl_placement=reward: the policy that sampled cannot be scored while its "
-                "weights move: set kl_placement=loss, or rollout.async_steps=0"
+                "rollout.async_level=1 with kl_placement=reward: the policy that sampled cannot be scored while its "
+                "weights move: set kl_placement=loss, or rollout.async_level=0"
             )
         cache = self.overlong_cache
         if cache is not None and cache > self.sampling.max_tokens:

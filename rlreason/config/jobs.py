@@ -1,16 +1,30 @@
 """The settings of jobs that do not train: evaluate a model, and choose the best of several responses."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from rlreason.config.choices import choice
 from rlreason.config.groups import names_function
-from rlreason.config.run import RunConfig
+from rlreason.config.run import Asking, RunConfig
 
 
 @dataclass
 class EvalJobConfig(RunConfig):
     """Keys of every job that asks a fixed set of problems, `eval_problems` many."""
 
-    split: str = "validation"  # validation | train: whose first problems are asked
+    split: str = choice("validation", "train", default="validation")  # whose first problems are asked
+
+    @property
+    def uses_training_data(self) -> bool:
+        return self.split == "train"
+
+    @property
+    def asks_training_data(self) -> bool:
+        return self.split == "train"
+
+    @property
+    def asking(self) -> Asking:
+        return self.evaluation
 
     @property
     def problems_at_the_end(self) -> int | None:
@@ -24,8 +38,6 @@ class EvalJobConfig(RunConfig):
 
     def problems(self) -> list[str]:
         bad = super().problems()
-        if self.split not in ("validation", "train"):
-            bad.append(f"split={self.split} is none of validation, train: choose one")
         if self.split == "train" and self.eval.data is not None:
             bad.append(
                 f"split=train with eval.data={self.eval.data.name}: eval.data says whose validation problems are "
@@ -54,10 +66,16 @@ class EvaluateConfig(EvalJobConfig):
 class BestOfNConfig(EvalJobConfig):
     """How much the best, the likeliest or the most frequent of N responses is worth."""
 
+    reads_eval_samples: ClassVar[bool] = False
+
     algorithm: str = "best_of_n"
     n_list: list[int] = field(default_factory=lambda: [1, 4, 8, 16])  # all from the same samples
     samples: int | None = None  # responses per problem; null: the largest N; more make every smaller N more exact
     scorer: str | None = None  # module:function, (question, response) -> a number; the highest is chosen
+
+    @property
+    def own_scorer(self) -> str | None:
+        return self.scorer
 
     @property
     def answers(self) -> int:

@@ -1,9 +1,6 @@
-"""Walk over a run's settings one by one, as they are typed on the command line: `seed`, `sampling.max_tokens` ...
+"""Walk over a run's settings one by one, as they are typed on the command line: `seed`, `sampling.max_tokens` ..."""
 
-It knows dataclasses; it must not know what any setting means.
-"""
-
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,28 +11,29 @@ NO_DEFAULT = object()
 
 
 class Leaf(NamedTuple):
-    """One setting: its dotted key, its value, and what its dataclass gives it (`NO_DEFAULT`: nothing)."""
+    """One setting: its dotted key, its value, and what its dataclass says of it."""
 
     key: str
     value: Any
-    default: Any
+    default: Any  # `NO_DEFAULT`: none
+    metadata: Mapping[str, Any]  # such as the words to choose from (`choices.py`)
 
 
 def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
     """Every setting below a dataclass, those of the groups inside it too.
 
-    >>> from rlreason.objectives.objective import LengthNormConfig
-    >>> next(leaves(LengthNormConfig("token"), "length_norm."))
-    Leaf(key='length_norm.kind', value='token', default='masked_mean')
+    >>> from rlreason.config.groups import SamplingConfig
+    >>> [leaf[:3] for leaf in leaves(SamplingConfig(min_tokens=4), "sampling.")][1]
+    ('sampling.min_tokens', 4, '???')
     """
     for field in fields(settings):
         value, key = getattr(settings, field.name), f"{prefix}{field.name}"
         if is_dataclass(value):
             yield from leaves(value, f"{key}.")
         elif field.default_factory is not MISSING:
-            yield Leaf(key, value, field.default_factory())
+            yield Leaf(key, value, field.default_factory(), field.metadata)
         else:
-            yield Leaf(key, value, NO_DEFAULT if field.default is MISSING else field.default)
+            yield Leaf(key, value, NO_DEFAULT if field.default is MISSING else field.default, field.metadata)
 
 
 #: Settings that name what a run reads.

@@ -1,13 +1,17 @@
-"""The config group `model`: what is trained, and how it fits into memory. It knows no other room, and no torch."""
+"""The config group `model`: what is trained, and how it fits into memory."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from omegaconf import MISSING
+
+from rlreason.config.choices import choice
 
 #: Prompt options that share one warm start on a model made on the spot: an ablation of them starts from equal weights.
 SHARED_WARM_START = ("r1_zero", "question_only", "question_boxed", "r1_zero_three_shot")
 
+LET_HARDWARE = "use auto to let the hardware choose"
 TINY_CONTEXT = 512  # tokens of prompt and response together that a model made on the spot has positions for
 
 
@@ -31,6 +35,7 @@ class LoRAConfig:
     targets: list[str] | None = None  # patterns on layer names, like [q_proj,v_proj]; None: every linear layer
 
     def problems(self) -> list[str]:
+        """Every violated rule inside the group."""
         if self.targets is not None and not self.targets:
             return ["model.lora.targets=[] adapts nothing: name layers, or null for every linear layer but the head"]
         return []
@@ -38,27 +43,30 @@ class LoRAConfig:
 
 @dataclass
 class ModelConfig:
+    """Keys of every model."""
+
+    #: Whether it is the built-in tiny model, which is made here and has no files.
+    made_on_the_spot: ClassVar[bool] = False
+
     name: str = MISSING
-    dtype: str = "auto"  # of matrix products: auto | float32 | bfloat16
-    weights: str = "float32"  # float32 | bfloat16: half the memory, but small updates are rounded away
-    attention: str = "auto"  # kernel for packed sequences: auto | sdpa | varlen | flash_attention_2
+    dtype: str = choice("auto", "float32", "bfloat16", default="auto", cure=LET_HARDWARE)  # of matrix products
+    weights: str = choice(
+        "float32", "bfloat16", default="float32"
+    )  # half the memory, but small updates are rounded away
+    # The kernel for packed sequences.
+    attention: str = choice("auto", "sdpa", "varlen", "flash_attention_2", default="auto", cure=LET_HARDWARE)
     gradient_checkpointing: bool = False  # less memory, a third more work: activations are computed again
     freeze: list[str] = field(default_factory=list)  # patterns on names of parameters that are not trained
     lora: LoRAConfig = field(default_factory=LoRAConfig)
 
+    @property
+    def folder(self) -> str | None:
+        """Where the weights are; None: nowhere, the model is made on the spot."""
+        return None
+
     def problems(self) -> list[str]:
+        """Every violated rule inside the group, one line each: setting, value, rule, cure."""
         bad = self.lora.problems()
-        if self.dtype not in ("auto", "float32", "bfloat16"):
-            bad.append(
-                f"model.dtype={self.dtype} is none of auto, float32, bfloat16: use auto to let the hardware choose"
-            )
-        if self.attention not in ("auto", "sdpa", "varlen", "flash_attention_2"):
-            bad.append(
-                f"model.attention={self.attention} is none of auto, sdpa, varlen, flash_attention_2: use auto to let "
-                "the hardware choose"
-            )
-        if self.weights not in ("float32", "bfloat16"):
-            bad.append(f"model.weights={self.weights} is neither float32 nor bfloat16: choose one")
         if self.weights == "bfloat16" and self.dtype == "float32":
             bad.append(
                 "model.dtype=float32 with model.weights=bfloat16: products cannot be more exact than their weights: "
@@ -74,6 +82,10 @@ class ModelConfig:
 
 @dataclass
 class TinyModelConfig(ModelConfig):
+    """The built-in model, made on the spot and taught two habits by a warm start."""
+
+    made_on_the_spot: ClassVar[bool] = True
+
     width: int = 128
     layers: int = 2
     heads: int = 4
@@ -95,6 +107,8 @@ class TinyModelConfig(ModelConfig):
 
 @dataclass
 class PretrainedModelConfig(ModelConfig):
+    """A model in transformers' format."""
+
     path: str = MISSING  # a model folder, the folder of a run that left one, or a hub name
 
     @property

@@ -83,7 +83,7 @@ RANGES: dict[str, Range] = {
     "grading.memory_mb": Range(256, 2**20, "the symbolic library needs about 100: try 1536"),
     "guards.parity_bound": Range(0, LARGE, "try 0.05", above=True),
     "rollout.max_rows": Range(1, MADE, "try 256"),
-    "rollout.async_steps": Range(0, 1),
+    "rollout.async_level": Range(0, 1),
     "rollout.kv_cache_gb": Range(0, LARGE, "null lets it be planned", above=True),
     "rollout.timeout_s": Range(0.1, 1e6, "try 600"),
     "model.width": Range(1, 1024, "it is a tiny model: try 128"),

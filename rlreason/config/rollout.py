@@ -1,8 +1,8 @@
-"""The config group `rollout`: which engine samples, and where. It knows no other room, and no torch."""
+"""The config group `rollout`: which engine samples, and where."""
 
 from dataclasses import dataclass
 
-from omegaconf import MISSING
+from rlreason.config.choices import choice
 
 INSTALL_VLLM = "pip install 'vllm>=0.26,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
 WITHOUT_VLLM = f"rollout=vllm: vLLM is not installed: {INSTALL_VLLM}; or choose rollout=hf"
@@ -10,32 +10,33 @@ WITHOUT_VLLM = f"rollout=vllm: vLLM is not installed: {INSTALL_VLLM}; or choose 
 
 @dataclass
 class RolloutConfig:
-    engine: str = MISSING
-    max_rows: int = 256
-    async_steps: int = 0  # 1: the next batch is sampled, with weights one hand-over old, while one is learned
-    placement: str = "auto"  # from here on: of rollout=vllm only
-    sleep: bool = True
-    kv_cache_gb: float | None = None
-    attest: str = "stop"
-    timeout_s: float = 600.0
+    """Keys of every engine; from `placement` on of rollout=vllm only."""
+
+    engine: str = choice("hf", "vllm")
+    max_rows: int = 256  # sequences decoded side by side, at most
+    async_level: int = 0  # 1: the next batch is sampled, with weights one update old, while this one is learned
+    placement: str = choice("auto", "colocate", "second_gpu", "cpu", default="auto")
+    sleep: bool = True  # give the engine's memory to training
+    kv_cache_gb: float | None = None  # None: planned
+    attest: str = choice("stop", "warn", "off", default="stop")  # what to do when engine and trainer disagree
+    timeout_s: float = 600.0  # for the start, one decoding step, one weight sync
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether vLLM runs where the policy does, so that its memory may be given back."""
+        return self.placement in ("auto", "colocate")
 
     def problems(self) -> list[str]:
+        """Every violated rule inside the group, one line each: setting, value, rule, cure."""
         bad = []
-        for key, value, choices in (
-            ("engine", self.engine, ("hf", "vllm")),
-            ("placement", self.placement, ("auto", "shared", "second_gpu", "cpu")),
-            ("attest", self.attest, ("stop", "warn", "off")),
-        ):
-            if value not in choices:
-                bad.append(f"rollout.{key}={value} is none of {', '.join(map(str, choices))}: choose one")
-        if self.async_steps and self.engine == "hf":
+        if self.async_level and self.engine == "hf":
             bad.append(
-                "rollout.async_steps=1 with rollout=hf: the embedded engine samples from the very weights that are "
+                "rollout.async_level=1 with rollout=hf: the in-process engine samples from the very weights that are "
                 "being trained; set it to 0, or choose rollout=vllm"
             )
-        if self.async_steps and self.engine == "vllm" and self.sleep and self.placement in ("auto", "shared"):
+        if self.async_level and self.engine == "vllm" and self.sleep and self.shares_gpu:
             bad.append(
-                "rollout.async_steps=1 with rollout.sleep=true: an engine that samples during training cannot give "
+                "rollout.async_level=1 with rollout.sleep=true: an engine that samples during training cannot give "
                 "its memory away; set rollout.sleep=false"
             )
         return bad

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from rlreason.config.choices import wrong_words
 from rlreason.config.leaves import leaves
 from rlreason.config.ranges import out_of_range
-from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.run import RunConfig
 from rlreason.config.unread import complaints, of_options
 
 
@@ -18,7 +19,7 @@ def broken_rules(run: RunConfig, conf: Path, of_sweep: bool = False) -> list[str
     bad: list[str] = []
     sizes = out_of_range((leaf.key, leaf.value) for leaf in leaves(run))
     asked = too_many_asked(run, run.problems_there, conf)
-    for lines in (sizes, run.problems(), asked, [] if of_sweep else complaints(run, conf).values()):
+    for lines in (sizes, wrong_words(run), run.problems(), asked, [] if of_sweep else complaints(run, conf).values()):
         named = set(map(_setting, bad))
         bad += [line for line in lines if _setting(line) not in named]
     return bad
@@ -26,18 +27,9 @@ def broken_rules(run: RunConfig, conf: Path, of_sweep: bool = False) -> list[str
 
 def too_many_asked(run: RunConfig, there: int | None, conf: Path) -> list[str]:
     """Complaints about more problems than `there` are: what a scale asks for is an upper bound and no mistake."""
-    asked: dict[str, int | None]
-    if run.eval.problems is not None:
-        asked = {"eval.problems": run.eval.problems}
-    elif run.eval_problems is not None:  # where both are set, it bounds both
-        asked = {"eval_problems": run.eval_problems}
-    else:
-        asked = {"interim_eval_problems": getattr(run, "interim_eval_problems", None)}
-    if isinstance(run, TrainingConfig):
-        asked["eval.final_problems"] = run.eval.final_problems
     return [
         f"{key}={count} is more than the {there} problems there are to ask: set {key}={there}, or null for all of them"
-        for key, count in asked.items()
+        for key, count in run.bounds().items()
         if there is not None and count is not None and count > there and count not in of_options(run, key, conf)
     ]
 
@@ -47,8 +39,8 @@ def lowered(run: RunConfig) -> list[str]:
 
     Only for who knows that `interim_eval_problems` was typed: a scale's is an upper bound and no mistake.
     """
-    asked, last = getattr(run, "interim_eval_problems", None), run.eval.final_problems
-    if asked is None or last is None or asked <= last or run.asked_at_most is not None:
+    asked, last = run.bounds().get("interim_eval_problems"), run.eval.final_problems
+    if asked is None or last is None or asked <= last:
         return []
     return [
         f"eval.final_problems={last} is less than interim_eval_problems={asked}, all of which it asks again: raise it, "

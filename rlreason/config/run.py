@@ -1,15 +1,16 @@
-"""A whole run: the keys that every algorithm has, those of every training, and the rules between them.
+"""A whole run: the keys that every algorithm has, and the rules between them; those of every training: `training.py`.
 
-The names are the handout's where it has one. It knows the groups.
+The names are the handout's where it has one. What an algorithm does, it answers itself: setup and rules ask the
+settings (`trains`, `samples_to_learn`, `responses_per_step` ...) and never which algorithm they are.
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from omegaconf import MISSING
 
 from rlreason.config.data import DataConfig, StoriesConfig
-from rlreason.config.evaluation import EvalConfig, complaints
+from rlreason.config.evaluation import EvalConfig, EvalProtocolConfig, complaints, evaluation_of
 from rlreason.config.groups import (
     GradingConfig,
     LoggerConfig,
@@ -17,15 +18,32 @@ from rlreason.config.groups import (
     PromptConfig,
     SamplingConfig,
 )
-from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
+from rlreason.config.model import TINY_CONTEXT, ModelConfig
 from rlreason.config.ranges import MADE
 from rlreason.config.rollout import RolloutConfig
-from rlreason.objectives.objective import LengthNormConfig, Objective
+
+UNKNOWN_PROBLEMS = 1000  # in data whose size nobody knows before it is read
+
+
+class Asking(Protocol):
+    """How problems are asked: by training, or by an evaluation."""
+
+    @property
+    def prompt(self) -> PromptConfig:
+        """How a question becomes a prompt."""
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How its responses are drawn."""
 
 
 @dataclass
 class RunConfig:
     """Keys of every algorithm, whether it trains or not."""
+
+    trains: ClassVar[bool] = False
+    samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
+    reads_eval_samples: ClassVar[bool] = True  # whether `eval.samples` says how many responses an evaluation takes
 
     algorithm: str = MISSING
     seed: int = 0
@@ -48,6 +66,72 @@ class RunConfig:
     def corrects_mismatch(self) -> bool:
         """Whether the objective makes up for engine and trainer giving sampled tokens different probabilities."""
         return False
+
+    @property
+    def uses_training_data(self) -> bool:
+        """Training problems are learned from or asked."""
+        return True
+
+    @property
+    def asks_training_data(self) -> bool:
+        """Responses to training problems are sampled, to learn from them or to measure."""
+        return self.samples_to_learn
+
+    @property
+    def judges_to_learn(self) -> bool:
+        """The prompt's reward decides what is learned from, apart from what evaluations do with it."""
+        return self.samples_to_learn or self.filters_traces
+
+    @property
+    def filters_traces(self) -> bool:
+        """Responses that came with the data are judged."""
+        return self.uses_training_data and self.data.filter == "correct"
+
+    @property
+    def reads_traces(self) -> bool:
+        """Responses that came with the data are judged or imitated."""
+        return self.filters_traces
+
+    @property
+    def asking(self) -> Asking:
+        """How training problems are asked."""
+        return self
+
+    @property
+    def evaluation(self) -> EvalProtocolConfig:
+        """How its evaluations ask and judge, nothing left open."""
+        return evaluation_of(self)
+
+    @property
+    def responses_per_step(self) -> int:
+        """Responses that a training step samples."""
+        return 0
+
+    @property
+    def saves_model(self) -> bool:
+        """Whether the run leaves its weights."""
+        return False
+
+    @property
+    def optimizes_by(self) -> str | None:
+        """The optimizer; None: nothing is trained."""
+        return None
+
+    @property
+    def own_scorer(self) -> str | None:
+        """A function `module:function` of the user's that scores responses apart from any reward."""
+        return None
+
+    def responses_saved(self) -> int:
+        """How many responses are written down, about: those of the last evaluation."""
+        evaluation = self.evaluation
+        return evaluation.samples * (evaluation.final_problems or self.problems_there or UNKNOWN_PROBLEMS)
+
+    def data_read(self) -> dict[str, DataConfig]:
+        """Every data set that the run reads, by the setting that it stands under."""
+        own = self.eval.data
+        trained = {"data": self.data} if own is None or self.uses_training_data else {}
+        return trained if own is None else trained | {"eval.data": own}
 
     def problems(self) -> list[str]:
         """Every violated rule between settings, one line each: setting, value, rule, cure."""
@@ -79,6 +163,12 @@ class RunConfig:
         """The bound on every evaluation under either of its names; None: there is none."""
         return self.eval_problems if self.eval.problems is None else self.eval.problems
 
+    def bounds(self) -> dict[str, int | None]:
+        """The settings that bound how many problems evaluations ask, with their values."""
+        if self.eval.problems is not None:
+            return {"eval.problems": self.eval.problems}
+        return {} if self.eval_problems is None else {"eval_problems": self.eval_problems}
+
     @property
     def answers(self) -> int:
         """Responses per problem in an evaluation."""
@@ -100,18 +190,19 @@ class RunConfig:
 
     def _matches(self) -> list[str]:
         bad = []
-        if isinstance(self.model, TinyModelConfig) and not isinstance(self.data, StoriesConfig):
+        tiny = self.model.made_on_the_spot
+        if tiny and not isinstance(self.data, StoriesConfig):
             bad.append(
                 f"model=tiny with data={self.data.name}: the tiny model learns its habits from stories: "
                 "choose data=stories, or a pretrained model (model=local model.path=DIR)"
             )
-        if isinstance(self.model, TinyModelConfig) and self.prompt.chat:
+        if tiny and self.prompt.chat:
             bad.append(
                 "prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
                 "instruct model (model=local model.path=DIR), or prompt=r1_zero_short"
             )
         for key, longest in self._longest_responses().items():
-            if isinstance(self.model, TinyModelConfig) and longest >= TINY_CONTEXT:
+            if tiny and longest >= TINY_CONTEXT:
                 bad.append(
                     f"{key}={longest} must be below {TINY_CONTEXT}, the tiny model's context, which the prompt shares: "
                     "lower it"
@@ -130,99 +221,9 @@ class RunConfig:
         return {"sampling.max_tokens": self.sampling.max_tokens} | asked
 
     def not_multiple(self, larger: str, smaller: str) -> list[str]:
+        """A complaint where one setting is no positive multiple of another; both by their names."""
         a, b = getattr(self, larger), getattr(self, smaller)
         if b > 0 and a >= b and a % b == 0:
             return []
         divisor = next((d for d in range(min(a, b, MADE), 0, -1) if a % d == 0), 1)
         return [f"{larger}={a} must be a positive multiple of {smaller}={b}: try {smaller}={divisor}"]
-
-
-@dataclass
-class TrainingConfig(RunConfig):
-    """Keys of every algorithm that trains."""
-
-    learning_rate: float = MISSING
-    lr_schedule: str = "constant"  # after the warm-up: constant | linear | cosine, the last two down towards 0
-    warmup_steps: int = 0  # over which the rate rises
-    optimizer: str = "adamw"  # adamw | adamw_8bit
-    weight_decay: float = 0.0
-    adam_betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    max_grad_norm: float = 1.0  # gradients are scaled down to this norm, once per optimizer step
-    length_norm: LengthNormConfig = field(default_factory=LengthNormConfig)
-    train_batch_size: int = MISSING  # responses per optimizer step
-    micro_batch_size: int | None = None  # at most so many sequences in one forward pass; None: as tokens allow
-    gradient_accumulation_steps: int | None = None  # the handout's way to say micro_batch_size
-
-    interim_eval_problems: int | None = MISSING  # asked on the way where eval_problems is null; the end asks all
-    eval_every: int | None = None  # steps; null: at least ten evaluations in all; 0: only before and after
-    save_rollouts_every: int = 1  # steps; 0: never
-    save_model: bool = True
-
-    #: With eval_every=null, steps between evaluations at most.
-    longest_without_evaluation: ClassVar[int | None] = None
-
-    @property
-    def problems_on_the_way(self) -> int | None:
-        return self.interim_eval_problems if self.asked_at_most is None else self.asked_at_most
-
-    def objective(self) -> Objective:
-        """What is optimised. Of imitation: -A log p with A = 1, so only the length norm counts."""
-        given = self.length_norm.divisor
-        constant = self.sampling.max_tokens if given is None else given
-        return Objective(length_norm=LengthNormConfig(self.length_norm.kind, constant))
-
-    def sequences_per_micro_batch(self) -> int | None:
-        """The handout's accumulation steps, turned into the largest micro-batch they allow."""
-        steps, size = self.gradient_accumulation_steps, self.micro_batch_size
-        return size if steps is None else self.train_batch_size // steps
-
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        n_steps: int | None = getattr(self, "n_steps", None)  # what a step is, each algorithm says
-        if self.lr_schedule not in ("constant", "linear", "cosine"):
-            bad.append(f"lr_schedule={self.lr_schedule} is none of constant, linear, cosine: choose one")
-        if n_steps is not None:
-            bad += self.schedule_problems(n_steps)
-        if self.optimizer not in ("adamw", "adamw_8bit"):
-            bad.append(f"optimizer={self.optimizer} is none of adamw, adamw_8bit: choose one")
-        if self.rollout.async_steps and self.algorithm != "grpo":
-            bad.append(
-                f"rollout.async_steps=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
-            )
-        if self.algorithm != "sft" and self.sampling.temperature == 0:
-            bad.append(
-                f"sampling.temperature={self.sampling.temperature}: learning from samples needs different ones, so it "
-                "must be above 0: try 1.0"
-            )
-        if len(self.adam_betas) != 2:
-            bad.append(f"adam_betas={list(self.adam_betas)} must be two numbers: try [0.9,0.95]")
-        return bad + self._accumulation()
-
-    def schedule_problems(self, n_steps: int) -> list[str]:
-        """Complaints about a learning rate that never reaches its height, or never falls, in so many steps."""
-        known = getattr(self, "n_steps", None) is not None
-        if self.warmup_steps > n_steps:
-            many = f"n_steps={n_steps}" if known else f"the run's {n_steps} steps"
-            return [f"warmup_steps={self.warmup_steps} is more than {many}: lower it"]
-        if self.warmup_steps == n_steps > 0 and self.lr_schedule in ("linear", "cosine"):
-            return [
-                f"lr_schedule={self.lr_schedule} with warmup_steps={self.warmup_steps}: the rate rises over all of the "
-                f"{n_steps} steps and never falls: lower warmup_steps, or set lr_schedule=constant"
-            ]
-        return []
-
-    def _accumulation(self) -> list[str]:
-        steps, size = self.gradient_accumulation_steps, self.micro_batch_size
-        if steps is None:
-            return []
-        if steps < 1 or self.train_batch_size % steps:
-            return [
-                f"gradient_accumulation_steps={steps} must divide train_batch_size={self.train_batch_size}: "
-                "try a power of two, or leave it out (micro_batch_tokens decides)"
-            ]
-        if size is not None and size * steps != self.train_batch_size:
-            return [
-                f"gradient_accumulation_steps={steps} x micro_batch_size={size} is not train_batch_size="
-                f"{self.train_batch_size}: set one of the two and leave the other null"
-            ]
-        return []

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from rlreason.config.run import TrainingConfig
+from rlreason.config.training import OnlineConfig, TrainingConfig
 
 
 @dataclass
@@ -14,6 +14,13 @@ class SFTConfig(TrainingConfig):
     algorithm: str = "sft"
     n_steps: int | None = MISSING  # optimizer steps
     epochs: float | None = MISSING  # passes over the traces; n_steps=null follows from it
+
+    @property
+    def reads_traces(self) -> bool:
+        return True
+
+    def describe_batch(self, n_steps: int) -> str:
+        return f"{n_steps} optimizer steps of {self.train_batch_size} traces"
 
     def problems(self) -> list[str]:
         bad = super().problems()
@@ -26,23 +33,36 @@ class SFTConfig(TrainingConfig):
 
 
 @dataclass
-class EIConfig(TrainingConfig):
+class EIConfig(OnlineConfig):
     """Expert iteration: sample, keep what is correct, SFT on it, repeat. RFT and STaR are settings of it."""
 
     algorithm: str = "ei"
-    n_steps: int = MISSING  # the handout's n_ei_steps
     question_batch_size: int = MISSING  # different questions per step: the handout's D_b
-    group_size: int = MISSING  # responses per question
     sft_epochs: int = MISSING  # passes over the kept responses of a step
     max_per_question: int | None = None  # at most so many kept responses per question; None: all that are correct
     deduplicate: bool = False  # keep a response that says the same as another to its question only once (RFT)
     restart: bool = False  # each step trains the model that the run started from (STaR), not the latest
-    skip_solved: int = 0  # a question is left out once its last so many groups were all correct; 0: never
 
     @property
     def questions(self) -> int:
-        """Different problems per step."""
         return self.question_batch_size
+
+    @property
+    def restarts(self) -> bool:
+        return self.restart
+
+    def describe_batch(self, n_steps: int) -> str:
+        times = f"{self.sft_epochs} time{'s' if self.sft_epochs > 1 else ''}"
+        learned = f"the correct ones learned {times} in steps of {self.train_batch_size}"
+        return f"{self.questions} questions x {self.group_size} responses, {learned}"
+
+    def too_few(self, there: int) -> str:
+        if there >= self.questions:
+            return ""
+        return (
+            f"question_batch_size={self.question_batch_size} asks for more different questions a step than the "
+            f"{there} there are: lower it, or give more data"
+        )
 
     def schedule_problems(self, n_steps: int) -> list[str]:
         if not self.restart:

@@ -1,11 +1,12 @@
-"""Options of the group `data` whose answers are checked by a verifier. It knows no other room, and no torch."""
+"""Options of the group `data` whose answers are checked by a verifier."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import MISSING
 
-from rlreason.config.data import DataConfig
+from rlreason.config.data import MOST_BYTES, MOST_COUNTDOWNS, DataConfig
+from rlreason.config.sources import locate, may_be_hub_name
 
 
 @dataclass
@@ -18,6 +19,8 @@ class CheckedDataConfig(DataConfig):
 
 @dataclass
 class CountdownConfig(CheckedDataConfig):
+    """Reach a target by arithmetic on the given numbers, each used once."""
+
     verifier: str | None = "rlreason.grading.verifiers.countdown"
     path: str | None = None  # a JSON-lines file or a hub name with nums and target; null: made up by the rest
     seed: int = 0
@@ -25,6 +28,17 @@ class CountdownConfig(CheckedDataConfig):
     max_count: int = 4
     max_value: int = 99  # of a given number
     max_target: int = 100
+
+    @property
+    def on_hub(self) -> bool:
+        return self.path is not None and not locate(None, self.path) and may_be_hub_name(self.path)
+
+    @property
+    def quickly_read(self) -> bool:
+        if self.path is None:
+            return self.n_train + self.n_validation <= MOST_COUNTDOWNS
+        file = locate(None, self.path)
+        return file is not None and file.stat().st_size <= MOST_BYTES
 
     def problems(self) -> list[str]:
         bad = super().problems()
@@ -38,12 +52,15 @@ class CountdownConfig(CheckedDataConfig):
 
 @dataclass
 class GymConfig(CheckedDataConfig):
+    """Tasks of the reasoning-gym package."""
+
     verifier: str | None = "rlreason.grading.verifiers.gym"
     task: Any = MISSING  # a task's name, or a list of names
     seed: int = 0
 
     @property
     def tasks(self) -> list[str]:
+        """The tasks by name, one or several."""
         return [self.task] if isinstance(self.task, str) else self.task
 
     def problems(self) -> list[str]:

@@ -1,7 +1,4 @@
-"""What of its settings a run makes use of: questions that the table of conditions and the setup both ask.
-
-It knows the settings, and no torch.
-"""
+"""By which rewards a run grades and what it checks with them: what the table of conditions and the setup both ask."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.data import DataConfig
-from rlreason.config.evaluation import evaluation_of
 from rlreason.config.groups import PromptConfig
-from rlreason.config.jobs import EvalJobConfig
-from rlreason.config.model import SHARED_WARM_START, TinyModelConfig
-from rlreason.config.run import RunConfig, TrainingConfig
-from rlreason.config.sft import SFTConfig
+from rlreason.config.model import SHARED_WARM_START
+from rlreason.config.run import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,29 +21,12 @@ class Condition:
     cure: str = "leave it out"
 
 
-def uses_training_data(run: RunConfig) -> bool:
-    return not isinstance(run, EvalJobConfig) or run.split == "train"
-
-
-def data_read(run: RunConfig) -> dict[str, DataConfig]:
-    """Every data set that the run reads, by the setting that it stands under."""
-    own = run.eval.data
-    trained = {"data": run.data} if own is None or uses_training_data(run) else {}
-    return trained if own is None else trained | {"eval.data": own}
-
-
-def judges_to_learn(run: RunConfig) -> bool:
-    """The prompt's reward decides what is learned from, beside what evaluations do with it."""
-    learns = isinstance(run, TrainingConfig) and not isinstance(run, SFTConfig)
-    return learns or (uses_training_data(run) and run.data.filter == "correct")
-
-
 def judges(run: RunConfig) -> list[tuple[str, DataConfig]]:
     """Every reward that grades in this run, with the data it grades: first the one that an evaluation counts by."""
-    evaluation = evaluation_of(run)
+    evaluation = run.evaluation
     named = [(evaluation.reward, evaluation.data)]
     named += [(evaluation.prompt_reward, evaluation.data)] if evaluation.prompt_reward else []
-    return named + ([(run.prompt.reward, run.data)] if judges_to_learn(run) else [])
+    return named + ([(run.prompt.reward, run.data)] if run.judges_to_learn else [])
 
 
 def is_own(reward: str, data: DataConfig) -> bool:
@@ -63,16 +40,11 @@ def checks_golds(run: RunConfig) -> bool:
     asked = not is_own(*named[0])
     if run.eval.data is None and asked:
         return True
-    if isinstance(run, SFTConfig) or not uses_training_data(run):
+    if not run.asks_training_data:
         return False
-    return asked if isinstance(run, EvalJobConfig) else not is_own(*named[-1])
-
-
-def handles_traces(run: RunConfig) -> bool:
-    """Responses that came with the data are imitated, or judged."""
-    return isinstance(run, SFTConfig) or (uses_training_data(run) and run.data.filter == "correct")
+    return not is_own(*named[-1]) if run.trains else asked
 
 
 def warms_up_alone(run: RunConfig, prompt: PromptConfig | None = None) -> bool:
     """A model made on the spot learns the format of this prompt as the run has it."""
-    return isinstance(run.model, TinyModelConfig) and Path((prompt or run.prompt).file).stem not in SHARED_WARM_START
+    return run.model.made_on_the_spot and Path((prompt or run.prompt).file).stem not in SHARED_WARM_START

@@ -12,7 +12,8 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rlreason.data.files import BadRowError, file_rows, hub_splits, locate, may_be_hub_name, read_table
+from rlreason.config.sources import locate, may_be_hub_name
+from rlreason.data.files import BadRowError, file_rows, hub_splits, read_table
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
 

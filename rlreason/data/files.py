@@ -1,8 +1,7 @@
 """Where rows come from: JSON-lines files, JSON lists and hub data sets. And what is done with a row that is no use.
 
 A row that cannot be used is named by file and line: it stops the run, or is left out, counted and said. What a row
-means is read in `rows.py`; this module must not know fields, tokenizers, prompts or graders. The config imports it,
-so it must stay cheap.
+means is read in `rows.py`.
 """
 
 import hashlib
@@ -12,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlreason.config.packages import required
 from rlreason.errors import ConfigError, DataError
 from rlreason.types import Problem
-
-SUFFIXES = ("", ".jsonl", ".json")  # of a file, where a split is named without one
 
 #: (where it stands, the row); a `BadRowError` in its place says why it could not even be read.
 Row = tuple[str, Any]
@@ -23,22 +21,6 @@ Row = tuple[str, Any]
 
 class BadRowError(Exception):
     """Why a row cannot be used, as the end of a sentence that begins with where the row stands."""
-
-
-def locate(path: str | None, split: str) -> Path | None:
-    """The file of a split: `split` in the folder `path`, with or without its suffix, or `split` as a path itself."""
-    folder = Path(path).expanduser() if path else None
-    if folder is not None and folder.is_dir():
-        for suffix in SUFFIXES:
-            if (file := folder / f"{split}{suffix}").is_file():
-                return file
-    direct = Path(split).expanduser()
-    return direct if direct.suffix in SUFFIXES[1:] and direct.is_file() else None
-
-
-def may_be_hub_name(path: str) -> bool:
-    """One slash and no leading dot may be a hub name; anything else was meant as a folder."""
-    return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not Path(path).is_dir()
 
 
 def file_rows(path: Path) -> Iterator[Row]:
@@ -67,13 +49,8 @@ def _json(text: bytes) -> Any:
 
 def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]:
     """Split name -> rows, of a hub data set."""
-    try:
+    with required(f"data.path={path} is no folder here, and reading it from the hub", "datasets"):
         from datasets import load_dataset
-    except ImportError as error:
-        raise ConfigError(
-            f"data.path={path} is no folder here, and reading it from the hub needs the datasets package: "
-            "pip install 'rlreason[hub]', or give a folder with train.jsonl and test.jsonl"
-        ) from error
     try:
         return load_dataset(path, hub_config)  # type: ignore[no-any-return]
     except Exception as error:  # the hub client raises many kinds; all mean that it cannot be reached or read

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from rlreason.config.packages import required
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
 
@@ -45,10 +46,8 @@ def _source(
     task: str, size: int, seed: int
 ) -> tuple[Callable[[int], dict[str, Any]], Callable[[str, dict[str, Any]], float]]:
     """(index -> entry, the task's verifier), from the package."""
-    try:
+    with required(f"data.task={task}", "reasoning_gym"):
         from reasoning_gym.factory import DATASETS, create_dataset, get_score_answer_fn
-    except ImportError as error:
-        raise ConfigError(f"data.task={task} needs the reasoning-gym package: pip install 'rlreason[gym]'") from error
     if task not in DATASETS:
         near = get_close_matches(task, DATASETS) or sorted(DATASETS)[:5]
         raise ConfigError(f"data.task={task} is no task of reasoning-gym: give one of its names, as {', '.join(near)}")

@@ -43,12 +43,13 @@ def announce(console: Console, run: EvalJobConfig, components: Components, folde
     """What is about to be asked of whom, and how to go on after an interruption."""
     asks, count = components.examiner.settings, len(asked_problems(run, components))
     each = "one response each" if asks.samples == 1 else f"{asks.samples} responses each"
-    sampling = f"T={asks.sampling.temperature:g}, up to {asks.sampling.max_tokens} tokens"
     console.say(
         f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"
     )
     prompt = describe_job(run)
-    console.say(f"asks       {count} {run.split} problems of {asks.data.name}, {each}; {prompt}; {sampling}")
+    console.say(
+        f"asks       {count} {run.split} problems of {asks.data.name}, {each}; {prompt}; {asks.sampling.describe()}"
+    )
     if components.examiner.beside is not None:
         console.say(
             f"counts     by {components.examiner.grader.reward}, and beside it by {components.examiner.beside.reward}"

@@ -10,7 +10,9 @@ from rlreason.jobs.evaluate import evaluate_model
 
 def start(run: RunConfig, folder: Path, config: str) -> float:
     """Do the job, leave everything in `folder`, return the accuracy."""
-    if isinstance(run, BestOfNConfig):
-        return best_of_n(run, folder, config)
-    assert isinstance(run, EvaluateConfig)
-    return evaluate_model(run, folder, config)
+    match run:
+        case BestOfNConfig():
+            return best_of_n(run, folder, config)
+        case EvaluateConfig():
+            return evaluate_model(run, folder, config)
+    raise TypeError(f"{type(run).__name__} is the settings of no job")

@@ -1,7 +1,4 @@
-"""Low-rank adapters (LoRA) through `peft`: put them into a model, and read the weights they amount to.
-
-It must not know losses, optimizers, rewards or configuration files.
-"""
+"""Low-rank adapters (LoRA) through `peft`: put them into a model, and read the weights they amount to."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,20 +6,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlreason.config.packages import required
 from rlreason.errors import ConfigError
 from rlreason.model.memory import matching, trained_share
 
 BASE = ".base_layer."  # what peft puts between a wrapped layer's name and its own weights' names
-
-
-def require_peft() -> None:
-    """One line for a person, before anything slow is done."""
-    try:
-        import peft  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"model.lora.rank above 0 needs the peft library ({error}): pip install 'rlreason[lora]', or set it to 0"
-        ) from error
 
 
 def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[str] | None, seed: int) -> str:
@@ -34,8 +22,8 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[
     `targets` are patterns on layer names; None takes every linear layer but the output head. A and B are float32
     whatever the model's weights are. Returns what was done, in words.
     """
-    require_peft()
-    from peft import LoraConfig, inject_adapter_in_model
+    with required("model.lora.rank above 0", "peft"):
+        from peft import LoraConfig, inject_adapter_in_model
 
     head = model.get_output_embeddings()
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlreason.records.status import RESOURCES, UNUSABLE_DATA, WRONG_WORDS, exit_code
 from rlreason.records.writer import CONTENTS, SET_ASIDE
-from rlreason.sweeps.table import SWEEP_VARIABLE
+from rlreason.runtime.environment import SWEEP_VARIABLE
 
 MISTAKES = (WRONG_WORDS, UNUSABLE_DATA, RESOURCES)
 HYDRAS = ".hydra"  # a folder with its own view of the config

@@ -2,12 +2,14 @@
 
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rlreason.config.groups import LoggerConfig
+from rlreason.config.packages import required
 from rlreason.errors import ConfigError
-from rlreason.sweeps.table import SWEEP_VARIABLE
+from rlreason.runtime.environment import SWEEP_VARIABLE
 
 COLUMNS = (
     "question", "response", "gold", "format_reward", "answer_reward", "reward", "outcome", "entropy", "length",
@@ -36,15 +38,7 @@ def chosen(logger: LoggerConfig, folder: Path, own: Any) -> dict[str, Any]:
 
     `own` are W&B's settings from its variables and files. What stands there is not passed, so it holds.
     """
-    given = {
-        "project": logger.project,
-        "mode": logger.mode,
-        "entity": logger.entity,
-        "group": logger.group,
-        "tags": logger.tags,
-        "name": logger.name,
-        "notes": logger.notes,
-    }
+    given = {field.name: getattr(logger, field.name) for field in fields(logger) if field.name != "kind"}
     defaults = {"project": "rlreason", "group": os.environ.get(SWEEP_VARIABLE), "name": folder.name}
     named = {"project": own.project, "group": own.run_group, "name": own.run_name}
     kept = {key: value for key, value in given.items() if value is not None}
@@ -95,12 +89,8 @@ class WandbLogger:
     """Sends every metrics row, with a step axis for every metric."""
 
     def __init__(self, folder: Path, logger: LoggerConfig, config: dict[str, Any]) -> None:
-        try:
+        with required("logger=wandb", "wandb"):
             import wandb
-        except ImportError as error:
-            raise ConfigError(
-                "logger=wandb needs the wandb package: pip install wandb, or choose logger=none"
-            ) from error
         try:
             own = wandb.setup().settings
             self.run = wandb.init(**chosen(logger, folder, own), config=config)

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from rlreason.algorithms.base import Algorithm
@@ -12,59 +11,75 @@ from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import LogProbScorer
 from rlreason.algorithms.sft import SFT
 from rlreason.config.grpo import GRPOConfig
-from rlreason.config.run import RunConfig, TrainingConfig
 from rlreason.config.sft import EIConfig, SFTConfig
+from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
-from rlreason.setup.components import Components
+from rlreason.setup.components import Components, scorer
 from rlreason.setup.traces import make_traces
 from rlreason.types import Problem
 
 
 def make_algorithm(run: TrainingConfig, components: Components, console: Console) -> Algorithm:
-    policy, rollouts, train = components.policy, components.rollouts, components.train_problems
-    check_amount(run, train)
-    if isinstance(run, SFTConfig):
-        traces, notices = make_traces(run, policy, train, rollouts.prompt_ids)
-        for notice in notices:
-            console.say(f"! {notice}")
-        imitation = SFT(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
-        check_schedule(run, imitation.n_steps)
-        return imitation
-    assert isinstance(run, EIConfig | GRPOConfig)
-    shared: dict[str, Any] = {
-        "rollouts": rollouts,
-        "questions": ProblemSampler(train, run.seed, run.skip_solved),
+    """The one place that asks which algorithm a run is: here a new one finds its place."""
+    check_amount(run, components.train_problems)
+    match run:
+        case SFTConfig():
+            return make_sft(run, components, console)
+        case EIConfig():
+            return ExpertIteration(
+                **sampled_shares(run, components),
+                epochs=run.sft_epochs,
+                max_per_question=run.max_per_question,
+                deduplicate=run.deduplicate,
+                restart=run.restart,
+            )
+        case GRPOConfig():
+            return make_grpo(run, components)
+    raise TypeError(f"{type(run).__name__} is the settings of no algorithm that trains")
+
+
+def make_sft(run: SFTConfig, components: Components, console: Console) -> SFT:
+    """SFT on the traces of the training data, which decide how many steps `epochs` are."""
+    traces, notices = make_traces(run, components.policy, components.train_problems, components.rollouts.prompt_ids)
+    for notice in notices:
+        console.say(f"! {notice}")
+    sft = SFT(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
+    check_schedule(run, sft.n_steps)
+    return sft
+
+
+def make_grpo(run: GRPOConfig, components: Components) -> GRPO:
+    """GRPO, with a reference model where a KL term asks for one."""
+    return GRPO(
+        **sampled_shares(run, components),
+        epochs=run.epochs_per_rollout,
+        objective=run.objective(),
+        reference=make_reference(run, components.policy),
+        behaviour=components.measure if scored_before_learning(run) else None,
+        old_log_probs=ratio_divisor(run),
+    )
+
+
+def sampled_shares(run: OnlineConfig, components: Components) -> dict[str, Any]:
+    """What every algorithm takes that learns from samples of its own."""
+    return {
+        "rollouts": components.rollouts,
+        "questions": ProblemSampler(components.train_problems, run.seed, run.skip_solved),
         "sampling": components.sampling,
         "n_steps": run.n_steps,
         "per_step": run.questions,
         "group_size": run.group_size,
         "batch_size": run.train_batch_size,
     }
-    if isinstance(run, EIConfig):
-        return ExpertIteration(
-            **shared,
-            epochs=run.sft_epochs,
-            max_per_question=run.max_per_question,
-            deduplicate=run.deduplicate,
-            restart=run.restart,
-        )
-    return GRPO(
-        **shared,
-        epochs=run.epochs_per_rollout,
-        objective=run.objective(),
-        reference=make_reference(run, policy),
-        behaviour=components.measure if scored_before_learning(run) else None,
-        old_log_probs=ratio_divisor(run),
-    )
 
 
 def ratio_divisor(run: GRPOConfig) -> str:
     """What the loss's ratio divides by. Sampled ahead, by weights one hand-over old, only the engine knows it."""
     if run.old_from_engine:
         return "engine"
-    return "measured" if run.updates_per_rollout > 1 and not run.rollout.async_steps else "none"
+    return "measured" if run.updates_per_rollout > 1 and not run.rollout.async_level else "none"
 
 
 def scored_before_learning(run: GRPOConfig) -> bool:
@@ -78,8 +93,7 @@ def make_reference(run: GRPOConfig, policy: Policy) -> LogProbScorer | None:
         return None
     model = copy.deepcopy(policy.model).requires_grad_(False)
     frozen = Policy(model, policy.tokenizer, policy.compute_dtype, policy.device, policy.weights, policy.attention)
-    score = partial(frozen.score, temperature=run.sampling.temperature, token_budget=run.micro_batch_tokens)
-    return lambda pairs: [(log_probs, []) for log_probs in score(pairs)]
+    return scorer(run, run, frozen, entropy=False)
 
 
 def check_schedule(run: TrainingConfig, n_steps: int) -> None:
@@ -88,15 +102,7 @@ def check_schedule(run: TrainingConfig, n_steps: int) -> None:
         raise ConfigError("\n".join(bad))
 
 
-def check_amount(run: RunConfig, train: Sequence[Problem]) -> None:
+def check_amount(run: TrainingConfig, train: Sequence[Problem]) -> None:
     """A step asks different questions; with fewer than it needs, every batch would silently be smaller."""
-    if isinstance(run, GRPOConfig) and len(train) < run.questions:
-        raise ConfigError(
-            f"rollout_batch_size={run.rollout_batch_size} with group_size={run.group_size} asks {run.questions} "
-            f"different questions a step, and there are {len(train)}: lower rollout_batch_size, or give more data"
-        )
-    if isinstance(run, EIConfig) and len(train) < run.questions:
-        raise ConfigError(
-            f"question_batch_size={run.question_batch_size} asks for more different questions a step than the "
-            f"{len(train)} there are: lower it, or give more data"
-        )
+    if why := run.too_few(len(train)):
+        raise ConfigError(why)

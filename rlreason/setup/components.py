@@ -1,8 +1,9 @@
-"""The rooms that every job of rlreason needs, put together from the settings: problems, policy, engine, grader."""
+"""The parts that every run needs, put together from its settings: problems, policy, engine, grader."""
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,8 @@ from pathlib import Path
 import torch
 
 from rlreason.algorithms.rollouts import LogProbScorer, Rollouts
-from rlreason.config.data import StoriesConfig
-from rlreason.config.evaluation import EvalProtocolConfig, evaluation_of
-from rlreason.config.jobs import EvalJobConfig
-from rlreason.config.model import TinyModelConfig
-from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.evaluation import EvalProtocolConfig
+from rlreason.config.run import Asking, RunConfig
 from rlreason.data.files import fingerprint
 from rlreason.data.splits import subset
 from rlreason.engines.base import Engine, Sampling
@@ -24,20 +22,20 @@ from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.records.wandb_logger import WandbLogger
 from rlreason.records.writer import MetricSink
-from rlreason.setup.data import load_data, read_splits
+from rlreason.setup.data import Loaded, load_data
 from rlreason.setup.engine import check_engine, demand_of, make_engine
-from rlreason.setup.fits import longest_prompt, parts, too_long
-from rlreason.setup.graders import make_graders
+from rlreason.setup.fits import Part, longest_prompt, parts, too_long
+from rlreason.setup.graders import Graders, make_graders
 from rlreason.setup.model import (
     check_attention,
     choose_threads,
     choose_trained,
-    describe_weights,
     make_policy,
     teach_habits,
 )
 from rlreason.setup.probe import own_functions, refusal
-from rlreason.setup.prompts import PromptIds, check_prompt, encoder, end_of_turn, remarks
+from rlreason.setup.prompts import PromptIds, check_prompts, encoder, end_of_turn, remarks
+from rlreason.setup.read_data import read_splits
 from rlreason.setup.start import Start
 from rlreason.types import Problem, Sample
 
@@ -68,7 +66,7 @@ class Examiner:
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """A run's rooms, ready to use."""
+    """A run's parts, ready to use."""
 
     policy: Policy
     engine: Engine
@@ -91,6 +89,7 @@ class Components:
         return f", {self.engine.drawn} tokens"
 
     def close(self) -> None:
+        """End the engine and every grader, whatever becomes of the one before."""
         try:
             self.engine.close()
         finally:
@@ -113,43 +112,47 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
     choose_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     torch.manual_seed(run.seed)
-    evaluation = evaluation_of(run)
-    learns = not isinstance(run, EvalJobConfig)
-    prompt = run.prompt if learns else evaluation.prompt
-    check_prompt(prompt, run.model)
-    if evaluation.prompt is not prompt:
-        check_prompt(evaluation.prompt, run.model, "eval.prompt")
+    check_prompts(run)
     with console.wait("starting the logger"):
         mirror = make_mirror(run, folder)
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
-    try:
-        with console.wait("reading the data"):
-            judges = {"grader": graders.training, "judge": graders.evaluation}
-            train, validation, sizes = load_data(run, **judges, say=console.say)
-            for grader in graders.all():  # each on an answer of the kind that it is to judge
-                learned = grader is graders.training and grader is not graders.evaluation
-                check_reward(run, grader, train if learned and train else validation)
-            for remark in [*remarks(prompt, train), *remarks(evaluation.prompt, validation)]:
-                console.say(remark)
-            lessons = read_splits(run.data, console.say)[0] if isinstance(run.data, StoriesConfig) else train
+    with given_up(graders, mirror):
+        loaded, lessons = read_all(run, graders, console)
         with console.wait("loading the model"):
             policy = make_policy(run, lessons)
         choose_threads(run, policy)
-        prompt_ids, asked_ids = encoder(policy, prompt), encoder(policy, evaluation.prompt)
-        with console.wait("measuring the prompts"):
-            for part in parts(run, train, validation):
-                ids = asked_ids if part.prompt is evaluation.prompt else prompt_ids
-                kept = fitting(run, policy, ids, part.name, part.problems, part.max_tokens, console)
-                train, validation = (kept, validation) if part.name == "train" else (train, kept)
-        tiny = run.model if isinstance(run.model, TinyModelConfig) else None
-        start = teach_habits(run, tiny, policy, lessons, console) if tiny else None
-        if isinstance(run, TrainingConfig):
-            choose_trained(run.model, policy, run.seed)
-        else:
-            describe_weights(run.model, policy, learned=False)
-        demand = partial(demand_of, run, prompt_ids, asked_ids, train, validation)
+        prompt_ids, asked_ids = encoder(policy, run.asking.prompt), encoder(policy, run.evaluation.prompt)
+        loaded = all_fitting(run, policy, loaded, prompt_ids, asked_ids, console)
+        start = teach_habits(run, policy, lessons, console)
+        choose_trained(run.model, policy, run.seed, run.trains)
+        demand = partial(demand_of, run, prompt_ids, asked_ids, loaded.train, loaded.validation)
         with console.wait("starting the engine", logged=True):
             engine = make_engine(run, policy, folder, console.say, demand)
+    evaluation = run.evaluation
+    return Components(
+        policy=policy,
+        engine=engine,
+        grader=graders.training,
+        rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part),
+        sampling=sampled(run.asking, policy),
+        measure=scorer(run, run.asking, policy),
+        examiner=make_examiner(run, policy, engine, graders, asked_ids, console),
+        train_problems=loaded.train,
+        eval_problems=asked(evaluation, loaded.validation, evaluation.problems),
+        final_problems=asked(evaluation, loaded.validation, evaluation.final_problems),
+        start=start,
+        data_hash=fingerprint([*loaded.train, *loaded.validation]),
+        sizes=loaded.sizes | {"train": len(loaded.train), "validation": len(loaded.validation)},
+        mirror=mirror,
+        seconds_to_build=time.monotonic() - began,
+    )
+
+
+@contextmanager
+def given_up(graders: Graders, mirror: MetricSink | None) -> Iterator[None]:
+    """Where the rest cannot be built, what has started is ended."""
+    try:
+        yield
     except BaseException as error:
         graders.close()
         if mirror is not None:
@@ -158,46 +161,51 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
             raise type(error)(f"{error} before the first step".strip()) from None
         raise
 
-    def asked(count: int | None) -> list[Problem]:
-        """The first stories, which are in no order; of files, which may be sorted by subject, a draw that is fixed."""
-        return validation[:count] if isinstance(evaluation.data, StoriesConfig) else subset(validation, count, seed=0)
 
-    def measured(temperature: float) -> LogProbScorer:
-        """Greedy responses are measured under the plain distribution."""
-        return partial(policy.score_with_entropy, temperature=temperature or 1.0, token_budget=run.micro_batch_tokens)
+def read_all(run: RunConfig, graders: Graders, console: Console) -> tuple[Loaded, list[Problem]]:
+    """The problems, rewards tried on them; and the stories that teach a model made on the spot."""
+    with console.wait("reading the data"):
+        loaded = load_data(run, grader=graders.training, judge=graders.evaluation, say=console.say)
+        for grader in graders.all():  # each on an answer of the kind that it is to judge
+            learned = grader is graders.training and grader is not graders.evaluation
+            check_reward(run, grader, loaded.train if learned and loaded.train else loaded.validation)
+        for remark in [*remarks(run.asking.prompt, loaded.train), *remarks(run.evaluation.prompt, loaded.validation)]:
+            console.say(remark)
+        return loaded, read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
 
-    examiner = Examiner(
-        settings=evaluation,
+
+def make_examiner(
+    run: RunConfig, policy: Policy, engine: Engine, graders: Graders, asked_ids: PromptIds, console: Console
+) -> Examiner:
+    """What evaluations ask and judge with; `asked_ids` makes their prompts."""
+    return Examiner(
+        settings=run.evaluation,
         rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.beside),
-        sampling=sampled(evaluation, policy),
-        measure=measured(evaluation.sampling.temperature),
+        sampling=sampled(run.evaluation, policy),
+        measure=scorer(run, run.evaluation, policy),
         grader=graders.evaluation,
         beside=graders.beside,
     )
-    return Components(
-        policy=policy,
-        engine=engine,
-        grader=graders.training,
-        rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part),
-        sampling=sampled(run, policy) if learns else examiner.sampling,
-        measure=measured(run.sampling.temperature) if learns else examiner.measure,
-        examiner=examiner,
-        train_problems=train,
-        eval_problems=asked(evaluation.problems),
-        final_problems=asked(evaluation.final_problems),
-        start=start,
-        data_hash=fingerprint([*train, *validation]),
-        sizes=sizes | {"train": len(train), "validation": len(validation)},
-        mirror=mirror,
-        seconds_to_build=time.monotonic() - began,
-    )
 
 
-def sampled(settings: RunConfig | EvalProtocolConfig, policy: Policy) -> Sampling:
+def asked(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:
+    """So many of them, always the same: of files, which may be sorted by subject, a draw that is fixed."""
+    return validation[:count] if evaluation.data.in_random_order else subset(validation, count, seed=0)
+
+
+def sampled(asking: Asking, policy: Policy) -> Sampling:
     """How an engine samples, in training or in evaluations: a prompt's responses end as that prompt says."""
-    end = end_of_turn(settings.prompt, policy.tokenizer)
+    end = end_of_turn(asking.prompt, policy.tokenizer)
     ends = frozenset() if end is None else frozenset({end})
-    return Sampling(**asdict(settings.sampling), stop=tuple(settings.prompt.stop), end_ids=ends)
+    return Sampling(**asdict(asking.sampling), stop=tuple(asking.prompt.stop), end_ids=ends)
+
+
+def scorer(run: RunConfig, asking: Asking, policy: Policy, entropy: bool = True) -> LogProbScorer:
+    """Measures responses under the distribution they were drawn from; greedy ones under the plain distribution."""
+    temperature, budget = asking.sampling.temperature or 1.0, run.micro_batch_tokens
+    if entropy:
+        return lambda pairs: policy.score_with_entropy(pairs, temperature, budget)
+    return lambda pairs: [(log_probs, []) for log_probs in policy.score(pairs, temperature, budget)]
 
 
 def check_reward(run: RunConfig, grader: Grader, problems: Sequence[Problem]) -> None:
@@ -210,32 +218,36 @@ def check_reward(run: RunConfig, grader: Grader, problems: Sequence[Problem]) ->
 
 
 def make_mirror(run: RunConfig, folder: Path) -> MetricSink | None:
+    """Where metrics are sent besides the run folder, if anywhere."""
     if run.logger.kind == "none":
         return None
     return WandbLogger(folder, run.logger, asdict(run))
 
 
-def fitting(
-    run: RunConfig,
-    policy: Policy,
-    prompt_ids: PromptIds,
-    name: str,
-    problems: list[Problem],
-    max_tokens: int,
-    console: Console,
-) -> list[Problem]:
+def all_fitting(
+    run: RunConfig, policy: Policy, loaded: Loaded, prompt_ids: PromptIds, asked_ids: PromptIds, console: Console
+) -> Loaded:
     """The problems whose prompt and a full response fit into the model's context and into one micro-batch.
 
-    What does not fit is refused, or left out and said (data.bad_rows). `name`: train or validation.
+    What does not fit is refused, or left out and said (data.bad_rows).
     """
-    sizes, context = [len(prompt_ids(p)) for p in problems], policy.max_context
-    if why := too_long(run, name, sizes, max_tokens, context):
+    kept = {"train": loaded.train, "validation": loaded.validation}
+    with console.wait("measuring the prompts"):
+        for part in parts(run, loaded.train, loaded.validation):
+            ids = asked_ids if part.prompt is run.evaluation.prompt else prompt_ids
+            kept[part.name] = fitting(run, policy, part, ids, console)
+    return Loaded(kept["train"], kept["validation"], loaded.sizes)
+
+
+def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptIds, console: Console) -> list[Problem]:
+    """Those of one part, train or validation."""
+    sizes, context = [len(prompt_ids(p)) for p in part.problems], policy.max_context
+    if why := too_long(run, part.name, sizes, part.max_tokens, context):
         raise ConfigError(why)
-    longest = longest_prompt(run, max_tokens, context)
-    kept = [p for p, size in zip(problems, sizes, strict=True) if size <= longest]
-    if len(kept) < len(problems):
-        key = "the model's context" if context < run.micro_batch_tokens else "micro_batch_tokens"
-        left = f"{len(problems) - len(kept)} of {len(problems)} {name} problems"
-        room = min(context, run.micro_batch_tokens)
+    longest = longest_prompt(run, part.max_tokens, context)
+    kept = [p for p, size in zip(part.problems, sizes, strict=True) if size <= longest]
+    if len(kept) < len(part.problems):
+        room, key = min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
+        left = f"{len(part.problems) - len(kept)} of {len(part.problems)} {part.name} problems"
         console.say(f"! left out: {left}, whose prompts are too long for {key}={room}")
     return kept

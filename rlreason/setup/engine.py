@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 
-from rlreason.config.evaluation import evaluation_of
-from rlreason.config.grpo import GRPOConfig
-from rlreason.config.jobs import EvalJobConfig
 from rlreason.config.run import RunConfig
-from rlreason.config.sft import EIConfig, SFTConfig
 from rlreason.engines.base import Engine
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
@@ -51,16 +47,15 @@ def demand_of(
 
     An evaluation may have a prompt, lengths and several responses of its own.
     """
-    evaluation = evaluation_of(run)
-    asked = train if isinstance(run, EvalJobConfig) and run.split == "train" else validation
-    in_a_step = run.questions * run.group_size if isinstance(run, GRPOConfig | EIConfig) else 0
+    evaluation = run.evaluation
+    asked = train if run.asks_training_data and not run.trains else validation
     at_once = evaluation.samples * len(asked[: evaluation.final_problems])
-    learned = (evaluation if isinstance(run, EvalJobConfig) else run).sampling.max_tokens
+    learned = run.asking.sampling.max_tokens
     longest = max(
-        max((len(prompt_ids(p)) + learned for p in ([] if isinstance(run, SFTConfig) else train)), default=0),
+        max((len(prompt_ids(p)) + learned for p in (train if run.asks_training_data else [])), default=0),
         max((len(asked_ids(p)) + evaluation.sampling.max_tokens for p in validation), default=0),
     )
-    return Demand(longest, max(in_a_step, at_once, 1))
+    return Demand(longest, max(run.responses_per_step, at_once, 1))
 
 
 def make_engine(
@@ -73,23 +68,22 @@ def make_engine(
     say(placed(placement, place))
     make = VLLMProcess if placement == "second_gpu" else VLLMEngine
     settings = vllm_settings(run, demand())
-    if placement == "auto" and place == "cpu" and not settings["sleep"] and not run.rollout.async_steps:
+    if placement == "auto" and place == "cpu" and not settings["sleep"] and not run.rollout.async_level:
         say("! rollout.sleep=false has no effect: it is about a GPU's memory, and vLLM runs on the processor here")
     return make(policy, log=folder / "vllm.log", say=say, **settings)
 
 
 def vllm_settings(run: RunConfig, demand: Demand) -> dict[str, Any]:
-    """What vLLM is told, wherever it runs; nothing of it is read by the embedded engine but `max_rows`.
+    """What vLLM is told, wherever it runs; nothing of it is read by the in-process engine but `max_rows`.
 
     Its length is that of what is asked for and of the probe that looks at its weights, its rows those that are ever
     asked for at once: it sets memory aside for all of them.
     """
     rollout = run.rollout
-    shares = rollout.placement in ("auto", "shared")  # a GPU of its own need not be given back
     return {
         "max_len": max(demand.longest, PROBE_PROMPT + PROBE_TOKENS),
         "max_rows": min(rollout.max_rows, demand.rows),
-        "sleep": shares and rollout.sleep,
+        "sleep": rollout.shares_gpu and rollout.sleep,  # a GPU of its own need not be given back
         "kv_cache_gb": rollout.kv_cache_gb,
         "attest": rollout.attest,
         "timeout_s": rollout.timeout_s,
@@ -102,13 +96,13 @@ def placed(placement: str, device: str) -> str:
     >>> placed("auto", "cpu")
     'rollout.placement=cpu: there is no GPU here'
     """
-    if placement in ("shared", "second_gpu") and device != "cuda":
+    if placement in ("colocate", "second_gpu") and device != "cuda":
         raise ConfigError(f"rollout.placement={placement}: the policy is not on a GPU: choose auto or cpu")
     if placement == "cpu" and device == "cuda":
         raise ConfigError("rollout.placement=cpu: the policy is on the GPU and vLLM belongs beside it: choose auto")
     if placement == "second_gpu":
         return "rollout.placement=second_gpu: vLLM runs in a process and on a GPU of its own"
     return {
-        "cuda": "rollout.placement=shared: vLLM runs on the policy's GPU",
+        "cuda": "rollout.placement=colocate: vLLM runs on the policy's GPU",
         "cpu": "rollout.placement=cpu: there is no GPU here",
     }[device]

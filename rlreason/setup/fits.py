@@ -14,26 +14,18 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from rlreason.config.conditions import lies_on_hub
-from rlreason.config.data import DataConfig, FileDataConfig, StoriesConfig
-from rlreason.config.evaluation import evaluation_of, sampling_key
+from rlreason.config.evaluation import sampling_key
 from rlreason.config.groups import PromptConfig
-from rlreason.config.jobs import EvalJobConfig
-from rlreason.config.model import TINY_CONTEXT, PretrainedModelConfig, TinyModelConfig
+from rlreason.config.model import TINY_CONTEXT
 from rlreason.config.run import RunConfig
-from rlreason.config.sft import SFTConfig
-from rlreason.config.tasks import CountdownConfig
-from rlreason.config.uses import data_read
-from rlreason.data.files import locate
 from rlreason.model.tiny_formats import TAGS, VOCABULARY, texts_in, train_tokenizer
-from rlreason.setup.data import SPLITS, Loaded, load_data, read_splits
+from rlreason.setup.data import Loaded, load_data
+from rlreason.setup.read_data import read_splits
 from rlreason.setup.templates import filling
 from rlreason.setup.warm_start_formats import formats_of
 from rlreason.types import Problem
 
 PATIENCE_S = 1.5  # of processor time that all runs of a sweep together may take here; then the house must do
-MOST_BYTES = 20_000_000  # of files that are read here
-MOST_STORIES, MOST_COUNTDOWNS = 20_000, 4_000  # that are made up here: about half a second
 MOST_MEASURED = 4_000_000  # characters of prompts that are turned into tokens here
 UNBOUNDED = 1 << 30
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")  # classes that read tokenizer.json as it stands
@@ -49,12 +41,11 @@ class Part(NamedTuple):
 
 
 def parts(run: RunConfig, train: list[Problem], validation: list[Problem]) -> list[Part]:
-    """What must fit; sft samples no answers to what it learns from, and its traces are measured when they are made."""
-    evaluation, learns = evaluation_of(run), not isinstance(run, EvalJobConfig)
-    asking = run if learns else evaluation
+    """What must fit. SFT samples no responses to its training problems; its traces are measured when they are made."""
+    evaluation, asking = run.evaluation, run.asking
     trained = Part("train", asking.prompt, train, asking.sampling.max_tokens)
     asked = Part("validation", evaluation.prompt, validation, evaluation.sampling.max_tokens)
-    return [asked] if isinstance(run, SFTConfig) else [trained, asked]
+    return [asked] if run.trains and not run.samples_to_learn else [trained, asked]
 
 
 def longest_prompt(run: RunConfig, max_tokens: int, context: int) -> int:
@@ -65,7 +56,7 @@ def longest_prompt(run: RunConfig, max_tokens: int, context: int) -> int:
 def too_long(run: RunConfig, name: str, sizes: Sequence[int], max_tokens: int, context: int) -> str:
     """Why prompts of these sizes in tokens cannot be asked; empty where they fit or the long ones are left out."""
     asked, data = name == "validation", run.data if run.eval.data is None else run.eval.data
-    own = sampling_key(run, "max_tokens") if asked or isinstance(run, EvalJobConfig) else "sampling.max_tokens"
+    own = sampling_key(run, "max_tokens") if asked or not run.trains else "sampling.max_tokens"
     skip = (data if asked else run.data).bad_rows == "skip"
     room, key = min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
     longest = longest_prompt(run, max_tokens, context)
@@ -98,14 +89,14 @@ class Foreseen:
         drawn = None if run.data.limit is None else run.seed
         key = repr((type(run), getattr(run, "split", None), run.data, run.eval, run.prompt, asked, drawn))
         if key not in self._loaded and self._in_time():
-            quick = run.data.filter == "none" and all(map(is_near, data_read(run).values()))
+            quick = run.data.filter == "none" and all(data.quickly_read for data in run.data_read().values())
             self._loaded[key] = load_data(run, say=_quietly) if quick else None
         return self._loaded.get(key)
 
     def too_long(self, run: RunConfig) -> str:
         """Why the prompts of a run cannot be asked; empty where they fit, or where that is not quickly known."""
         loaded, context = self.problems(run), context_of(run)
-        if loaded is None or any(data.bad_gold == "drop" for data in data_read(run).values()):
+        if loaded is None or any(data.bad_gold == "drop" for data in run.data_read().values()):
             return ""
         for part in parts(run, loaded.train, loaded.validation):
             longest = longest_prompt(run, part.max_tokens, context)
@@ -119,12 +110,7 @@ class Foreseen:
         doubtful = [text for text in texts if len(text.encode()) >= longest]  # a token is a byte or more, and one of
         if sum(map(len, doubtful)) > MOST_MEASURED:  # its own may stand before the text
             return []
-        made = (
-            run.model.folder
-            if isinstance(run.model, PretrainedModelConfig)
-            else (run.data, run.prompt, run.eval.prompt)
-        )
-        key = repr((made, hash(tuple(doubtful))))
+        key = repr((run.model.folder or (run.data, run.prompt, run.eval.prompt), hash(tuple(doubtful))))
         if doubtful and key not in self._sizes and self._in_time():
             length = tokenizer_of(run)
             self._sizes[key] = {text: length(text) for text in doubtful} if length else {}
@@ -139,33 +125,17 @@ def _quietly(line: str) -> None:
     """What is left out is said when it is read for the run itself."""
 
 
-def is_near(data: DataConfig) -> bool:
-    """Whether reading the data takes no network, no further library and little time."""
-    if isinstance(data, FileDataConfig):
-        folder = Path(data.path).expanduser() if data.path else None
-        if lies_on_hub(data) or (folder and not folder.is_dir()):
-            return False
-        named = (data.train, data.validation, data.ground_truth, *SPLITS)
-        files = {file for name in named if name and (file := locate(data.path, name))}
-        return sum(file.stat().st_size for file in files) <= MOST_BYTES
-    if isinstance(data, CountdownConfig) and data.path is not None:
-        file = locate(None, data.path)
-        return file is not None and file.stat().st_size <= MOST_BYTES
-    if not isinstance(data, StoriesConfig | CountdownConfig):
-        return False
-    return data.n_train + data.n_validation <= (MOST_STORIES if isinstance(data, StoriesConfig) else MOST_COUNTDOWNS)
-
-
 def texts_of(part: Part) -> list[str]:
+    """Their prompts as text, in order."""
     fill = filling(part.prompt)
     return [fill(p.question) if p.prompt is None else p.prompt for p in part.problems]
 
 
 def context_of(run: RunConfig) -> int:
     """Tokens that the model has positions for, as its folder plainly says; where it does not, none is in the way."""
-    if isinstance(run.model, TinyModelConfig):
+    if run.model.made_on_the_spot:
         return TINY_CONTEXT
-    said = _json_in(run.model.folder, "config.json") if isinstance(run.model, PretrainedModelConfig) else {}
+    said = _json_in(run.model.folder, "config.json") if run.model.folder else {}
     context = said.get("max_position_embeddings")
     return context if isinstance(context, int) and context > 0 and not said.get("sliding_window") else UNBOUNDED
 
@@ -173,16 +143,15 @@ def context_of(run: RunConfig) -> int:
 def tokenizer_of(run: RunConfig) -> Callable[[str], int] | None:
     """A prompt -> its length in tokens, exactly as the policy will encode it; None where only transformers can say."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if isinstance(run.model, TinyModelConfig):
-        if not isinstance(run.data, StoriesConfig):
-            return None
+    if run.model.made_on_the_spot:
         core = train_tokenizer(texts_in(formats_of(run), read_splits(run.data, _quietly)[0]), VOCABULARY)
         core.add_tokens(list(TAGS))
         return lambda text: max(1, len(core.encode(text).ids))
-    return saved_tokenizer(run.model.folder) if isinstance(run.model, PretrainedModelConfig) else None
+    return saved_tokenizer(run.model.folder) if run.model.folder else None
 
 
 def saved_tokenizer(folder: str) -> Callable[[str], int] | None:
+    """A prompt -> its length under the tokenizer of a model folder; None where only transformers can say."""
     said = _json_in(folder, "tokenizer_config.json")
     if said.get("tokenizer_class") not in PLAIN or any(
         said.get(f"add_{end}_token") is not None for end in ("bos", "eos")

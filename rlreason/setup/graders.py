@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.data import DataConfig
-from rlreason.config.evaluation import evaluation_of
 from rlreason.config.groups import GradingConfig
 from rlreason.config.run import RunConfig
-from rlreason.config.uses import judges_to_learn
 from rlreason.grading import Grader, verifiers
 
 
@@ -21,20 +19,22 @@ class Graders:
     beside: Grader | None  # of the evaluation prompt's reward, where another one counts
 
     def all(self) -> list[Grader]:
+        """Each grader once."""
         named = (self.training, self.evaluation, self.beside)
         return list({id(grader): grader for grader in named if grader is not None}.values())
 
     def close(self) -> None:
+        """End their workers."""
         for grader in self.all():
             grader.close()
 
 
 def make_graders(run: RunConfig, folder: Path) -> Graders:
     """Data with a verifier of its own brings the reward along. A run that learns from no grades has no grader more."""
-    evaluation = evaluation_of(run)
+    evaluation = run.evaluation
     counts = reward_name(evaluation.reward, evaluation.data)
     beside = evaluation.prompt_reward and reward_name(evaluation.prompt_reward, evaluation.data)
-    training = reward_name(run.prompt.reward, run.data) if judges_to_learn(run) else counts
+    training = reward_name(run.prompt.reward, run.data) if run.judges_to_learn else counts
     made: dict[str, Grader] = {}
     try:
         for reward in dict.fromkeys(filter(None, (training, counts, beside))):

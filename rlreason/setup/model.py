@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from rlreason.config.model import ModelConfig, PretrainedModelConfig, TinyModelConfig
-from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.model import ModelConfig, TinyModelConfig
+from rlreason.config.run import RunConfig
 from rlreason.model.kernels import pick
-from rlreason.model.lora import add_lora, require_peft
+from rlreason.model.lora import add_lora
 from rlreason.model.memory import freeze, model_size, recompute_layers
 from rlreason.model.policy import DTYPES, Policy, load_policy, pick_device, pick_dtype
 from rlreason.model.tiny import build_model, build_tokenizer
@@ -45,9 +45,7 @@ def check_attention(model: ModelConfig) -> None:
 
 def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     """The model as it is before any training: loaded, or made on the spot with random weights."""
-    if isinstance(run, TrainingConfig) and run.model.lora.rank:
-        require_peft()
-    if isinstance(run.model, PretrainedModelConfig):
+    if run.model.folder is not None:
         return load_policy(run.model.folder, run.model.dtype, run.model.weights, run.model.attention)
     assert isinstance(run.model, TinyModelConfig)
     tiny, device = run.model, pick_device()
@@ -56,12 +54,15 @@ def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device, DTYPES[tiny.weights], tiny.attention)
 
 
-def teach_habits(
-    run: RunConfig, tiny: TinyModelConfig, policy: Policy, train: Sequence[Problem], console: Console
-) -> Start:
-    """Give a model with random weights its two habits: as they were shipped or kept, or by a warm start here."""
-    start = tiny.warm_start
-    if start.steps == 0:
+def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], console: Console) -> Start | None:
+    """Give a model made on the spot its two habits: as they were shipped or kept, or by a warm start here.
+
+    Any other model stays as it is: None.
+    """
+    tiny = run.model
+    if not isinstance(tiny, TinyModelConfig):
+        return None
+    if tiny.warm_start.steps == 0:
         console.say("model.warm_start.steps=0: the new tiny model keeps its random weights")
         return Start("random", checksum(copied(policy.named_weights())))
     lessons = lessons_of(run, tiny, train)
@@ -71,7 +72,7 @@ def teach_habits(
     def make() -> None:
         console.say(f"teaching a new tiny model two habits: {habits} ...")
         with console.wait("warm start", logged=True):  # it was just said
-            warm_up(policy, lessons, steps=start.steps, learning_rate=start.learning_rate, progress=console.progress)
+            warm_up(policy, lessons, progress=console.progress)
 
     found = find_or_make(tiny, policy, lessons, make, console.say)
     came = {"shipped": "shipped with rlreason", "cache": f"found in the cache (model.cache={tiny.cache})"}
@@ -80,27 +81,25 @@ def teach_habits(
 
 
 def lessons_of(run: RunConfig, tiny: TinyModelConfig, train: Sequence[Problem]) -> Lessons:
-    start = tiny.warm_start
-    return Lessons(train, formats_of(run), start.batch_size, start.hasty_share, start.slip_share, tiny.seed)
+    """What the warm start teaches in this run."""
+    return Lessons(train, formats_of(run), tiny.warm_start, tiny.seed)
 
 
-def describe_weights(model: ModelConfig, policy: Policy, learned: bool) -> None:
-    """Name weights of less than float32 in the policy's description, and what that costs where they are `learned`."""
-    if model.weights != "float32":
-        cost = ": a change of less than 0.2% of a weight is rounded away" if learned else ""
-        policy.remarks.append(f"weights kept in {model.weights}, output head in float32{cost}")
-
-
-def choose_trained(model: ModelConfig, policy: Policy, seed: int) -> None:
-    """What of the model the run trains, and at what cost in memory; the policy's description says it.
+def choose_trained(model: ModelConfig, policy: Policy, seed: int, trains: bool = True) -> None:
+    """What of the model the run trains, if anything, and at what cost in memory; the policy's description says it.
 
     To be called after a tiny model has its habits, which every weight takes part in.
     """
-    describe_weights(model, policy, learned=not model.lora.rank)
+    lora = model.lora
+    if model.weights != "float32":
+        rounds = trains and not lora.rank
+        cost = ": a change of less than 0.2% of a weight is rounded away" if rounds else ""
+        policy.remarks.append(f"weights kept in {model.weights}, output head in float32{cost}")
+    if not trains:
+        return
     if model.freeze:
         policy.remarks.append(freeze(policy.model, model.freeze))
-    if model.lora.rank:
-        lora = model.lora
+    if lora.rank:
         policy.remarks.append(add_lora(policy.model, lora.rank, lora.alpha, lora.targets, seed))
     if model.gradient_checkpointing:
         policy.remarks.append(recompute_layers(policy.model))

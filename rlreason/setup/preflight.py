@@ -1,7 +1,7 @@
 """What can be wrong with a run before anything slow is loaded: templates, packages, functions of the user's own, disk.
 
-Every check ends in one line with its cure. It knows settings, files and the grader's processes; it must not import
-torch, so that an answer comes within a second or two.
+Every check ends in one line with its cure. No torch is imported for it, so that an answer comes within a second or
+two.
 """
 
 import importlib.util
@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.config.conditions import lies_on_hub
-from rlreason.config.data import DataConfig, FileDataConfig
+from rlreason.config.data import DataConfig
+from rlreason.config.evaluation import as_eval
+from rlreason.config.groups import PromptConfig
+from rlreason.config.packages import needs
 from rlreason.config.rollout import WITHOUT_VLLM
-from rlreason.config.run import RunConfig, TrainingConfig
-from rlreason.config.tasks import CountdownConfig, GymConfig
-from rlreason.config.uses import data_read
-from rlreason.data.files import locate, may_be_hub_name
+from rlreason.config.run import RunConfig
+from rlreason.config.tasks import GymConfig
 from rlreason.errors import ConfigError, ResourceError
 from rlreason.records.wandb_logger import refuse_without_login
 from rlreason.setup.fits import Foreseen
@@ -26,74 +26,44 @@ from rlreason.setup.templates import template_of
 
 
 class Needed(NamedTuple):
-    """A package that only some runs need: which, and how to get it or do without."""
+    """A package that only some runs need: which, in which runs, and what of their settings asks for it."""
 
     package: str
     by: Callable[[RunConfig], bool]
-    cure: Callable[[RunConfig], str]
+    asked: Callable[[RunConfig], str]
 
 
-def _adapts(run: RunConfig) -> bool:
-    return isinstance(run, TrainingConfig) and run.model.lora.rank > 0
+def _of_which(run: RunConfig, kind: Callable[[DataConfig], bool]) -> tuple[str, DataConfig]:
+    """The first data set of a kind that a run reads, with the setting that it stands under."""
+    return next((key, data) for key, data in run.data_read().items() if kind(data))
 
 
 def _on_hub(data: DataConfig) -> bool:
-    if isinstance(data, FileDataConfig):
-        return lies_on_hub(data)
-    path = data.path if isinstance(data, CountdownConfig) else None
-    return path is not None and not locate(None, path) and may_be_hub_name(path)
+    return data.on_hub
 
 
 def _made_up_by_gym(data: DataConfig) -> bool:
     return isinstance(data, GymConfig)
 
 
-def _of_which(run: RunConfig, kind: Callable[[DataConfig], bool]) -> tuple[str, DataConfig]:
-    """The first data set of a kind that a run reads, with the setting that it stands under."""
-    return next((key, data) for key, data in data_read(run).items() if kind(data))
-
-
 NEEDED = (
     Needed(
-        "vllm",
-        lambda run: run.rollout.engine == "vllm",
-        lambda run: WITHOUT_VLLM,
-    ),
-    Needed(
         "peft",
-        _adapts,
-        lambda run: (
-            f"model.lora.rank={run.model.lora.rank} needs the peft library: pip install 'rlreason[lora]', or set it "
-            "to 0"
-        ),
+        lambda run: run.trains and run.model.lora.rank > 0,
+        lambda run: f"model.lora.rank={run.model.lora.rank}",
     ),
-    Needed(
-        "bitsandbytes",
-        lambda run: getattr(run, "optimizer", "") == "adamw_8bit",
-        lambda run: (
-            "optimizer=adamw_8bit needs the bitsandbytes library: pip install 'rlreason[8bit]', or set optimizer=adamw"
-        ),
-    ),
+    Needed("bitsandbytes", lambda run: run.optimizes_by == "adamw_8bit", lambda run: "optimizer=adamw_8bit"),
     Needed(
         "datasets",
-        lambda run: any(map(_on_hub, data_read(run).values())),
-        lambda run: (
-            "{}.path={.path} is no folder here, and reading it from the hub needs the datasets package: pip install "
-            "'rlreason[hub]', or give a folder with train.jsonl and test.jsonl"
-        ).format(*_of_which(run, _on_hub)),
+        lambda run: any(map(_on_hub, run.data_read().values())),
+        lambda run: "{}.path={.path} is no folder here, and reading it from the hub".format(*_of_which(run, _on_hub)),
     ),
     Needed(
         "reasoning_gym",
-        lambda run: any(map(_made_up_by_gym, data_read(run).values())),
-        lambda run: "{}={.name} needs the reasoning-gym package: pip install 'rlreason[gym]'".format(
-            *_of_which(run, _made_up_by_gym)
-        ),
+        lambda run: any(map(_made_up_by_gym, run.data_read().values())),
+        lambda run: "{}={.name}".format(*_of_which(run, _made_up_by_gym)),
     ),
-    Needed(
-        "wandb",
-        lambda run: run.logger.kind == "wandb",
-        lambda run: "logger=wandb needs the wandb package: pip install wandb, or choose logger=none",
-    ),
+    Needed("wandb", lambda run: run.logger.kind == "wandb", lambda run: "logger=wandb"),
 )
 
 
@@ -130,21 +100,24 @@ def useless_functions(runs: Sequence[RunConfig], foreseen: Foreseen | None) -> l
 
 def template_problems(run: RunConfig) -> list[str]:
     """What is wrong with the templates of the prompts."""
-    prompts = {"prompt": run.prompt} | ({"eval.prompt": run.eval.prompt} if run.eval.prompt else {})
-    bad = []
-    for key, prompt in prompts.items():
-        try:
-            template_of(prompt)
-        except ConfigError as error:
-            bad.append(str(error).replace("prompt.file", f"{key}.file", 1))
-        except (OSError, ValueError) as error:  # no permission, no UTF-8
-            bad.append(f"{key}.file={prompt.file} cannot be read ({error}): give a text file in UTF-8")
-    return bad
+    own = run.eval.prompt
+    bad = [_unusable(run.prompt), *([] if own is None else [as_eval("prompt", _unusable(own), own)])]
+    return [line for line in bad if line]
+
+
+def _unusable(prompt: PromptConfig) -> str:
+    try:
+        template_of(prompt)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def missing_packages(run: RunConfig) -> list[str]:
     """Packages that the settings ask for and that are not installed. Nothing is imported."""
-    return [n.cure(run) for n in NEEDED if n.by(run) and importlib.util.find_spec(n.package) is None]
+    bad = [WITHOUT_VLLM] if run.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None else []
+    missing = [n for n in NEEDED if n.by(run) and importlib.util.find_spec(n.package) is None]
+    return bad + [needs(n.asked(run), n.package) for n in missing]
 
 
 def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:

@@ -1,14 +1,10 @@
-"""A function of the user's own is tried before anything is trained with it: that it can be had, and that it judges.
-
-It knows settings and the grader, and no torch.
-"""
+"""A function of the user's own is tried before anything is trained with it: that it can be had, and that it judges."""
 
 from collections.abc import Sequence
 
 from rlreason.config.groups import GradingConfig
-from rlreason.config.jobs import BestOfNConfig
 from rlreason.config.run import RunConfig
-from rlreason.config.uses import judges, judges_to_learn
+from rlreason.config.uses import judges
 from rlreason.grading import Grader
 from rlreason.setup.graders import grading_settings, reward_name
 from rlreason.types import Problem
@@ -25,15 +21,15 @@ def own_functions(run: RunConfig) -> list[tuple[str, str]]:
         elif data.verifier is not None:
             key = "data.verifier" if data is run.data else "eval.data.verifier"
             found.append((f"{key}={data.verifier}", reward_name(reward, data)))
-    if isinstance(run, BestOfNConfig) and run.scorer is not None:
-        found.append((f"scorer={run.scorer}", run.scorer))
+    if run.own_scorer is not None:
+        found.append((f"scorer={run.own_scorer}", run.own_scorer))
     return list(dict.fromkeys(found))
 
 
 def judged_by(run: RunConfig, name: str, train: Sequence[Problem], validation: Sequence[Problem]) -> Sequence[Problem]:
     """Problems of the kind that this reward judges: those that are learned from where it judges no evaluation."""
     names = [reward_name(*named) for named in judges(run)]
-    learned = judges_to_learn(run) and name == names[-1] != names[0]
+    learned = run.judges_to_learn and name == names[-1] != names[0]
     return train if learned and train else validation
 
 

@@ -1,14 +1,14 @@
 """From the `prompt` settings to the prompts of problems: text for people and protocols, token ids for engines."""
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rlreason.config.evaluation import asked_by
 from rlreason.config.groups import PromptConfig
-from rlreason.config.model import ModelConfig, PretrainedModelConfig
-from rlreason.errors import ConfigError
+from rlreason.config.model import ModelConfig
+from rlreason.config.run import RunConfig
 from rlreason.model.chat import Chat
 from rlreason.model.policy import Policy, load_tokenizer
 from rlreason.setup.templates import Render, filling, template_of
@@ -17,21 +17,25 @@ from rlreason.types import Problem
 PromptIds = Callable[[Problem], list[int]]
 
 
-def check_prompt(prompt: PromptConfig, model: ModelConfig, key: str = "prompt") -> None:
-    """`ConfigError` where the prompts cannot be made; before the weights are loaded, of a chat with the tokenizer.
-
-    `key`: where these settings stand, `prompt` or `eval.prompt`.
-    """
+def check_prompt(prompt: PromptConfig, model: ModelConfig) -> None:
+    """`ConfigError` where the prompts cannot be made; before the weights are loaded, of a chat with the tokenizer."""
     template_of(prompt)
     if prompt.chat:
-        assert isinstance(model, PretrainedModelConfig), "a model made on the spot has no chat template"
-        try:
-            chat_of(prompt, load_tokenizer(model.folder)).check()
-        except ConfigError as error:
-            raise ConfigError(re.sub(r"\bprompt(?=[.=])", key, str(error))) from error
+        assert model.folder is not None, "a model made on the spot has no chat template"
+        chat_of(prompt, load_tokenizer(model.folder)).check()
+
+
+def check_prompts(run: RunConfig) -> None:
+    """The prompts of training, and those of evaluations where they differ."""
+    if run.asking.prompt is run.prompt:
+        check_prompt(run.prompt, run.model)
+    if run.eval.prompt is not None:
+        with asked_by(run, "prompt"):
+            check_prompt(run.eval.prompt, run.model)
 
 
 def chat_of(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> Chat:
+    """The chat template of the model, with the choices that the settings make for it."""
     return Chat(tokenizer, prompt.system, prompt.enable_thinking)
 
 

@@ -1,6 +1,8 @@
 """The protocol of a run's evaluations, from their settings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,32 +13,39 @@ from rlreason.setup.graders import grading_settings, reward_name
 from rlreason.setup.prompts import asked_how
 from rlreason.types import Problem
 
+#: Settings of `sampling` and `grading` that are no part of a protocol, with the reason. Every other field of these two
+#: is one, so that a new number makes accuracies that were measured under different values of it incomparable.
+LEFT_OUT = {
+    "grading.workers": "how many processes share the work changes its speed, not a verdict",
+    "grading.memory_mb": "bounds those processes; an answer that needs more is undecided, which a grade says of itself",
+}
+
 
 def protocol_of(
     evaluation: EvalProtocolConfig, problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase
 ) -> Protocol:
     """How responses to each of these problems are asked for and judged; `tokenizer` has the chat template.
 
-    Prompts that come with the data are part of its hash. Workers and memory of the grader stay out: they change its
-    speed. So does the engine: it may only round otherwise. And so does the reward that only grades beside.
+    Prompts that come with the data are part of its hash. The engine stays out, which may only round otherwise, and so
+    does the reward that only grades beside.
     """
     templated = any(p.prompt is None for p in problems)
     reward = reward_name(evaluation.reward, evaluation.data)
+    grading = grading_settings(evaluation.grading, reward)
+    if "correct_at" in grading:  # null and 1 are the same
+        grading["correct_at"] = evaluation.grading.whole_credit
     return make_protocol(
         **(asked_how(evaluation.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}),
         reward=reward,
-        grading={
-            key: 1.0 if key == "correct_at" and value is None else value
-            for key, value in grading_settings(evaluation.grading, reward).items()
-            if key not in ("workers", "memory_mb")
-        },
-        sampling={
-            "temperature": float(evaluation.sampling.temperature),
-            "min_tokens": evaluation.sampling.min_tokens,
-            "max_tokens": evaluation.sampling.max_tokens,
-        },
+        grading=measured_by("grading", grading),
+        sampling=measured_by("sampling", asdict(evaluation.sampling)),
         stop=evaluation.prompt.stop,
         data=fingerprint(problems, asked_only=True),
         problems=len(problems),
         samples=evaluation.samples,
     )
+
+
+def measured_by(group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a group that are part of a protocol."""
+    return {key: value for key, value in settings.items() if f"{group}.{key}" not in LEFT_OUT}

@@ -1,7 +1,4 @@
-"""The words around a run: what is about to happen, and what came of it.
-
-It knows settings, records and numbers; it must not know tensors.
-"""
+"""What is said around a run: what is about to happen, and how it ended."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,34 +8,31 @@ from typing import Any
 import yaml
 
 from rlreason.config.groups import PromptConfig
-from rlreason.config.grpo import GRPOConfig
-from rlreason.config.model import TinyModelConfig
-from rlreason.config.run import RunConfig, TrainingConfig
-from rlreason.config.sft import EIConfig
+from rlreason.config.run import RunConfig
 from rlreason.config.store import resource_dir
-from rlreason.config.uses import handles_traces
+from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.accuracy import describe_accuracies
 from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
-from rlreason.objectives.card import Card, imitation_card, objective_card
 from rlreason.records.console import Console, closing_table
 from rlreason.records.writer import MetricSink
+from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.setup.components import Components
-from rlreason.sweeps.table import SWEEP_VARIABLE
 from rlreason.types import Problem, Sample
 
 
 def header(console: Console, run: TrainingConfig, components: Components, folder: Path) -> None:
+    """What is about to be trained, on what, and where its records go."""
     console.say(
         f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"
     )
     sizes = f"{len(components.train_problems)} to train on, {len(components.eval_problems)} to validate"
     if len(components.final_problems) > len(components.eval_problems):
         sizes += f" on the way, {len(components.final_problems)} at the end"
-    console.say(f"data       {run.data.name}: {sizes}; {describe_prompt(run.prompt, handles_traces(run))}")
+    console.say(f"data       {run.data.name}: {sizes}; {describe_prompt(run.prompt, run.reads_traces)}")
     for line in evaluated_otherwise(run, components):
         console.say(line)
-    console.say(f"batch      {describe_batch(run, console.n_steps)}, learning rate {run.learning_rate:g}")
+    console.say(f"batch      {run.describe_batch(console.n_steps)}, learning rate {run.learning_rate:g}")
     console.say(f"records    {shown(folder)}")
 
 
@@ -72,32 +66,12 @@ def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str
     told = [f"data={asks.data.name}"] if asks.data is not run.data else []
     told += [describe_job(run)] if asks.prompt is not run.prompt else []
     if asks.sampling != run.sampling:
-        told.append(f"T={asks.sampling.temperature:g}, up to {asks.sampling.max_tokens} tokens")
+        told.append(asks.sampling.describe())
     told += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []
     lines = [f"evaluates  with {'; '.join(told)}"] if told else []
     if beside is not None:
         lines.append(f"counts     by {components.examiner.grader.reward}, and beside it by {beside.reward}")
     return lines
-
-
-def describe_batch(run: TrainingConfig, n_steps: int) -> str:
-    """What one step learns from."""
-    if isinstance(run, GRPOConfig):
-        updates = run.updates_per_rollout
-        steps = f"{updates} optimizer step{'s' if updates > 1 else ''} of {run.train_batch_size}"
-        return f"{run.questions} questions x {run.group_size} responses, {steps}"
-    if isinstance(run, EIConfig):
-        times = f"{run.sft_epochs} time{'s' if run.sft_epochs > 1 else ''}"
-        learned = f"the correct ones learned {times} in steps of {run.train_batch_size}"
-        return f"{run.questions} questions x {run.group_size} responses, {learned}"
-    return f"{n_steps} optimizer steps of {run.train_batch_size} traces"
-
-
-def objective_of(run: TrainingConfig) -> Card:
-    """The card of what is optimised."""
-    if isinstance(run, GRPOConfig):
-        return objective_card(run.objective())
-    return imitation_card(run.length_norm, sampled=isinstance(run, EIConfig))
 
 
 def shown_generations(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], count: int) -> None:
@@ -126,6 +100,7 @@ def shown(folder: Path) -> str:
 
 
 def before_and_after(problem: Problem, before: Sample, after: Sample) -> list[str]:
+    """One question with a response from before and one from after training."""
     lines = [f"\nThe same question, before and after:\n  {problem.question}   (answer: {problem.answer})"]
     for label, sample in (("before", before), ("after", after)):
         lines.append(f"  {label:6} {_short(sample.response.text)}   [{sample.grade.outcome}]")
@@ -155,6 +130,7 @@ def closing(
     summary: Mapping[str, Any],
     mirror: MetricSink | None = None,
 ) -> None:
+    """What training changed, how exact that is, and where everything lies."""
     first, last = telling_pair(before.samples, after.samples)
     problem = next(p for p in problems if p.id == first.group)
     for line in before_and_after(problem, first, last):
@@ -175,7 +151,7 @@ def closing(
         f"curves: {shown(folder / 'curves.png')}" + (f", model: {shown(folder / 'model')}" if run.save_model else "")
     )
     tell_mirror(console, mirror)
-    if isinstance(run.model, TinyModelConfig) and SWEEP_VARIABLE not in os.environ:
+    if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
         console.say(
             "\nTry next:\n"
             "  python -m rlreason loss=grpo_clip off_policy=e4_quarter   # 16 optimizer steps per rollout batch\n"

@@ -13,7 +13,6 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from rlreason.cli.entry import ended
 from rlreason.config.model import TinyModelConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.store import register, resource_dir, typed
@@ -22,8 +21,8 @@ from rlreason.model.policy import Policy
 from rlreason.model.weight_cache import SUFFIX, Weights, checksum, copied, write_weights
 from rlreason.records.console import Console
 from rlreason.runtime.atomic_files import write_whole
-from rlreason.setup.data import read_splits
 from rlreason.setup.model import choose_threads, lessons_of, make_policy, teach_habits
+from rlreason.setup.read_data import read_splits
 from rlreason.setup.start import SHIPPED, Recipe, hashed, maker_of, recipe_of
 from rlreason.setup.warm_start_formats import formats_of
 
@@ -42,7 +41,7 @@ def make(run: RunConfig, console: Console) -> tuple[Policy, Recipe, dict[str, An
     train = read_splits(run.data, console.say)[0]
     policy = make_policy(run, train)
     choose_threads(run, policy)
-    teach_habits(run, run.model, policy, train, console)
+    teach_habits(run, policy, train, console)
     return policy, recipe_of(run.model, policy, lessons_of(run, run.model, train)), maker_of(run.model, policy)
 
 
@@ -66,9 +65,14 @@ def ship(words: list[str], folder: Path = SHIPPED) -> Path:
 
 
 def main() -> None:
-    path = ship(sys.argv[1:])
+    """Make the model of the words on the command line; a mistake in them is one line and exit code 2."""
+    try:
+        path = ship(sys.argv[1:])
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
     print(f"written: {path}, {path.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":
-    ended(main)
+    main()

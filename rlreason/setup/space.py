@@ -3,18 +3,13 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.config.evaluation import evaluation_of
-from rlreason.config.grpo import GRPOConfig
-from rlreason.config.jobs import EvalJobConfig
-from rlreason.config.model import PretrainedModelConfig, TinyModelConfig
-from rlreason.config.run import RunConfig, TrainingConfig
-from rlreason.config.sft import EIConfig
+from rlreason.config.model import TinyModelConfig
+from rlreason.config.run import RunConfig
 from rlreason.model.tiny_formats import VOCABULARY as TINY_VOCABULARY
 
 RECORDS = 2**20  # bytes for config, metrics and curves, which every run leaves
 PER_TOKEN = 30  # bytes of a response's token in a record: its id, two log-probabilities, its text
 PER_RESPONSE = 2000  # bytes beside them: question, prompt, grade
-EVALUATIONS = 12  # when eval_every=null leaves their number to the run, about
 
 
 class Space(NamedTuple):
@@ -26,11 +21,9 @@ class Space(NamedTuple):
 
 def space_needed(run: RunConfig) -> Space:
     """What a run writes beside small files. A model on the hub is of unknown size and counts as nothing."""
-    saves = isinstance(run, TrainingConfig) and run.save_model
-    count = _responses(run)
-    longest = max(run.sampling.max_tokens, evaluation_of(run).sampling.max_tokens)
+    longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
     half = longest // 2  # most responses end before the limit
-    return Space(model_bytes(run) if saves else 0, count * (PER_RESPONSE + PER_TOKEN * half))
+    return Space(model_bytes(run) if run.saves_model else 0, run.responses_saved() * (PER_RESPONSE + PER_TOKEN * half))
 
 
 def model_bytes(run: RunConfig) -> int:
@@ -38,10 +31,8 @@ def model_bytes(run: RunConfig) -> int:
     per_weight = 2 if run.model.weights == "bfloat16" else 4
     if isinstance(run.model, TinyModelConfig):
         return per_weight * tiny_weights(run.model.width, run.model.layers)
-    folder = Path(run.model.folder) if isinstance(run.model, PretrainedModelConfig) else None
-    if folder is None or not folder.is_dir():
-        return 0
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    files = Path(run.model.folder).glob("*.safetensors") if run.model.folder else ()
+    return sum(file.stat().st_size for file in files)
 
 
 def tiny_weights(width: int, layers: int) -> int:
@@ -51,25 +42,6 @@ def tiny_weights(width: int, layers: int) -> int:
     688768
     """
     return TINY_VOCABULARY * width + layers * (13 * width * width + 2 * width) + width
-
-
-def _responses(run: RunConfig) -> int:
-    """How many responses are written down, about."""
-    evaluation = evaluation_of(run)
-    asked = evaluation.samples * (evaluation.final_problems or run.problems_there or 1000)
-    if isinstance(run, EvalJobConfig):
-        return asked
-    assert isinstance(run, TrainingConfig)
-    steps: int = getattr(run, "n_steps", None) or 0
-    per_step = 0
-    if isinstance(run, GRPOConfig):
-        per_step = run.rollout_batch_size
-    elif isinstance(run, EIConfig):
-        per_step = run.question_batch_size * run.group_size
-    sampled = steps * per_step // run.save_rollouts_every if run.save_rollouts_every else 0
-    evaluations = 2 if run.eval_every == 0 else steps // run.eval_every + 2 if run.eval_every else EVALUATIONS
-    on_the_way = evaluation.samples * evaluation.problems if evaluation.problems else asked
-    return sampled + evaluations * on_the_way + asked
 
 
 def in_words(size: float) -> str:

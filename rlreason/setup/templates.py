@@ -1,4 +1,4 @@
-"""From the `prompt` settings to text; it knows no tokenizer, and no torch."""
+"""From the `prompt` settings to text, without a tokenizer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,13 +6,17 @@ from functools import partial
 from rlreason.config.groups import PromptConfig
 from rlreason.config.store import resource_dir
 from rlreason.data.prompts import load_template, render
+from rlreason.errors import ConfigError
 
 Render = Callable[[str], str]  # a question -> text
 
 
 def template_of(prompt: PromptConfig) -> str:
     """The text that a question is filled into: a whole prompt, or the user's turn of a chat."""
-    return load_template(prompt.file, resource_dir("prompts"))
+    try:
+        return load_template(prompt.file, resource_dir("prompts"))
+    except (OSError, ValueError) as error:  # no permission, no UTF-8
+        raise ConfigError(f"prompt.file={prompt.file} cannot be read ({error}): give a text file in UTF-8") from error
 
 
 def filling(prompt: PromptConfig) -> Render:

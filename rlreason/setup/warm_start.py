@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from rlreason.algorithms.sft import sft_sample
+from rlreason.config.model import WarmStartConfig
+from rlreason.config.optimization import OptimizationConfig
 from rlreason.data.stories import habit_trace
 from rlreason.learner import Learner
 from rlreason.model.policy import Policy
@@ -30,9 +32,7 @@ class Lessons:
 
     problems: Sequence[Problem]
     formats: Sequence[Format]
-    batch_size: int
-    hasty_share: float
-    slip_share: float
+    settings: WarmStartConfig
     seed: int
 
     def batches(self, count: int) -> Iterator[list[tuple[str, str]]]:
@@ -40,30 +40,24 @@ class Lessons:
         rng, turns = random.Random(f"warm-up/{self.seed}"), cycle(self.formats)
         for _ in range(count):
             batch = []
-            for problem in rng.choices(self.problems, k=self.batch_size):
+            for problem in rng.choices(self.problems, k=self.settings.batch_size):
                 form = next(turns)
-                trace = habit_trace(problem, rng, self.hasty_share, self.slip_share, form.trace)
+                trace = habit_trace(problem, rng, self.settings.hasty_share, self.settings.slip_share, form.trace)
                 batch.append((form.prompt(problem.question), trace))
             yield batch
 
 
-def warm_up(
-    policy: Policy,
-    lessons: Lessons,
-    *,
-    steps: int,
-    learning_rate: float,
-    progress: Callable[[str], None] = lambda text: None,
-) -> float:
+def warm_up(policy: Policy, lessons: Lessons, progress: Callable[[str], None] = lambda text: None) -> float:
     """Train on the lessons; the rate rises over 5% of the steps, then falls to a tenth; -> last loss."""
-    objective = Objective(length_norm=LengthNormConfig("token"))
-    learner = Learner(policy, objective, learning_rate, micro_batch_tokens=MICRO_BATCH_TOKENS)
+    steps, peak = lessons.settings.steps, lessons.settings.learning_rate
+    objective, optimization = Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(peak)
+    learner = Learner(policy, objective, optimization, micro_batch_tokens=MICRO_BATCH_TOKENS)
     loss = 0.0
     for step, batch in enumerate(lessons.batches(steps)):
         samples = [
             sft_sample(policy.encode_prompt(prompt), policy.encode_response(trace), trace) for prompt, trace in batch
         ]
-        rate = learning_rate * min(1.0, (step + 1) / (0.05 * steps)) * (1 - 0.9 * step / steps)
+        rate = peak * min(1.0, (step + 1) / (0.05 * steps)) * (1 - 0.9 * step / steps)
         loss = learner.update(samples, learning_rate=rate)["train/loss"]
         progress(f"warm start {step + 1}/{steps}, loss {loss:.3f}")
     return loss

@@ -56,6 +56,7 @@ def shipped(name: str) -> PromptConfig:
 
 
 def format_of(prompt: PromptConfig) -> Format:
+    """How this prompt asks, and how a trace answers it."""
     return Format(filling(prompt), trace_of(prompt))
 
 

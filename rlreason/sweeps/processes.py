@@ -15,7 +15,8 @@ from pathlib import Path
 from rlreason.errors import ConfigError, ReaderGone
 from rlreason.records.status import ending, read_status, write_status
 from rlreason.runtime import signals
-from rlreason.sweeps.table import SWEEP_VARIABLE, SweepRun
+from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.sweeps.table import SweepRun
 
 SWEEP = "RLREASON_SWEEP"  # environment: a `Sweep`, for the processes that a launcher starts them in
 PATIENCE_S = signals.LIMIT_S + 10  # for a run that was told to stop to tidy up

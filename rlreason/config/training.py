@@ -1,0 +1,128 @@
+"""Keys of every algorithm that trains, and of those that learn from their own samples, with the rules between them."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from omegaconf import MISSING
+
+from rlreason.config.optimization import OptimizationConfig
+from rlreason.config.run import RunConfig
+from rlreason.objectives.card import Card, imitation_card
+from rlreason.objectives.objective import LengthNormConfig, Objective
+
+UNKNOWN_EVALUATIONS = 12  # when eval_every=null leaves their number to the run, about
+
+
+@dataclass
+class TrainingConfig(OptimizationConfig, RunConfig):
+    """Keys of every algorithm that trains."""
+
+    trains: ClassVar[bool] = True
+    samples_ahead: ClassVar[bool] = False  # whether it can learn from samples of weights that were one update older
+    #: With eval_every=null, steps between evaluations at most.
+    longest_without_evaluation: ClassVar[int | None] = None
+
+    length_norm: LengthNormConfig = field(default_factory=LengthNormConfig)
+    n_steps: int | None = MISSING  # what a step is, each algorithm says
+
+    interim_eval_problems: int | None = MISSING  # asked on the way where eval_problems is null; the end asks all
+    eval_every: int | None = None  # steps; null: at least ten evaluations in all; 0: only before and after
+    save_rollouts_every: int = 1  # steps; 0: never
+    save_model: bool = True
+
+    @property
+    def problems_on_the_way(self) -> int | None:
+        return self.interim_eval_problems if self.asked_at_most is None else self.asked_at_most
+
+    @property
+    def learning_temperature(self) -> float:
+        """Of the distribution that is learned: the plain one where given responses are imitated."""
+        return 1.0
+
+    @property
+    def restarts(self) -> bool:
+        """Whether each step trains the model that the run started from."""
+        return False
+
+    @property
+    def saves_model(self) -> bool:
+        return self.save_model
+
+    @property
+    def optimizes_by(self) -> str | None:
+        return self.optimizer
+
+    def responses_saved(self) -> int:
+        """About: those of the steps that are kept, of the evaluations on the way, and of the last one."""
+        evaluation, steps, last = self.evaluation, self.n_steps or 0, super().responses_saved()
+        sampled = steps * self.responses_per_step // self.save_rollouts_every if self.save_rollouts_every else 0
+        every = self.eval_every
+        evaluations = 2 if every == 0 else steps // every + 2 if every else UNKNOWN_EVALUATIONS
+        on_the_way = evaluation.samples * evaluation.problems if evaluation.problems else last
+        return sampled + evaluations * on_the_way + last
+
+    def bounds(self) -> dict[str, int | None]:
+        asked = super().bounds() or {"interim_eval_problems": self.interim_eval_problems}
+        return asked | {"eval.final_problems": self.eval.final_problems}
+
+    def describe_batch(self, n_steps: int) -> str:
+        """What one step learns from; `n_steps` is the number of steps of the whole run."""
+        raise NotImplementedError
+
+    def card(self) -> Card:
+        """The card of what is optimised."""
+        return imitation_card(self.length_norm, sampled=self.samples_to_learn)
+
+    def objective(self) -> Objective:
+        """What is optimised. Of imitation: -A log p with A = 1, so only the length norm counts."""
+        given = self.length_norm.divisor
+        constant = self.sampling.max_tokens if given is None else given
+        return Objective(length_norm=LengthNormConfig(self.length_norm.kind, constant))
+
+    def too_few(self, there: int) -> str:
+        """Why so many training problems do not suffice for one step; empty where they do."""
+        return ""
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        if self.n_steps is not None:
+            bad += self.schedule_problems(self.n_steps)
+        if self.rollout.async_level and not self.samples_ahead:
+            bad.append(
+                f"rollout.async_level=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
+            )
+        if self.samples_to_learn:
+            bad += self.sampling.problems_of_learning()
+        return bad + self.optimization_problems()
+
+    def schedule_problems(self, n_steps: int) -> list[str]:
+        """Complaints about a learning rate that never reaches its height, or never falls, in so many steps."""
+        if self.warmup_steps > n_steps:
+            many = f"the run's {n_steps} steps" if self.n_steps is None else f"n_steps={n_steps}"
+            return [f"warmup_steps={self.warmup_steps} is more than {many}: lower it"]
+        if self.warmup_steps == n_steps > 0 and self.lr_schedule in ("linear", "cosine"):
+            return [
+                f"lr_schedule={self.lr_schedule} with warmup_steps={self.warmup_steps}: the rate rises over all of the "
+                f"{n_steps} steps and never falls: lower warmup_steps, or set lr_schedule=constant"
+            ]
+        return []
+
+
+@dataclass
+class OnlineConfig(TrainingConfig):
+    """Keys of every algorithm that learns from responses which the policy samples in each step, a group per problem."""
+
+    samples_to_learn: ClassVar[bool] = True
+
+    n_steps: int = MISSING
+    group_size: int = MISSING  # responses per question
+    skip_solved: int = 0  # a question is left out once its last so many groups were all correct; 0: never
+
+    @property
+    def questions(self) -> int:
+        """Different problems per step."""
+        raise NotImplementedError
+
+    @property
+    def responses_per_step(self) -> int:
+        return self.questions * self.group_size

@@ -1,0 +1,3 @@
+"""Variables of the environment by which processes of this program tell each other something."""
+
+SWEEP_VARIABLE = "RLREASON_JOB_OF_SWEEP"  # the sweep's name, for the processes that a sweep starts

@@ -1,0 +1,89 @@
+"""Settings as records: what a new field enters by itself, the words to choose from, and names of the version before."""
+
+import ast
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from rlreason.cli.aliases import translated
+from rlreason.config import former_names
+from rlreason.config.choices import wrong_words
+from rlreason.config.groups import GradingConfig, SamplingConfig
+from rlreason.config.leaves import leaves
+from rlreason.config.store import SCHEMAS, typed
+from rlreason.errors import ConfigError
+from rlreason.evaluation.protocol import differences
+from rlreason.setup.protocol import LEFT_OUT, protocol_of
+from rlreason.types import Problem
+
+PACKAGE = Path(__file__).resolve().parents[1] / "rlreason"
+
+
+@dataclass
+class NarrowerSampling(SamplingConfig):
+    top_p: float = 1.0
+
+
+@dataclass
+class StricterGrading(GradingConfig):
+    units: bool = False
+
+
+def protocol(evaluation):
+    return protocol_of(evaluation, [Problem("a", "1+1?", "2")], None)
+
+
+def test_a_new_number_of_sampling_or_grading_makes_another_protocol(composed):
+    evaluation = typed(composed()).evaluation
+    sampling = {f.name: getattr(evaluation.sampling, f.name) for f in fields(SamplingConfig)}
+    grading = {f.name: getattr(evaluation.grading, f.name) for f in fields(GradingConfig)}
+    new = replace(evaluation, sampling=NarrowerSampling(**sampling), grading=StricterGrading(**grading))
+    other = replace(new, sampling=replace(new.sampling, top_p=0.9), grading=replace(new.grading, units=True))
+    assert differences(protocol(new), protocol(other)) == [
+        "grading.units: False and True",
+        "sampling.top_p: 1.0 and 0.9",
+    ]
+    same = replace(evaluation, grading=replace(evaluation.grading, workers=3, memory_mb=512))
+    assert protocol(same) == protocol(evaluation)
+    known = {f"{group}.{f.name}" for group, kind in (("grading", GradingConfig), ("sampling", SamplingConfig))
+             for f in fields(kind)}  # fmt: skip
+    assert set(LEFT_OUT) < known
+
+
+def test_a_word_that_is_none_of_its_setting_is_refused_wherever_the_setting_stands(composed):
+    run = typed(composed("data@eval.data=stories_hard"))
+    run.eval.data.bad_gold, run.model.weights = "mend", "int8"
+    assert wrong_words(run) == [
+        "model.weights=int8 is none of float32, bfloat16: choose one",
+        "eval.data.bad_gold=mend is none of keep, drop: choose one",
+    ]
+    assert sum("choices" in leaf.metadata for kind in SCHEMAS["schema"].values() for leaf in leaves(kind())) > 30
+
+
+def test_names_of_the_version_before_are_understood_once_more(composed):
+    said = []
+    composed()  # Hydra is ready
+    words = translated(["rollout.async_steps=1", "rollout.placement=shared,cpu", "rollout.placement=auto"], said.append)
+    assert words == ["rollout.async_level=1", "rollout.placement=colocate,cpu", "rollout.placement=auto"]
+    assert said == [
+        "note: rollout.async_steps is rollout.async_level here",
+        "note: rollout.placement=shared,cpu is rollout.placement=colocate,cpu here",
+    ]
+    with pytest.raises(ConfigError, match=r"both set rollout.async_level"):
+        translated(["rollout.async_steps=1", "rollout.async_level=1"], said.append)
+    saved = OmegaConf.create({"rollout": {"async_steps": 1, "placement": "cpu"}})
+    assert former_names.renewed(saved) == {"rollout": {"async_level": 1, "placement": "cpu"}}
+
+
+def test_nobody_but_one_dispatch_asks_which_algorithm_a_run_is():
+    """Settings answer for themselves; `match` in setup/algorithm.py and jobs/start.py makes the parts."""
+    asks = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
+        if isinstance(node.args[0], ast.Name) and node.args[0].id == "run"
+    ]
+    assert len(asks) <= 4, asks
