@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -75,6 +76,24 @@ def learning_rate_at(done: float, width: float, total: float, peak: float, kind:
         return peak
     progress = min(1.0, (done - warmup) / (total - warmup)) if total > warmup else 1.0
     return peak * (1.0 - progress if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateSchedule:
+    """The learning rate of each update of a run, from its settings."""
+
+    peak: float
+    kind: str  # constant | linear | cosine
+    warmup: float  # steps
+    n_steps: int
+
+    def at(self, done: int, place: int, count: int, restarts: bool = False) -> float:
+        """Of update `place` (0, 1, ...) of the `count` of a step, behind `done` whole steps.
+
+        `restarts`: the step starts from the first weights anew, and so does the schedule: it is one step long.
+        """
+        total = 1 if restarts else self.n_steps
+        return learning_rate_at(done + place / count, 1 / count, total, self.peak, self.kind, self.warmup)
 
 
 def evaluation_due(done: Fraction, width: Fraction, total: int, every: int | None, longest: int | None) -> bool:

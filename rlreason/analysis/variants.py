@@ -6,7 +6,7 @@ It knows settings and samples; it must not know the model or the optimizer.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlreason.algorithms.grpo import credit
+from rlreason.algorithms.grpo import with_advantages
 from rlreason.config.groups import BaselineConfig, LengthNormConfig, LossConfig, StdNormConfig
 from rlreason.config.grpo import GRPOConfig
 from rlreason.objectives.rules import NAMED_OBJECTIVES, OPTIONS, check_objective
@@ -58,5 +58,5 @@ def with_credit(samples: Sequence[Sample], run: GRPOConfig) -> list[Sample]:
     The reference log-probabilities stay on the copies only where the run has a KL term.
     """
     has_kl = run.kl_placement != "none"
-    copies = [replace(s, reference_log_probs=s.reference_log_probs if has_kl else []) for s in samples]
-    return credit(copies, credit_rule(run), run.kl_estimator)
+    copies = [replace(s, reference_log_probs=s.reference_log_probs if has_kl else None) for s in samples]
+    return with_advantages(copies, credit_rule(run), run.kl_estimator)[0]

@@ -1,7 +1,4 @@
-"""What the trainer knows of a rollout engine: `generate`, `load_weights`, `close`.
-
-An engine knows token ids and sampling numbers. It must not know rewards, problems' answers or steps.
-"""
+"""What a rollout engine does: `generate`, `load_weights`, `close`."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -37,9 +34,8 @@ Finished = Callable[[int, Response], None]
 
 
 class Engine(Protocol):
-    weight_version: int  # counts weight hand-overs; stamped on every response
+    weight_version: int  # counts weight syncs; stamped on every response
     drawn: int  # tokens since the newest `generate` began, for a person who waits; vLLM's are about so many
-    sync_metrics: dict[str, float]  # of the newest hand-over: seconds, and how far engine and trainer were apart
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None
@@ -51,8 +47,8 @@ class Engine(Protocol):
         """
         ...
 
-    def load_weights(self, policy: Policy) -> None:
-        """Sample from these weights from now on."""
+    def load_weights(self, policy: Policy) -> dict[str, float]:
+        """Sample from these weights from now on; returns the metrics of the sync, such as its seconds, if any."""
         ...
 
     def close(self) -> None: ...

@@ -2,20 +2,19 @@
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from rlreason.algorithms.base import Algorithm
 from rlreason.algorithms.expert_iteration import ExpertIteration
 from rlreason.algorithms.grpo import GRPO
 from rlreason.algorithms.problem_sampler import ProblemSampler
-from rlreason.algorithms.rollouts import LogProbScorer
 from rlreason.algorithms.sft import SFT
 from rlreason.config.grpo import GRPOConfig
 from rlreason.config.run import RunConfig, TrainingConfig
 from rlreason.config.sft import EIConfig, SFTConfig
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
+from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.setup.components import Components
 from rlreason.setup.learner import credit_rule
@@ -59,7 +58,7 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
         rule=credit_rule(run),
         refill_rounds=run.refill_rounds,
         reference=make_reference(run, policy),
-        behaviour=components.measure if scored_before_learning(run) else None,
+        behaviour=components.scorer if scored_before_learning(run) else None,
         old_log_probs=ratio_divisor(run),
     )
 
@@ -82,8 +81,7 @@ def make_reference(run: GRPOConfig, policy: Policy) -> LogProbScorer | None:
         return None
     model = copy.deepcopy(policy.model).requires_grad_(False)
     frozen = Policy(model, policy.tokenizer, policy.compute_dtype, policy.device, policy.weights, policy.attention)
-    score = partial(frozen.score, temperature=run.sampling.temperature, token_budget=run.micro_batch_tokens)
-    return lambda pairs: [(log_probs, []) for log_probs in score(pairs)]
+    return LogProbScorer(frozen, run.sampling.temperature, run.micro_batch_tokens)
 
 
 def check_schedule(run: TrainingConfig, n_steps: int) -> None:

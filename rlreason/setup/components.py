@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rlreason.algorithms.rollouts import LogProbScorer, Rollouts
+from rlreason.algorithms.rollouts import Rollouts
 from rlreason.config.data import StoriesConfig
 from rlreason.config.evaluation import EvalProtocolConfig, evaluation_of
 from rlreason.config.jobs import EvalJobConfig
@@ -19,8 +19,10 @@ from rlreason.data.files import fingerprint
 from rlreason.data.splits import subset
 from rlreason.engines.base import Engine, Sampling
 from rlreason.errors import ConfigError
+from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading import Grader
 from rlreason.model.policy import Policy
+from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.records.wandb_logger import WandbLogger
 from rlreason.records.writer import MetricSink
@@ -39,31 +41,7 @@ from rlreason.setup.model import (
 from rlreason.setup.probe import own_functions, refusal
 from rlreason.setup.prompts import PromptIds, check_prompt, encoder, end_of_turn, remarks
 from rlreason.setup.start import Start
-from rlreason.types import Problem, Sample
-
-
-@dataclass(frozen=True, slots=True)
-class Examiner:
-    """What an evaluation asks and judges with, which training may do otherwise."""
-
-    settings: EvalProtocolConfig
-    rollouts: Rollouts
-    sampling: Sampling
-    measure: LogProbScorer  # under the evaluation's temperature
-    grader: Grader  # decides what is correct
-    beside: Grader | None  # of the prompt's own reward, where another decides
-
-    @property
-    def rewards(self) -> tuple[str, str | None]:
-        """By name: the one that counts, and the one beside it."""
-        return self.grader.reward, None if self.beside is None else self.beside.reward
-
-    def warnings(self, samples: Sequence[Sample]) -> list[str]:
-        """What went wrong in grading these, by either grader, in one sentence each."""
-        said = self.grader.warnings([s.grade for s in samples])
-        if self.beside is not None:
-            said += self.beside.warnings([s.prompt_grade for s in samples if s.prompt_grade is not None])
-        return list(dict.fromkeys(said))
+from rlreason.types import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +53,8 @@ class Components:
     grader: Grader
     rollouts: Rollouts
     sampling: Sampling
-    measure: LogProbScorer
-    examiner: Examiner
+    scorer: LogProbScorer  # at training's temperature
+    evaluator: Evaluator
     train_problems: list[Problem]
     eval_problems: list[Problem]  # of the evaluations on the way
     final_problems: list[Problem]  # of the last one, or of a job that does not train; the others are among them
@@ -86,23 +64,13 @@ class Components:
     mirror: MetricSink | None
     seconds_to_build: float
 
-    def drawn(self) -> str:
-        """What the engine has sampled so far, for a line of progress."""
-        return f", {self.engine.drawn} tokens"
-
     def close(self) -> None:
         try:
             self.engine.close()
         finally:
-            for grader in (self.grader, self.examiner.grader, self.examiner.beside):
+            for grader in (self.grader, self.evaluator.grader, self.evaluator.second_grader):
                 if grader is not None:
                     grader.close()
-
-    def prompts(self, samples: Sequence[Sample]) -> list[str]:
-        """The text that each of these is a response to, as the model read it."""
-        decode = self.policy.tokenizer.decode
-        texts = {s.group: str(decode(s.response.prompt_ids, clean_up_tokenization_spaces=False)) for s in samples}
-        return [texts[s.group] for s in samples]
 
 
 def build_components(run: RunConfig, folder: Path, console: Console) -> Components:
@@ -162,26 +130,26 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
         """The first stories, which are in no order; of files, which may be sorted by subject, a draw that is fixed."""
         return validation[:count] if isinstance(evaluation.data, StoriesConfig) else subset(validation, count, seed=0)
 
-    def measured(temperature: float) -> LogProbScorer:
-        """Greedy responses are measured under the plain distribution."""
-        return partial(policy.score_with_entropy, temperature=temperature or 1.0, token_budget=run.micro_batch_tokens)
+    def scorer(temperature: float) -> LogProbScorer:
+        """Greedy responses are scored under the plain distribution."""
+        return LogProbScorer(policy, temperature or 1.0, run.micro_batch_tokens)
 
-    examiner = Examiner(
+    evaluator = Evaluator(
         settings=evaluation,
         rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.beside),
         sampling=sampled(evaluation, policy),
-        measure=measured(evaluation.sampling.temperature),
+        scorer=scorer(evaluation.sampling.temperature),
         grader=graders.evaluation,
-        beside=graders.beside,
+        second_grader=graders.beside,
     )
     return Components(
         policy=policy,
         engine=engine,
         grader=graders.training,
         rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part),
-        sampling=sampled(run, policy) if learns else examiner.sampling,
-        measure=measured(run.sampling.temperature) if learns else examiner.measure,
-        examiner=examiner,
+        sampling=sampled(run, policy) if learns else evaluator.sampling,
+        scorer=scorer(run.sampling.temperature) if learns else evaluator.scorer,
+        evaluator=evaluator,
         train_problems=train,
         eval_problems=asked(evaluation.problems),
         final_problems=asked(evaluation.final_problems),

@@ -28,7 +28,8 @@ from rlreason.sweeps.table import SWEEP_VARIABLE
 from rlreason.types import Problem, Sample
 
 
-def header(console: Console, run: TrainingConfig, components: Components, folder: Path) -> None:
+def header(console: Console, run: TrainingConfig, components: Components, folder: Path, n_steps: int) -> None:
+    """What is about to be trained, on what, and where it is recorded."""
     console.say(
         f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"
     )
@@ -38,7 +39,7 @@ def header(console: Console, run: TrainingConfig, components: Components, folder
     console.say(f"data       {run.data.name}: {sizes}; {describe_prompt(run.prompt, handles_traces(run))}")
     for line in evaluated_otherwise(run, components):
         console.say(line)
-    console.say(f"batch      {describe_batch(run, console.n_steps)}, learning rate {run.learning_rate:g}")
+    console.say(f"batch      {describe_batch(run, n_steps)}, learning rate {run.learning_rate:g}")
     console.say(f"records    {shown(folder)}")
 
 
@@ -68,15 +69,15 @@ def describe_job(run: RunConfig) -> str:
 
 def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str]:
     """What evaluations do otherwise than training, if anything."""
-    asks, beside = components.examiner.settings, components.examiner.beside
+    asks, second = components.evaluator.settings, components.evaluator.second_grader
     told = [f"data={asks.data.name}"] if asks.data is not run.data else []
     told += [describe_job(run)] if asks.prompt is not run.prompt else []
     if asks.sampling != run.sampling:
         told.append(f"T={asks.sampling.temperature:g}, up to {asks.sampling.max_tokens} tokens")
     told += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []
     lines = [f"evaluates  with {'; '.join(told)}"] if told else []
-    if beside is not None:
-        lines.append(f"counts     by {components.examiner.grader.reward}, and beside it by {beside.reward}")
+    if second is not None:
+        lines.append(f"counts     by {components.evaluator.grader.reward}, and beside it by {second.reward}")
     return lines
 
 
