@@ -118,7 +118,7 @@ class Learner:
         count, comparable = len(collected.batches), self._as_sampled(collected, sampling)
         for place, batch in enumerate(collected.batches):
             rate = schedule.at(0 if collected.restart else step - 1, place, count, restarts=collected.restart)
-            yield self.update(batch, rate, sampling.min_tokens if comparable and place == 0 else None, counted)
+            yield self._update(batch, rate, sampling.min_tokens if comparable and place == 0 else None, counted)
 
     def scores_by_learning(self, collected: Collected, sampling: Sampling) -> bool:
         """Whether `learn` measures the entropies of what it learns from under the weights that sampled."""
@@ -129,18 +129,25 @@ class Learner:
         return self.temperature == sampling.temperature and not collected.restart
 
     def update(
-        self,
-        samples: Sequence[Sample],
-        learning_rate: float | None = None,
-        mismatch_from: int | None = 0,
-        counted: Callable[[dict[str, float]], None] = lambda metrics: None,
-    ) -> Update:
-        """One optimizer step on `samples`.
+        self, samples: Sequence[Sample], learning_rate: float | None = None, mismatch_from: int | None = 0
+    ) -> dict[str, float]:
+        """One optimizer step on `samples`; returns its metrics, averaged over all its response tokens.
 
         Samples without `old_log_probs` are on-policy: their old log-probabilities are today's. The mismatch
         between the engine's log-probabilities and ours is measured from token `mismatch_from` on (before it, the
-        engine sampled under a ban on ending), or not at all. `counted` is called with the metrics as soon as the
-        weights have moved: a signal that ends the run comes before both or after both.
+        engine sampled under a ban on ending), or not at all.
+        """
+        return self._update(samples, learning_rate, mismatch_from, lambda metrics: None).metrics
+
+    def _update(
+        self,
+        samples: Sequence[Sample],
+        learning_rate: float | None,
+        mismatch_from: int | None,
+        counted: Callable[[dict[str, float]], None],
+    ) -> Update:
+        """`counted` is called as soon as the weights have moved: a signal that ends the run comes before both or after
+        both.
         """
         if learning_rate is not None:
             for group in self.optimizer.param_groups:

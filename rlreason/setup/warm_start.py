@@ -62,6 +62,6 @@ def warm_up(
             sft_sample(policy.encode_prompt(prompt), policy.encode_response(trace), trace) for prompt, trace in batch
         ]
         rate = learning_rate * min(1.0, (step + 1) / (0.05 * steps)) * (1 - 0.9 * step / steps)
-        loss = learner.update(samples, learning_rate=rate).metrics["train/loss"]
+        loss = learner.update(samples, learning_rate=rate)["train/loss"]
         progress(f"warm start {step + 1}/{steps}, loss {loss:.3f}")
     return loss
