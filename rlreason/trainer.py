@@ -1,11 +1,10 @@
 """The loop: collect -> learn -> weight sync -> evaluate -> record."""
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,7 +13,6 @@ from rlreason.algorithms.rollouts import rollout_metrics, score_samples
 from rlreason.cli.entry import why_stopped
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.run import RunConfig, TrainingConfig
-from rlreason.evaluation.accuracy import more_accuracies
 from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.grading.metrics import grading_metrics
 from rlreason.interrupted import wind_up
@@ -30,8 +28,7 @@ from rlreason.runtime import signals
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import Components, build_components
 from rlreason.setup.learner import make_learner
-from rlreason.setup.protocol import protocol_of
-from rlreason.setup.run_summary import closing, header, objective_of, shown_generations
+from rlreason.setup.run_summary import closing, header, objective_of, shown_generations, summed_up
 from rlreason.types import Collected, Sample
 
 
@@ -151,10 +148,8 @@ class Trainer:
                 status, reason = self.monitors.verdict()
 
             last = number == self.n_steps or status != "finished"
-            end_of_step = Fraction(
-                1, 1 if self.prefetcher.ahead else max(step.count, 1)
-            )  # and how wide its last update is
-            asked = not last and due(self.run, Fraction(number), end_of_step, self.n_steps)
+            width = Fraction(1, 1 if self.prefetcher.ahead else max(step.count, 1))  # of the step's last update
+            asked = not last and due(self.run, Fraction(number), width, self.n_steps)
             if asked or (last and status != "diverged:weights"):
                 after = self.validation.evaluate(number, last)
             self.console.step(number, self.validation.accuracy, step.metrics(), keep=last or asked)
@@ -276,27 +271,3 @@ def diverged(step: Step, learner: Learner) -> tuple[str, str]:
     if updates and not learner.weights_are_finite():
         return "diverged:weights", f"weights are no numbers after step {step.number}"
     return "finished", ""
-
-
-def summed_up(components: Components, status: str, reason: str, before: Evaluated, after: Evaluated) -> dict[str, Any]:
-    """The run in numbers. `accuracy` is that of the last evaluation, over the whole split where that was asked."""
-    lost = status == "diverged:weights"  # what was measured before says nothing about such a model
-    evaluator, tokenizer = components.evaluator, components.policy.tokenizer
-    return {
-        "status": status,
-        "reason": reason,
-        "accuracy_before": before.metrics["eval/accuracy"],
-        "accuracy_after": math.nan if lost else after.metrics["eval/accuracy"],  # on the same problems
-        "accuracy": math.nan if lost else after.whole["eval/accuracy"],
-        "accuracy_interval": [after.whole["eval/accuracy_low"], after.whole["eval/accuracy_high"]],
-        "length_before": before.metrics["eval/length"],
-        "length": after.whole["eval/length"],
-        "interim_eval_problems": len(components.eval_problems),
-        "eval_problems": int(after.whole["eval/problems"]),
-        **({"start": asdict(components.start)} if components.start else {}),
-        "data": components.data_hash,
-        "data_sizes": components.sizes,
-        **more_accuracies(after.whole, *evaluator.rewards),
-        "protocol": protocol_of(evaluator.settings, after.problems, tokenizer),
-        "protocol_on_the_way": protocol_of(evaluator.settings, components.eval_problems, tokenizer)["hash"],
-    }

@@ -3,8 +3,10 @@
 It knows settings, records and numbers; it must not know tensors.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,14 @@ from rlreason.config.run import RunConfig, TrainingConfig
 from rlreason.config.sft import EIConfig
 from rlreason.config.store import resource_dir
 from rlreason.config.uses import handles_traces
-from rlreason.evaluation.accuracy import describe_accuracies
+from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.objectives.card import Card, imitation_card, objective_card
 from rlreason.records.console import Console, closing_table
 from rlreason.records.writer import MetricSink
 from rlreason.setup.components import Components
+from rlreason.setup.protocol import protocol_of
 from rlreason.sweeps.table import SWEEP_VARIABLE
 from rlreason.types import Problem, Sample
 
@@ -144,6 +147,30 @@ def tell_mirror(console: Console, mirror: MetricSink | None) -> None:
     """Where the run is in Weights & Biases, if it is."""
     if mirror and mirror.place:
         console.say(f"W&B        {mirror.place}")
+
+
+def summed_up(components: Components, status: str, reason: str, before: Evaluated, after: Evaluated) -> dict[str, Any]:
+    """The run in numbers. `accuracy` is that of the last evaluation, over the whole split where that was asked."""
+    lost = status == "diverged:weights"  # what was measured before says nothing about such a model
+    evaluator, tokenizer = components.evaluator, components.policy.tokenizer
+    return {
+        "status": status,
+        "reason": reason,
+        "accuracy_before": before.metrics["eval/accuracy"],
+        "accuracy_after": math.nan if lost else after.metrics["eval/accuracy"],  # on the same problems
+        "accuracy": math.nan if lost else after.whole["eval/accuracy"],
+        "accuracy_interval": [after.whole["eval/accuracy_low"], after.whole["eval/accuracy_high"]],
+        "length_before": before.metrics["eval/length"],
+        "length": after.whole["eval/length"],
+        "interim_eval_problems": len(components.eval_problems),
+        "eval_problems": int(after.whole["eval/problems"]),
+        **({"start": asdict(components.start)} if components.start else {}),
+        "data": components.data_hash,
+        "data_sizes": components.sizes,
+        **more_accuracies(after.whole, *evaluator.rewards),
+        "protocol": protocol_of(evaluator.settings, after.problems, tokenizer),
+        "protocol_on_the_way": protocol_of(evaluator.settings, components.eval_problems, tokenizer)["hash"],
+    }
 
 
 def closing(
