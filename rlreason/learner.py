@@ -8,11 +8,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rlreason.engines.base import Sampling
 from rlreason.model.packing import PackedBatch, pack, within_budget
 from rlreason.model.policy import Policy
 from rlreason.objectives.aggregation import aggregate_loss, step_divisors
@@ -24,6 +24,11 @@ from rlreason.optimization import LearningRateSchedule, make_optimizer
 from rlreason.runtime.signals import held
 from rlreason.statistics import mismatch_metrics
 from rlreason.types import Collected, Sample
+
+if TYPE_CHECKING:
+    from rlreason.engines.base import Sampling
+
+Counted = Callable[[dict[str, float]], None]  # is called with an update's metrics as soon as its weights have moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,6 @@ class _Backward:
     mismatches: list[Tensor] = field(default_factory=list)  # |log p_engine - log p_trainer| of sampled tokens
 
 
-COUNTS = ("train/skipped_updates", "train/empty_updates", "train/tokens")
-
-
 class Learner:
     """Holds the optimizer. `learn` takes all steps that one collection asks for, `update` is one of them, `gradient`
     what that step would follow.
@@ -101,17 +103,11 @@ class Learner:
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
     def learn(
-        self,
-        collected: Collected,
-        step: int,
-        schedule: LearningRateSchedule,
-        sampling: Sampling,
-        counted: Callable[[dict[str, float]], None],
+        self, collected: Collected, step: int, schedule: LearningRateSchedule, sampling: "Sampling", counted: Counted
     ) -> Iterator[Update]:
         """Take the optimizer steps of step 1, 2, ... of a run, each when it is asked for.
 
-        The train-inference mismatch is measured in the first, whose weights are those that sampled. `counted` is
-        called with an update's metrics as soon as its weights have moved.
+        The train-inference mismatch is measured in the first, whose weights are those that sampled.
         """
         if collected.restart:
             self.restart()
@@ -120,11 +116,11 @@ class Learner:
             rate = schedule.at(0 if collected.restart else step - 1, place, count, restarts=collected.restart)
             yield self._update(batch, rate, sampling.min_tokens if comparable and place == 0 else None, counted)
 
-    def scores_by_learning(self, collected: Collected, sampling: Sampling) -> bool:
+    def scores_by_learning(self, collected: Collected, sampling: "Sampling") -> bool:
         """Whether `learn` measures the entropies of what it learns from under the weights that sampled."""
         return len(collected.batches) == 1 and self._as_sampled(collected, sampling)
 
-    def _as_sampled(self, collected: Collected, sampling: Sampling) -> bool:
+    def _as_sampled(self, collected: Collected, sampling: "Sampling") -> bool:
         """Whether the first update scores the distribution that was sampled: same weights, same temperature."""
         return self.temperature == sampling.temperature and not collected.restart
 
@@ -140,15 +136,9 @@ class Learner:
         return self._update(samples, learning_rate, mismatch_from, lambda metrics: None).metrics
 
     def _update(
-        self,
-        samples: Sequence[Sample],
-        learning_rate: float | None,
-        mismatch_from: int | None,
-        counted: Callable[[dict[str, float]], None],
+        self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, counted: Counted
     ) -> Update:
-        """`counted` is called as soon as the weights have moved: a signal that ends the run comes before both or after
-        both.
-        """
+        """A signal that ends the run comes before the weights move, or after they are `counted` as moved."""
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -306,16 +296,3 @@ class Learner:
         """Whether every trained weight is a number."""
         norms = torch._foreach_norm([p.detach() for p in self.parameters], ord=torch.inf)
         return bool(torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).all())
-
-
-def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics over the optimizer steps of one rollout batch: means over those that measured them; counts are added.
-
-    >>> averaged([{"train/loss": 1.0, "train/empty_updates": 0}, {"train/empty_updates": 1}])
-    {'train/loss': 1.0, 'train/empty_updates': 1.0}
-    """
-    out: dict[str, float] = {}
-    for name in dict.fromkeys(name for update in updates for name in update):
-        values = [update[name] for update in updates if name in update]
-        out[name] = sum(values) / (1 if name in COUNTS else len(values))
-    return out

@@ -1,8 +1,8 @@
-"""Optimizers by name, the learning rate of every update, and when to evaluate."""
+"""Optimizers by name, the learning rate of every update, the metrics of several, and when to evaluate."""
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from rlreason.errors import ConfigError
 
+COUNTS = ("train/skipped_updates", "train/empty_updates", "train/tokens")  # metrics that add up
 FEWEST_EVALUATIONS = 10  # in a run that does not say how often, the first and the last included
 
 
@@ -117,3 +118,16 @@ def evaluation_due(done: Fraction, width: Fraction, total: int, every: int | Non
     if gap >= 1:  # at the ends of steps only
         return done.denominator == 1 and done // gap > (done - 1) // gap
     return done // gap > (done - width) // gap
+
+
+def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics over the optimizer steps of one rollout batch: means over those that measured them; counts are added.
+
+    >>> averaged([{"train/loss": 1.0, "train/empty_updates": 0}, {"train/empty_updates": 1}])
+    {'train/loss': 1.0, 'train/empty_updates': 1.0}
+    """
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(name for update in updates for name in update):
+        values = [update[name] for update in updates if name in update]
+        out[name] = sum(values) / (1 if name in COUNTS else len(values))
+    return out

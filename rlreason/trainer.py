@@ -16,9 +16,9 @@ from rlreason.config.run import RunConfig, TrainingConfig
 from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.grading.metrics import grading_metrics
 from rlreason.interrupted import wind_up
-from rlreason.learner import Learner, Update, averaged
+from rlreason.learner import Learner, Update
 from rlreason.objectives.card import TEXT_WIDTH
-from rlreason.optimization import LearningRateSchedule, evaluation_due
+from rlreason.optimization import LearningRateSchedule, averaged, evaluation_due
 from rlreason.records.console import Console, Stopwatch
 from rlreason.records.counters import Counters
 from rlreason.records.curves import draw_curves, title_of

@@ -14,12 +14,13 @@ from rlreason.algorithms.grpo import GRPO, with_advantages
 from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import Rollouts, score_samples
 from rlreason.engines.base import Sampling
-from rlreason.learner import Learner, TokenObjective, averaged
+from rlreason.learner import Learner, TokenObjective
 from rlreason.model.logprobs import chunked_log_probs
 from rlreason.model.policy import Policy
 from rlreason.model.scoring import LogProbScorer
 from rlreason.model.tiny import build_model
 from rlreason.objectives.credit import CreditRule
+from rlreason.optimization import averaged
 from rlreason.types import Grade, Response, Sample
 
 COUNT, GROUP = 16, 4

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,10 +13,12 @@ from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import Rollouts, score_samples, token_ids
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.model.scoring import LogProbScorer
 from rlreason.objectives.credit import CreditRule, assign_credit
 from rlreason.objectives.kl import kl_per_token
 from rlreason.types import Collected, Sample
+
+if TYPE_CHECKING:
+    from rlreason.model.scoring import LogProbScorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,8 @@ class GRPO:
     rule: CreditRule
     kl_estimator: str = "k3"
     refill_rounds: int = 0
-    reference: LogProbScorer | None = None  # given when a KL term needs it
-    behaviour: LogProbScorer | None = None  # given where the policy that sampled must be scored before it learns
+    reference: "LogProbScorer | None" = None  # given when a KL term needs it
+    behaviour: "LogProbScorer | None" = None  # given where the policy that sampled must be scored before it learns
     old_log_probs: str = "none"  # who knows those of the policy that sampled: none | measured (behaviour) | engine
 
     def collect(self, step: int) -> Collected:

@@ -104,6 +104,7 @@ def describe_accuracies(accuracy: float, more: Mapping[str, Any]) -> list[str]:
 
 
 def correct_by_prompt(sample: Sample) -> bool:
+    """Whether the prompt's own reward calls it correct, where another one counts."""
     return sample.prompt_grade is not None and sample.prompt_grade.outcome == "correct"
 
 

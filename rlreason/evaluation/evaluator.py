@@ -3,18 +3,21 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlreason.algorithms.rollouts import Rollouts, score_samples
 from rlreason.config.evaluation import EvalProtocolConfig
 from rlreason.engines.base import Sampling
 from rlreason.evaluation.accuracy import PURPOSE, eval_metrics
 from rlreason.grading import Grader
-from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
 from rlreason.records.monitors import Monitors
 from rlreason.records.writer import RunWriter
 from rlreason.types import Problem, Sample
+
+if TYPE_CHECKING:
+    from rlreason.model.scoring import LogProbScorer
 
 FEWEST_LOST = 3  # n wrong of n exclude, at 95%, an accuracy above 3 / n
 
@@ -34,7 +37,7 @@ class Evaluator:
     settings: EvalProtocolConfig
     rollouts: Rollouts
     sampling: Sampling
-    scorer: LogProbScorer  # at the evaluation's temperature
+    scorer: "LogProbScorer"  # at the evaluation's temperature
     grader: Grader  # decides what is correct
     second_grader: Grader | None  # of the prompt's own reward, where another decides
 

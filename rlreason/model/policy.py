@@ -28,6 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def pick_device() -> torch.device:
+    """The GPU where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -106,6 +107,7 @@ class Policy:
         return min(context, int(window)) if window and acts else context
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """The context in which matrix products have the compute dtype."""
         if self.compute_dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype)

@@ -41,6 +41,7 @@ class HFEngine:
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> list[Response]:
+        """n samples of each prompt, by continuous batching of at most `max_rows` rows."""
         responses: dict[int, Response] = {}
         self.drawn = 0
         stops = self._stops_of(sampling)
