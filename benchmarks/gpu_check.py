@@ -31,6 +31,7 @@ from rlreason.engines.vllm.engine import VLLMEngine  # noqa: E402
 from rlreason.engines.vllm.process import VLLMProcess, engine_processes  # noqa: E402
 from rlreason.engines.weight_check import gap_bound  # noqa: E402
 from rlreason.model.policy import Policy, load_policy  # noqa: E402
+from rlreason.model.scoring import LogProbScorer  # noqa: E402
 
 ROUNDS = 20
 GROWTH_ALLOWED = 0.1  # GB between the fifth and the last round; the first rounds still fill allocators
@@ -53,7 +54,7 @@ def prompts_for(policy: Policy, count: int = 32) -> list[Prompt]:
 def gap(engine: Engine, policy: Policy, temperature: float) -> float:
     """Mean |log p_engine - log p_trainer|, nats per sampled token."""
     responses = engine.generate(prompts_for(policy), Sampling(temperature, 0, 64), 4)
-    scores = policy.score([(r.prompt_ids, r.token_ids) for r in responses], temperature, 8192)
+    scores = LogProbScorer(policy, temperature, 8192).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
     pairs = zip(responses, scores, strict=True)
     return statistics.fmean(abs(a - b) for r, score in pairs for a, b in zip(r.log_probs, score, strict=True))
 
@@ -84,9 +85,8 @@ def sleeping(model: str, log: Path) -> bool:
         engine.generate(prompts, Sampling(1.0, 0, 32), 4)
         asleep.append(used_gb())
         nudge(policy)
-        engine.load_weights(policy)
+        seconds.append(engine.load_weights(policy)["time/push"])
         memory.append(used_gb())
-        seconds.append(engine.sync_metrics["time/push"])
     engine.close()
     growth = memory[-1] - memory[4]
     print(f"{ROUNDS} rounds: hand-over {statistics.median(seconds):.2f} s (largest {max(seconds):.2f})")
@@ -100,9 +100,9 @@ def own_process(model: str, log: Path) -> bool:
     engine = VLLMProcess(policy, log, 512, 128, kv_cache_gb=2, transport=transport)
     for _ in range(ROUNDS):
         nudge(policy)
-        engine.load_weights(policy)  # raises when the attestation fails
-        seconds.append(engine.sync_metrics["time/push"])
-        looks.append(engine.sync_metrics["time/attest"])
+        synced = engine.load_weights(policy)  # raises when the attestation fails
+        seconds.append(synced["time/push"])
+        looks.append(synced["time/attest"])
     theirs, bound = gap(engine, policy, 1.0), gap_bound(policy.compute_dtype) / 5
     engine.close()
     print(f"own process, {transport}: {ROUNDS} hand-overs of {statistics.median(seconds):.2f} s and", end=" ")

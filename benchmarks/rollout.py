@@ -24,6 +24,7 @@ from rlreason.engines.base import Engine, Prompt, Sampling, seed_for  # noqa: E4
 from rlreason.engines.hf.engine import HFEngine  # noqa: E402
 from rlreason.engines.vllm.engine import VLLMEngine  # noqa: E402
 from rlreason.model.policy import Policy, load_policy  # noqa: E402
+from rlreason.model.scoring import LogProbScorer  # noqa: E402
 from rlreason.types import Response  # noqa: E402
 
 
@@ -58,7 +59,7 @@ def timed(engine: Engine, prompts: list[Prompt], sampling: Sampling, n: int) -> 
 def gaps(policy: Policy, responses: list[Response], temperature: float) -> tuple[float, float]:
     """Mean and largest |log p_engine - log p_trainer| over the tokens of up to 32 responses."""
     some = responses[:: max(1, len(responses) // 32)]
-    scores = policy.score([(r.prompt_ids, r.token_ids) for r in some], temperature, 8192)
+    scores = LogProbScorer(policy, temperature, 8192).log_probs([(r.prompt_ids, r.token_ids) for r in some])
     found = [abs(a - b) for r, s in zip(some, scores, strict=True) for a, b in zip(r.log_probs, s, strict=True)]
     return statistics.fmean(found), max(found)
 

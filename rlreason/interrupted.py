@@ -18,23 +18,24 @@ from rlreason.setup.components import Components
 def wind_up(
     run: TrainingConfig,
     components: Components,
-    feed: RolloutPrefetcher | None,
+    prefetcher: RolloutPrefetcher | None,
     records: RunWriter,
     counters: Counters,
     console: Console,
     why: str,
 ) -> str:
-    """Stop sampling, finish the records, save the model; returns how far the run got, in words.
+    """Stop sampling, finish the records, save the model; returns how far the run got.
 
-    The status is written first, so that it is right whatever becomes of the rest. `feed`: None before the first step.
+    The status is written first, so that it is right whatever becomes of the rest. `prefetcher`: None before step 1.
     """
     signals.arrived()
     folder, learned = records.folder, counters.train_step
+    updates = f"{learned} optimizer update{'s' * (learned != 1)}"
     if (folder / "summary.json").exists():
         return "when everything was recorded"
     far = "before the first step"
-    if feed is not None and feed.begun:
-        far = f"in step {feed.begun} of {feed.n_steps}, after {learned} optimizer update{'s' * (learned != 1)}"
+    if prefetcher is not None and prefetcher.begun:
+        far = f"in step {prefetcher.begun} of {prefetcher.n_steps}, after {updates}"
     saves = run.save_model and learned > 0 and not (folder / "model").exists()
     draws = '"eval/accuracy"' in records.metrics_path.read_text()
 
@@ -46,13 +47,13 @@ def wind_up(
     try_to(console, lambda: write_status(folder, "interrupted", f"{why} {far}"))
     try_to(console, lambda: console.say(f"stopping {far}; leaving {leaves} (a second signal leaves at once)"))
     try_to(console, components.close)  # what is being sampled ahead ends with its engine
-    if feed is not None:
-        try_to(console, feed.close)
+    if prefetcher is not None:
+        try_to(console, prefetcher.close)
     try_to(console, last_row)
     if saves:
         try_to(console, lambda: components.policy.save(folder / "model"))
     if draws:
-        try_to(console, lambda: draw_curves(folder, title_of(folder)))
+        try_to(console, lambda: draw_curves(folder, title_of(folder), run.algorithm))
     if records.mirror is not None:
         mirror = records.mirror
         try_to(console, lambda: mirror.finish({"status": "interrupted"}))

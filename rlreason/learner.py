@@ -6,8 +6,9 @@ memory and nothing else.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,10 +22,15 @@ from rlreason.objectives.kl import kl_per_token
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.mismatch import mismatch_weights
 from rlreason.objectives.objective import Objective
-from rlreason.optimization import make_optimizer
+from rlreason.optimization import LearningRateSchedule, make_optimizer
 from rlreason.runtime.signals import held
-from rlreason.statistics import gap_metrics
-from rlreason.types import Sample
+from rlreason.statistics import mismatch_metrics
+from rlreason.types import Collected, Sample
+
+if TYPE_CHECKING:
+    from rlreason.engines.base import Sampling
+
+Counted = Callable[[dict[str, float]], None]  # is called with an update's metrics as soon as its weights have moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +43,29 @@ class Gradient:
     clipped: float  # how many response tokens the loss clipped or capped
 
 
-COUNTS = ("train/skipped_updates", "train/empty_updates", "train/tokens")
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer step that was taken."""
+
+    metrics: dict[str, float]  # over all response tokens of the batch
+    entropies: list[float | None]  # nats, sample by sample: mean over the response under the weights before the step
+
+
+@dataclass(slots=True)
+class _Backward:
+    """What the backward pass has summed over the micro-batches of a step."""
+
+    n_tokens: int  # response tokens that carry loss
+    entropies: list[float | None]
+    n_micro: int = 0
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # over response tokens, but for `loss`
+    mismatches: list[Tensor] = field(default_factory=list)  # |log p_engine - log p_trainer| of sampled tokens
 
 
 class Learner:
-    """Holds the optimizer; `update` is one step of it, `gradient` what that step would follow."""
+    """Holds the optimizer. `learn` takes all steps that one collection asks for, `update` is one of them, `gradient`
+    what that step would follow.
+    """
 
     def __init__(
         self,
@@ -62,28 +86,51 @@ class Learner:
         self.optimizer = make_optimizer(optimization, self.parameters)
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
+    def learn(
+        self, collected: Collected, step: int, schedule: LearningRateSchedule, sampling: "Sampling", counted: Counted
+    ) -> Iterator[Update]:
+        """Take the optimizer steps of step 1, 2, ... of a run, each when it is asked for.
+
+        The train-inference mismatch is measured in the first, whose weights are those that sampled.
+        """
+        if collected.restart:
+            self.restart()
+        count, comparable = len(collected.batches), self._as_sampled(collected, sampling)
+        for place, batch in enumerate(collected.batches):
+            rate = schedule.at(0 if collected.restart else step - 1, place, count, restarts=collected.restart)
+            yield self._update(batch, rate, sampling.min_tokens if comparable and place == 0 else None, counted)
+
+    def scores_by_learning(self, collected: Collected, sampling: "Sampling") -> bool:
+        """Whether `learn` measures the entropies of what it learns from under the weights that sampled."""
+        return len(collected.batches) == 1 and self._as_sampled(collected, sampling)
+
+    def _as_sampled(self, collected: Collected, sampling: "Sampling") -> bool:
+        """Whether the first update scores the distribution that was sampled: same weights, same temperature."""
+        return self.temperature == sampling.temperature and not collected.restart
+
     def update(
-        self,
-        samples: Sequence[Sample],
-        learning_rate: float | None = None,
-        gap_from: int | None = 0,
-        counted: Callable[[dict[str, float]], None] = lambda metrics: None,
+        self, samples: Sequence[Sample], learning_rate: float | None = None, mismatch_from: int | None = 0
     ) -> dict[str, float]:
         """One optimizer step on `samples`; returns its metrics, averaged over all its response tokens.
 
-        Samples without `old_log_probs` are taken to be on-policy: their old log-probabilities are today's. The
-        gap between the engine's log-probabilities and ours is measured from token `gap_from` on (before it, the
-        engine sampled under a ban on ending), or not at all. `counted` is called with the metrics as soon as the
-        weights have moved: a signal that ends the run comes before both or after both.
+        Samples without `old_log_probs` are on-policy: their old log-probabilities are today's. The mismatch
+        between the engine's log-probabilities and ours is measured from token `mismatch_from` on (before it, the
+        engine sampled under a ban on ending), or not at all.
         """
+        return self._update(samples, learning_rate, mismatch_from, lambda metrics: None).metrics
+
+    def _update(
+        self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, counted: Counted
+    ) -> Update:
+        """A signal that ends the run comes before the weights move, or after they are `counted` as moved."""
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
-        gathered = self._backward(samples, gap_from)
+        gathered = self._backward(samples, mismatch_from)
         with held():
-            metrics = self._step(*gathered)
+            metrics = self._step(gathered)
             counted(metrics)
-        return metrics
+        return Update(metrics, gathered.entropies)
 
     def restart(self) -> None:
         """Back to the weights that the learner was made with, and an optimizer that has seen nothing."""
@@ -97,24 +144,23 @@ class Learner:
     def gradient(self, samples: Sequence[Sample]) -> Gradient:
         """The gradient of `update`'s loss without the step: weights, optimizer and metrics stay as they are."""
         tokens = [torch.zeros(len(s.response.token_ids)) for s in samples]
-        sums, *_ = self._backward(samples, token_gradients=tokens)
+        sums = self._backward(samples, token_gradients=tokens).sums
         parameters = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         self.optimizer.zero_grad(set_to_none=True)
         return Gradient(sums["loss"], parameters, tokens, sums["clip_fraction"])
 
     def _backward(
-        self, samples: Sequence[Sample], gap_from: int | None = None, token_gradients: list[Tensor] | None = None
-    ) -> tuple[dict[str, float], list[Tensor], int, int]:
-        """Add the step's gradient to the parameters: (sums over tokens, gaps, response tokens, micro-batches)."""
+        self, samples: Sequence[Sample], mismatch_from: int | None = None, token_gradients: list[Tensor] | None = None
+    ) -> _Backward:
+        """Add the step's gradient to the parameters."""
         lengths = torch.tensor([len(s.response.token_ids) for s in samples])
-        kept = torch.tensor([s.kept for s in samples])
-        n_sequences, n_tokens = step_divisors(lengths, kept, self.objective.length_norm.kind)
-        sums: dict[str, float] = defaultdict(float)
-        gaps: list[Tensor] = []
-        n_micro = 0
+        has_loss = torch.tensor([s.has_loss for s in samples])
+        n_sequences, n_tokens = step_divisors(lengths, has_loss, self.objective.length_norm.kind)
+        done = _Backward(n_tokens, [None] * len(samples))
         for with_gradient, members in zip((True, False), self._by_need(samples), strict=True):
             for rows in self.micro_batches([samples[i] for i in members]):
-                chosen, n_micro = [samples[members[i]] for i in rows], n_micro + 1
+                places = [members[i] for i in rows]
+                chosen, done.n_micro = [samples[i] for i in places], done.n_micro + 1
                 batch = pack([(s.response.prompt_ids, s.response.token_ids) for s in chosen], self.policy.device)
                 with torch.set_grad_enabled(with_gradient):
                     flat, flat_entropy = self.policy.log_probs(batch, self.temperature)
@@ -123,18 +169,20 @@ class Learner:
                     flat.retain_grad()
                     loss.backward()
                 if token_gradients is not None and flat.grad is not None:
-                    for i, part in zip(rows, flat.grad.cpu().split(batch.lengths.tolist()), strict=True):
-                        token_gradients[members[i]] = part
-                sums["loss"] += loss.item()
-                note_entropy(chosen, per_token["entropy"])
+                    for i, part in zip(places, flat.grad.cpu().split(batch.lengths.tolist()), strict=True):
+                        token_gradients[i] = part
+                done.sums["loss"] += loss.item()
+                for i, total in zip(places, per_token["entropy"].sum(1).tolist(), strict=True):  # zeros after its end
+                    length = len(samples[i].response.token_ids)
+                    done.entropies[i] = total / length if length else None
                 for name, values in per_token.items():
-                    sums[name] += values[batch.response_mask].sum().item()
-                if gap_from is not None and chosen[0].response.log_probs:
-                    gaps.append(self._gap(chosen, batch, per_token["log_prob"], gap_from))
-        return sums, gaps, n_tokens, n_micro
+                    done.sums[name] += values[batch.response_mask].sum().item()
+                if mismatch_from is not None and chosen[0].response.log_probs:
+                    done.mismatches.append(self._mismatch(chosen, batch, per_token["log_prob"], mismatch_from))
+        return done
 
     def _by_need(self, samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
-        """Kept samples that need a gradient, and those that are only measured.
+        """Samples with loss that need a gradient, and those that are only measured.
 
         With advantage 0 the policy term is exactly 0, so without a KL or entropy term the backward pass, two thirds
         of the work, would add zeros. The divisors count such samples all the same.
@@ -143,7 +191,7 @@ class Learner:
         needed: list[int] = []
         measured: list[int] = []
         for i, s in enumerate(samples):
-            if s.kept:
+            if s.has_loss:
                 (needed if extra_terms or s.advantage else measured).append(i)
         return needed, measured
 
@@ -167,16 +215,16 @@ class Learner:
         """
         o = self.objective
         log_probs, entropy, mask = batch.to_rows(flat), batch.to_rows(flat_entropy), batch.response_mask
-        on_policy = not any(s.old_log_probs for s in samples)
-        old = log_probs.detach() if on_policy else self._rows(batch, [s.old_log_probs for s in samples])
+        on_policy = all(s.old_log_probs is None for s in samples)
+        old = log_probs.detach() if on_policy else self._rows(batch, [s.old_log_probs or [] for s in samples])
         advantages = torch.tensor([[s.advantage] for s in samples], device=flat.device)  # (batch, 1)
         per_token, stats = LOSSES[o.loss.loss_type](advantages, log_probs, old, mask, **o.loss.numbers())
         if o.has_mismatch_weights:
             engine = self._rows(batch, [s.response.log_probs for s in samples])
             weights, weight_stats = mismatch_weights(old, engine, mask, o.mismatch, o.mismatch_cap)
             per_token, stats = per_token * weights, stats | weight_stats
-        if any(s.reference_log_probs for s in samples):
-            reference = self._rows(batch, [s.reference_log_probs for s in samples])
+        if any(s.reference_log_probs is not None for s in samples):
+            reference = self._rows(batch, [s.reference_log_probs or [] for s in samples])
             kl = kl_per_token(log_probs, reference, mask, o.kl_estimator, None if on_policy else old)
             per_token, stats = per_token + o.kl_coef_of_loss * kl, stats | {"kl_reference": kl.detach()}
         if o.entropy_coef:
@@ -195,21 +243,21 @@ class Learner:
         return loss, stats | measured
 
     def _rows(self, batch: PackedBatch, values: list[list[float]]) -> Tensor:
-        """Numbers per response token, sample by sample -> (batch, seq) beside the log-probabilities."""
+        """Numbers per response token, sample by sample -> (batch, seq), as the log-probabilities."""
         return batch.to_rows(torch.tensor([v for row in values for v in row], device=self.policy.device))
 
-    def _gap(self, samples: list[Sample], batch: PackedBatch, log_probs: Tensor, first: int) -> Tensor:
+    def _mismatch(self, samples: list[Sample], batch: PackedBatch, log_probs: Tensor, first: int) -> Tensor:
         """|log p_engine - log p_trainer| of the sampled tokens from position `first` on, flat."""
         engine = self._rows(batch, [s.response.log_probs for s in samples])
         return (engine - log_probs).abs()[:, first:][batch.response_mask[:, first:]]
 
-    def _step(self, sums: dict[str, float], gaps: list[Tensor], n_tokens: int, n_micro: int) -> dict[str, float]:
+    def _step(self, done: _Backward) -> dict[str, float]:
         """Clip, step, forget the gradient. Without any loss, or with a gradient that is not finite, nothing moves."""
         for p in self.parameters:
             if p.grad is None:  # a gradient of zero is still a step: Adam's momentum moves the weights
                 p.grad = torch.zeros_like(p)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm).item()
-        loss = sums.pop("loss", 0.0)
+        loss, n_micro = done.sums.pop("loss", 0.0), done.n_micro
         finite = math.isfinite(norm) and math.isfinite(loss)
         if finite and n_micro:
             self.optimizer.step()
@@ -219,35 +267,15 @@ class Learner:
             "train/micro_batches": n_micro,
             "train/skipped_updates": 0 if finite else 1,
             "train/empty_updates": 0 if n_micro else 1,
-            "train/tokens": n_tokens if n_micro else 0,
+            "train/tokens": done.n_tokens if n_micro else 0,
         }
         if not n_micro:  # nothing was measured: zeros would be weighed as values
             return metrics
         metrics |= {"train/loss": loss, "train/grad_norm": norm}
-        metrics |= gap_metrics(torch.cat(gaps).tolist() if gaps else [], "rollout")
-        return metrics | {f"train/{name}": total / n_tokens for name, total in sums.items()}
+        metrics |= mismatch_metrics(torch.cat(done.mismatches).tolist() if done.mismatches else [], "rollout")
+        return metrics | {f"train/{name}": total / done.n_tokens for name, total in done.sums.items()}
 
     def weights_are_finite(self) -> bool:
         """Whether every trained weight is a number."""
         norms = torch._foreach_norm([p.detach() for p in self.parameters], ord=torch.inf)
         return bool(torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).all())
-
-
-def note_entropy(samples: Sequence[Sample], entropy: Tensor) -> None:
-    """Give each sample its mean entropy, from (batch, seq) with zeros after its end, unless an earlier step has."""
-    for sample, total in zip(samples, entropy.sum(1).tolist(), strict=True):
-        if sample.entropy is None and sample.response.token_ids:
-            sample.entropy = total / len(sample.response.token_ids)
-
-
-def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics over the optimizer steps of one rollout batch: means over those that measured them; counts are added.
-
-    >>> averaged([{"train/loss": 1.0, "train/empty_updates": 0}, {"train/empty_updates": 1}])
-    {'train/loss': 1.0, 'train/empty_updates': 1.0}
-    """
-    out: dict[str, float] = {}
-    for name in dict.fromkeys(name for update in updates for name in update):
-        values = [update[name] for update in updates if name in update]
-        out[name] = sum(values) / (1 if name in COUNTS else len(values))
-    return out

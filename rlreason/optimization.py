@@ -1,8 +1,9 @@
-"""Optimizers by name, the learning rate of every update, and when to evaluate."""
+"""Optimizers by name, the learning rate of every update, the metrics of several, and when to evaluate."""
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 from rlreason.config.optimization import OptimizationConfig
 from rlreason.config.packages import required
 
+COUNTS = ("train/skipped_updates", "train/empty_updates", "train/tokens")  # metrics that add up
 FEWEST_EVALUATIONS = 10  # in a run that does not say how often, the first and the last included
 
 
@@ -74,6 +76,24 @@ def learning_rate_at(done: float, width: float, total: float, peak: float, kind:
     return peak * (1.0 - progress if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
+@dataclass(frozen=True, slots=True)
+class LearningRateSchedule:
+    """The learning rate of each update of a run, from its settings."""
+
+    peak: float
+    kind: str  # constant | linear | cosine
+    warmup: float  # steps
+    n_steps: int
+
+    def at(self, done: int, place: int, count: int, restarts: bool = False) -> float:
+        """Of update `place` (0, 1, ...) of the `count` of a step, behind `done` whole steps.
+
+        `restarts`: the step starts from the first weights anew, and so does the schedule: it is one step long.
+        """
+        total = 1 if restarts else self.n_steps
+        return learning_rate_at(done + place / count, 1 / count, total, self.peak, self.kind, self.warmup)
+
+
 def evaluation_due(done: Fraction, width: Fraction, total: int, every: int | None, longest: int | None) -> bool:
     """Whether an evaluation belongs behind the update that ends at `done` steps of `total` and is `width` steps wide.
 
@@ -95,3 +115,16 @@ def evaluation_due(done: Fraction, width: Fraction, total: int, every: int | Non
     if gap >= 1:  # at the ends of steps only
         return done.denominator == 1 and done // gap > (done - 1) // gap
     return done // gap > (done - width) // gap
+
+
+def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics over the optimizer steps of one rollout batch: means over those that measured them; counts are added.
+
+    >>> averaged([{"train/loss": 1.0, "train/empty_updates": 0}, {"train/empty_updates": 1}])
+    {'train/loss': 1.0, 'train/empty_updates': 1.0}
+    """
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(name for update in updates for name in update):
+        values = [update[name] for update in updates if name in update]
+        out[name] = sum(values) / (1 if name in COUNTS else len(values))
+    return out

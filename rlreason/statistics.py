@@ -77,15 +77,15 @@ def bootstrap_intervals(values: Floats, seed: int, draws: int = 4000) -> tuple[F
     return low, high
 
 
-def gap_metrics(gaps: Sequence[float], prefix: str) -> dict[str, float]:
+def mismatch_metrics(mismatches: Sequence[float], prefix: str) -> dict[str, float]:
     """Mean, 99th percentile (nearest rank) and maximum of |log p_engine - log p_trainer| over sampled tokens.
 
-    >>> gap_metrics([0.0, 1.0], "rollout")["rollout/logprob_gap_p99"]
+    >>> mismatch_metrics([0.0, 1.0], "rollout")["rollout/mismatch_p99"]
     1.0
     """
-    if not gaps:
+    if not mismatches:
         return {}
-    values = sorted(gaps)
+    values = sorted(mismatches)
     p99 = values[math.ceil(0.99 * len(values)) - 1]
     named = {"mean": sum(values) / len(values), "p99": p99, "max": values[-1]}
-    return {f"{prefix}/logprob_gap_{name}": value for name, value in named.items()}
+    return {f"{prefix}/mismatch_{name}": value for name, value in named.items()}

@@ -1,32 +1,25 @@
-"""The loop: collect -> optimizer steps -> hand over weights -> evaluate -> record.
-
-It knows the engine as `generate`, `load_weights`, `close`, and the grader as `grade_batch`; it is blind to how
-an algorithm gives credit. The one function that is allowed to be long, so that a run can be read top to bottom.
-"""
+"""The loop: collect -> learn -> weight sync -> evaluate -> record."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from rlreason.algorithms.base import Collected
 from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.algorithms.rollouts import rollout_metrics, score_samples
 from rlreason.cli.entry import why_stopped
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
-from rlreason.evaluation.accuracy import more_accuracies
-from rlreason.evaluation.evaluator import Evaluated, Evaluator
+from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.grading.metrics import grading_metrics
 from rlreason.interrupted import wind_up
-from rlreason.learner import Learner, averaged
+from rlreason.learner import Learner, Update
 from rlreason.objectives.card import TEXT_WIDTH
-from rlreason.optimization import evaluation_due, learning_rate_at
+from rlreason.optimization import LearningRateSchedule, averaged, evaluation_due
 from rlreason.records.console import Console, Stopwatch
 from rlreason.records.counters import Counters
 from rlreason.records.curves import draw_curves, title_of
@@ -36,8 +29,8 @@ from rlreason.runtime import signals
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import Components, build_components
 from rlreason.setup.learner import make_learner
-from rlreason.setup.protocol import protocol_of
-from rlreason.setup.run_summary import closing, header, shown_generations
+from rlreason.setup.run_summary import closing, header, shown_generations, summed_up
+from rlreason.types import Collected, Sample
 
 
 def train(run: RunConfig, folder: Path, config: str) -> float:
@@ -51,148 +44,216 @@ def train(run: RunConfig, folder: Path, config: str) -> float:
         console.say(f"a broken-off run was here: its records are now in {records.set_aside}")
     card = run.card()
     records.document("objective.md", card.markdown)
-    components, feed = build_components(run, folder, console), None
+    components, prefetcher = build_components(run, folder, console), None
     try:
         algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
-        console.n_steps = algorithm.n_steps
-        records.mirror = components.mirror
-        header(console, run, components, folder)
+        records.mirror_to(components.mirror)
+        header(console, run, components, folder, algorithm.n_steps)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
-        feed = RolloutPrefetcher(algorithm, ahead=run.rollout.async_level > 0)
-        return loop(run, components, feed, learner, records, console, counters)
+        prefetcher = RolloutPrefetcher(algorithm, ahead=run.rollout.async_level > 0)
+        return Trainer(run, components, prefetcher, learner, records, console, counters).loop()
     except BaseException as error:
         if signals.asked() is None and not isinstance(error, KeyboardInterrupt):
             raise
         stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
-        far = wind_up(run, components, feed, records, counters, console, why_stopped(stop))
+        far = wind_up(run, components, prefetcher, records, counters, console, why_stopped(stop))
         raise type(stop)(f"{stop} {far}".strip()) from None
     finally:
         components.close()  # first, so that what is being sampled ahead ends
-        if feed is not None:
-            feed.close()
+        if prefetcher is not None:
+            prefetcher.close()
 
 
-def loop(
-    run: TrainingConfig,
-    components: Components,
-    feed: RolloutPrefetcher,
-    learner: Learner,
-    records: RunWriter,
-    console: Console,
-    counters: Counters,
-) -> float:
-    """Every step of a run, from the first evaluation to the closing table."""
+@dataclass
+class Step:
+    """What one step of a run has collected and learned so far, and the numbers that are recorded of it."""
+
+    number: int  # 1, 2, ...
+    collected: Collected
+    weight_version: int  # of the engine when all was sampled
+    clock: Stopwatch
+    updates: list[Update] = field(default_factory=list)
+    synced: dict[str, float] = field(default_factory=dict)  # metrics of the weight sync
+
+    @property
+    def count(self) -> int:
+        """How many updates learn from what was collected."""
+        return len(self.collected.batches)
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """What was sampled, with the entropies that the first update has measured. Ask when it is done."""
+        if not self.updates:
+            return self.collected.samples
+        learned = zip(self.collected.batches[0], self.updates[0].entropies, strict=True)
+        measured = {id(sample): entropy for sample, entropy in learned}
+        return [replace(s, entropy=measured.get(id(s))) if s.entropy is None else s for s in self.collected.samples]
+
+    @cached_property
+    def sampled(self) -> dict[str, float]:
+        """Metrics of what was sampled and how it was graded."""
+        if not (samples := self.samples):
+            return self.collected.metrics
+        staleness = self.weight_version - sum(s.response.weight_version for s in samples) / len(samples)
+        graded = grading_metrics([s.grade for s in samples])
+        return self.collected.metrics | rollout_metrics(samples) | graded | {"rollout/staleness": staleness}
+
+    def row(self) -> dict[str, float]:
+        """The newest update; the first one's row has what was sampled for the step, and the last one's its times."""
+        newest = self.updates[-1].metrics if self.updates else {}
+        last = self.synced | self.clock.laps if len(self.updates) == self.count else {}
+        return newest | (self.sampled if len(self.updates) < 2 else {}) | last
+
+    def metrics(self) -> dict[str, float]:
+        """The whole step in numbers, when it is over."""
+        return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced | self.clock.laps
+
+
+class Trainer:
+    """A training run: its parts, and the loop over its steps."""
+
+    def __init__(
+        self,
+        run: TrainingConfig,
+        components: Components,
+        prefetcher: RolloutPrefetcher,
+        learner: Learner,
+        records: RunWriter,
+        console: Console,
+        counters: Counters,
+    ) -> None:
+        self.run, self.components, self.prefetcher, self.learner = run, components, prefetcher, learner
+        self.records, self.console, self.counters = records, console, counters
+        self.n_steps, self.policy, self.engine = prefetcher.n_steps, components.policy, components.engine
+        self.schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, self.n_steps)
+        self.monitors = monitors_of(run, console)
+        problems = components.eval_problems, components.final_problems
+        self.validation = Validation(components.evaluator, *problems, records, self.monitors, counters, console)
+
+    def loop(self) -> float:
+        """Every step of a run, from the first evaluation to the closing table; returns the final accuracy."""
+        before = after = self.validation.evaluate(step=0)
+        shown_generations(self.console, before.samples, self.components.eval_problems, self.run.log_generations)
+        self.console.start(self.n_steps)
+        self.console.step(0, self.validation.accuracy, before.metrics, keep=True)
+        status, reason = self.monitors.verdict()
+        for number in range(1, self.n_steps + 1):
+            if status != "finished":
+                break
+            step = self.collect(number)
+            self.learn(step)
+            status, reason = diverged(step, self.learner)
+            self.sync(step, status)
+            self.record(step)
+            if status == "finished":
+                status, reason = self.monitors.verdict()
+
+            last = number == self.n_steps or status != "finished"
+            width = Fraction(1, 1 if self.prefetcher.ahead else max(step.count, 1))  # of the step's last update
+            asked = not last and due(self.run, Fraction(number), width, self.n_steps)
+            if asked or (last and status != "diverged:weights"):
+                after = self.validation.evaluate(number, last)
+            self.console.step(number, self.validation.accuracy, step.metrics(), keep=last or asked)
+        return self.finish(before, after, status, reason)
+
+    def collect(self, number: int) -> Step:
+        """Sample, grade, compute advantages; score what learning will not score under the weights that sampled."""
+        self.counters.resume()
+        clock = Stopwatch()
+        with self.console.wait(f"step {number}", logged=True, more=self.components.rollouts.drawn):
+            collected = self.prefetcher.next(number)
+        self.counters.sampled(collected.samples)
+        weight_version = self.engine.weight_version
+        clock.lap("rollout")
+        by_learning = self.learner.scores_by_learning(collected, self.components.sampling)
+        unscored = [s for s in collected.samples if s.entropy is None and not (by_learning and s.has_loss)]
+        if unscored:
+            with self.console.wait(f"step {number}: measuring log-probabilities", logged=True):
+                scored = score_samples(unscored, self.components.scorer)
+            by_id = {id(sample): with_scores for sample, with_scores in zip(unscored, scored, strict=True)}
+            collected = replace(collected, samples=[by_id.get(id(s), s) for s in collected.samples])
+        return Step(number, collected, weight_version, clock)
+
+    def learn(self, step: Step) -> None:
+        """Take the step's updates; between two of them, an evaluation may be due."""
+        sampling, counted = self.components.sampling, self.counters.learned
+        updates = self.learner.learn(step.collected, step.number, self.schedule, sampling, counted)
+        for update in self.console.each(f"step {step.number}: update", updates, step.count):
+            step.updates.append(update)
+            if len(step.updates) < step.count:
+                self.records.metrics(self.counters.row() | step.row())
+                done = step.number - 1 + Fraction(len(step.updates), step.count)
+                if not self.prefetcher.ahead and due(self.run, done, Fraction(1, step.count), self.n_steps):
+                    self.evaluate_within(step)
+        step.clock.lap("train")
+
+    def evaluate_within(self, step: Step) -> None:
+        """Evaluate the weights as they are between two updates; the time is none of the step's."""
+        step.clock.lap("train")
+        self.engine.load_weights(self.policy)
+        self.validation.evaluate(step.number - 1, between_updates=True)
+        learned = averaged([update.metrics for update in step.updates])
+        self.console.step(step.number, self.validation.accuracy, learned, keep=True)
+        self.counters.resume()
+        step.clock.skip()
+
+    def sync(self, step: Step, status: str) -> None:
+        """Hand the new weights to the engine; what is sampled ahead keeps those that it began with."""
+        self.prefetcher.drain()
+        if step.updates and status != "diverged:weights":
+            with self.console.wait(f"step {step.number}: handing the weights to the engine", logged=True):
+                step.synced = self.engine.load_weights(self.policy)
+        step.clock.lap("sync")
+
+    def record(self, step: Step) -> None:
+        """Write down what the step has come to, and warn of what went wrong quietly in it."""
+        every, number, samples = self.run.save_rollouts_every, step.number, step.samples
+        self.records.metrics(self.counters.row() | step.row())
+        if samples and every and number % every == 0:
+            self.records.responses("rollouts", number, samples, self.components.train_problems)
+        self.monitors.check(number, step.metrics())
+        for name, notice in step.collected.notices.items():
+            self.monitors.warn(number, name, notice)
+        self.monitors.check_grades(number, self.components.grader.warnings([s.grade for s in samples]))
+
+    def finish(self, before: Evaluated, after: Evaluated, status: str, reason: str) -> float:
+        """Decide how the run ended, save the model, write the summary, draw the curves; returns the accuracy."""
+        run, console, records, components = self.run, self.console, self.records, self.components
+        self.counters.pause()
+        if status == "finished":
+            status, reason = self.monitors.verdict()
+        if status == "finished" and self.validation.fell_to_zero():
+            status = "diverged:accuracy"
+            reason = f"accuracy fell to 0 of {after.metrics['eval/problems']:.0f} problems, from one that this excludes"
+        if status != "finished":
+            cure = ": lower learning_rate or max_grad_norm" if status.startswith("diverged") else ""
+            console.say(f"! {status}: {reason}{cure}")
+        if run.save_model:
+            with console.wait("saving the model"):
+                self.policy.save(records.folder / "model")
+        summary = summed_up(components, status, reason, before, after) | {
+            "notices": dict(self.monitors.counts),
+            **{name: round(value, 1) for name, value in self.counters.row().items()},
+            "seconds": round(self.counters.row()["time/total"], 1),
+            "threads": torch.get_num_threads(),
+        }
+        with console.wait("drawing the curves"):
+            draw_curves(records.folder, title_of(records.folder), run.algorithm)
+        with console.wait("closing the records"):
+            records.summary(summary)
+        closing(console, run, records.folder, before, after, components.eval_problems, summary, components.mirror)
+        return float(summary["accuracy"])
+
+
+def monitors_of(run: TrainingConfig, console: Console) -> Monitors:
+    """The monitors of a run, which have said what its settings alone give reason to."""
     limit = sampling_key(run, "max_tokens")
     limits = () if limit == "sampling.max_tokens" else (limit,)  # what training cuts is said of its own samples
-    guards = Monitors(getattr(run, "group_size", 1), console.say, run.guards.parity, run.guards.parity_bound, *limits)
+    group_size = getattr(run, "group_size", 1)
+    monitors = Monitors(group_size, console.say, run.guards.parity, run.guards.parity_bound, *limits)
     for name, warning in run.warnings().items():
-        guards.notice(0, name, warning)
-    validation = Evaluator(components, records, guards, counters, console)
-    before = after = validation.on_the_way(0)
-    shown_generations(console, before.samples, components.eval_problems, run.log_generations)
-    console.start()
-    opening = {"reward/format": before.metrics["eval/format"], "rollout/length": before.metrics["eval/length"]}
-    console.step(0, opening, keep=True)
-    # The gap to the engine can be measured where training scores the distribution that was sampled.
-    same_temperature = learner.temperature == run.sampling.temperature
-    status, reason = guards.verdict()
-    for step in range(1, feed.n_steps + 1 if status == "finished" else 1):
-        counters.resume()
-        times = Stopwatch()
-        with console.wait(f"step {step}", logged=True, more=components.drawn):
-            collected = feed.take(step)
-        counters.sampled(collected.samples)
-        held = components.engine.weight_version
-        times.lap("rollout")
-
-        # The weights that sampled, at one temperature. A single update measures what it learns from on its way.
-        alone = len(collected.batches) == 1 and same_temperature and not collected.restart
-        if unseen := [s for s in collected.samples if s.entropy is None and not (alone and s.kept)]:
-            with console.wait(f"step {step}: measuring log-probabilities", logged=True):
-                score_samples(unseen, components.measure)
-        if collected.restart:
-            learner.restart()
-        updates, of_step = list[dict[str, float]](), collected.metrics
-        count = len(collected.batches)
-        for place, batch in enumerate(collected.batches):
-            # Where each step starts anew, so does the schedule.
-            steps_before, total = (0, 1) if collected.restart else (step - 1, feed.n_steps)
-            done = steps_before + place / count
-            rate = learning_rate_at(done, 1 / count, total, run.learning_rate, run.lr_schedule, run.warmup_steps)
-            holds = same_temperature and place == 0 and not collected.restart  # the weights that sampled
-            gap_from = run.sampling.min_tokens if holds else None
-            with console.wait(f"step {step}: update {place + 1}/{count}", logged=True):
-                update = learner.update(batch, rate, gap_from, counters.learned)
-            updates.append(update)
-            if place == 0:  # the row of the first update tells what was sampled for the step, the last one's its times
-                of_step |= sampled(collected, held)
-            if place + 1 < count:
-                records.metrics(counters.row() | update | (of_step if place == 0 else {}))
-                at = step - 1 + Fraction(place + 1, count)
-                if not feed.ahead and due(run, at, Fraction(1, count), feed.n_steps):
-                    times.lap("train")
-                    components.engine.load_weights(components.policy)
-                    validation.on_the_way(step - 1, between_updates=True)
-                    console.step(step, averaged(updates), keep=True)
-                    counters.resume()
-                    times.skip()
-        times.lap("train")
-        status, reason = verdict(step, updates, learner)
-        feed.wait()  # what is sampled ahead keeps the weights it began with
-        if updates and status != "diverged:weights":
-            with console.wait(f"step {step}: handing the weights to the engine", logged=True):
-                components.engine.load_weights(components.policy)
-        times.lap("sync")
-
-        if not updates:
-            of_step |= sampled(collected, held)
-        seconds = components.engine.sync_metrics | times.laps
-        records.metrics(counters.row() | (updates[-1] if updates else {}) | (of_step if count < 2 else {}) | seconds)
-        if collected.samples and run.save_rollouts_every and step % run.save_rollouts_every == 0:
-            records.responses("rollouts", step, collected.samples, components.train_problems)
-        metrics = averaged(updates) | of_step | seconds
-        guards.look(step, metrics)
-        for name, notice in collected.notices.items():
-            guards.notice(step, name, notice)
-        guards.look_at_grades(step, components.grader.warnings([s.grade for s in collected.samples]))
-        if status == "finished":
-            status, reason = guards.verdict()
-
-        last = step == feed.n_steps or status != "finished"
-        if last and status != "diverged:weights":
-            after = validation.last(step)
-        elif asked_now := not last and due(
-            run, Fraction(step), Fraction(1, 1 if feed.ahead else max(count, 1)), feed.n_steps
-        ):
-            after = validation.on_the_way(step)
-        console.step(step, metrics, keep=last or asked_now)
-        if last:
-            break
-
-    counters.pause()
-    if status == "finished":
-        status, reason = guards.verdict()
-    if status == "finished" and validation.fell_to_zero():
-        status = "diverged:accuracy"
-        reason = f"accuracy fell to 0 of {after.metrics['eval/problems']:.0f} problems, from one that this excludes"
-    if status != "finished":
-        cure = ": lower learning_rate or max_grad_norm" if status.startswith("diverged") else ""
-        console.say(f"! {status}: {reason}{cure}")
-    if run.save_model:
-        with console.wait("saving the model"):
-            components.policy.save(records.folder / "model")
-    summary = summed_up(run, components, status, reason, before, after) | {
-        "notices": dict(guards.counts),
-        **{name: round(value, 1) for name, value in counters.row().items()},
-        "seconds": round(counters.row()["time/total"], 1),
-        "threads": torch.get_num_threads(),
-    }
-    with console.wait("drawing the curves"):
-        draw_curves(records.folder, title_of(records.folder))
-    with console.wait("closing the records"):
-        records.summary(summary)
-    closing(console, run, records.folder, before, after, components.eval_problems, summary, components.mirror)
-    return float(summary["accuracy"])
+        monitors.warn(0, name, warning)
+    return monitors
 
 
 def due(run: TrainingConfig, done: Fraction, width: Fraction, n_steps: int) -> bool:
@@ -200,51 +261,14 @@ def due(run: TrainingConfig, done: Fraction, width: Fraction, n_steps: int) -> b
     return evaluation_due(done, width, n_steps, run.eval_every, run.longest_without_evaluation)
 
 
-def sampled(collected: Collected, held: int) -> dict[str, float]:
-    """What was sampled for a step, and how it was graded; `held`: how often the engine had been given weights."""
-    samples = collected.samples
-    if not samples:
-        return {}
-    versions = [s.response.weight_version for s in samples]
-    metrics = rollout_metrics(samples) | grading_metrics([s.grade for s in samples])
-    return metrics | {"rollout/staleness": held - sum(versions) / len(versions)}
-
-
-def verdict(step: int, updates: Sequence[Mapping[str, float]], learner: Learner) -> tuple[str, str]:
-    """(status, reason) after the updates of a step: has the run diverged?"""
+def diverged(step: Step, learner: Learner) -> tuple[str, str]:
+    """(status, reason) after the updates of a step."""
+    updates = [update.metrics for update in step.updates]
     if any(not math.isfinite(u.get("train/loss", 0.0)) for u in updates):
-        return "diverged:loss", f"the loss of step {step} is no number"
+        return "diverged:loss", f"the loss of step {step.number} is no number"
     tried = [u for u in updates if not u["train/empty_updates"]]
     if tried and all(u["train/skipped_updates"] for u in tried):
-        return "diverged:gradient", f"no update of step {step} had a finite gradient"
+        return "diverged:gradient", f"no update of step {step.number} had a finite gradient"
     if updates and not learner.weights_are_finite():
-        return "diverged:weights", f"weights are no numbers after step {step}"
+        return "diverged:weights", f"weights are no numbers after step {step.number}"
     return "finished", ""
-
-
-def summed_up(
-    run: TrainingConfig, components: Components, status: str, reason: str, before: Evaluated, after: Evaluated
-) -> dict[str, Any]:
-    """What the run came to. `accuracy` is that of the last evaluation, over the whole split where that was asked."""
-    whole = bool(after.final)
-    final = after.final if whole else {k.replace("eval/", "final/"): v for k, v in after.metrics.items()}
-    lost = status == "diverged:weights"  # what was measured before says nothing about such a model
-    asks, tokenizer = components.examiner.settings, components.policy.tokenizer
-    return {
-        "status": status,
-        "reason": reason,
-        "accuracy_before": before.metrics["eval/accuracy"],
-        "accuracy_after": math.nan if lost else after.metrics["eval/accuracy"],  # on the same problems
-        "accuracy": math.nan if lost else final["final/accuracy"],
-        "accuracy_interval": [final["final/accuracy_low"], final["final/accuracy_high"]],
-        "length_before": before.metrics["eval/length"],
-        "length": final["final/length"],
-        "interim_eval_problems": len(components.eval_problems),
-        "eval_problems": int(final["final/problems"]),
-        **({"start": asdict(components.start)} if components.start else {}),
-        "data": components.data_hash,
-        "data_sizes": components.sizes,
-        **more_accuracies({k.replace("final/", "eval/"): v for k, v in final.items()}, *components.examiner.rewards),
-        "protocol": protocol_of(asks, components.final_problems if whole else components.eval_problems, tokenizer),
-        "protocol_on_the_way": protocol_of(asks, components.eval_problems, tokenizer)["hash"],
-    }

@@ -1,7 +1,7 @@
-"""What one room hands to the next: problems, responses, grades, samples.
+"""The records that one part hands to the next: problems, responses, grades, samples, what a step has collected.
 
-Plain records and nothing else. They must not know tensors, configuration, tokenizers or devices,
-so that every room can import them and none is imported by them.
+Plain records without tensors, so that every package can import them. What is found out about a record later makes a
+new one (`dataclasses.replace`).
 """
 
 import math
@@ -18,7 +18,7 @@ Outcome = Literal["correct", "wrong", "unformatted", "timeout", "refused", "erro
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One question with its gold answer. `id` is unique within its data set; groups are formed by it."""
+    """One question with its reference answer. `id` is unique within its data set; groups are formed by it."""
 
     id: str
     question: str
@@ -46,10 +46,11 @@ class Response:
     log_probs: list[float]
     text: str  # for grading and reading only; training uses the ids
     finish_reason: FinishReason
-    weight_version: int = 0  # how many weight hand-overs the engine had received when it sampled this
+    weight_version: int = 0  # how many weight syncs the engine had received when it sampled this
 
     @property
     def truncated(self) -> bool:
+        """Whether the token limit cut it."""
         return self.finish_reason == "length"
 
 
@@ -57,7 +58,7 @@ class Response:
 class Grade:
     """The verdict on one response. `path` names the rule that decided, for audits.
 
-    How it was come by (`milliseconds` of work, or `remembered` from an equal pair before) is no part of the verdict.
+    How it was reached (`milliseconds` of work, or `remembered` from an equal pair before) is no part of the verdict.
     """
 
     format: float
@@ -69,24 +70,38 @@ class Grade:
     remembered: bool = field(default=False, compare=False)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """A response with its grade and the advantage that the algorithm gave it."""
+    """A response with its grade, and what an algorithm and the trainer found out about it.
+
+    All log-probabilities are natural logarithms, one for each response token; None: not computed.
+    """
 
     response: Response
     grade: Grade
     prompt_grade: Grade | None = None  # by the prompt's reward, where an evaluation counts by another
     advantage: float = 0.0
-    kept: bool = True  # whether it carries loss; a sample that does not still counted in its group's baseline
-    live: bool = False  # whether any advantage of its group differs from 0, before a KL term in the reward
-    log_probs: list[float] = field(default_factory=list)  # under the trainer's weights that sampled; empty: not scored
-    old_log_probs: list[float] = field(default_factory=list)  # what the loss's ratio divides by; empty: today's
-    reference_log_probs: list[float] = field(default_factory=list)  # where a KL term asks for them
-    entropy: float | None = None  # nats, of the trainer's distribution, mean over the response; None: not measured
+    has_loss: bool = True  # a sample without loss still counted in its group's baseline
+    log_probs: list[float] | None = None  # of the trainer, under the weights that sampled
+    entropy: float | None = None  # nats, of the trainer's distribution, mean over the response
+    old_log_probs: list[float] | None = None  # of the behaviour policy, for ratios; None: the policy that is updated
+    reference_log_probs: list[float] | None = None  # of the reference model of a KL term
 
     @property
     def group(self) -> str:
+        """Responses to one problem are compared with each other."""
         return self.response.problem_id
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What one step of an algorithm has sampled, and what is learned from it."""
+
+    samples: list[Sample]  # sampled in this step, learned from or not: for the records and the monitors
+    batches: list[list[Sample]]  # one optimizer step each, in order; empty when there is nothing to learn
+    metrics: dict[str, float]
+    notices: dict[str, str] = field(default_factory=dict)  # name -> what went wrong quietly, in a sentence
+    restart: bool = False  # learn from the weights that the run started with
 
 
 LARGE = 1e6  # a coefficient that float32 can still multiply by

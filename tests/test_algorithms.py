@@ -3,22 +3,25 @@
 import random
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
-from rlreason.algorithms.base import Collected, cut_into_batches
+from rlreason.algorithms.base import cut_into_batches
 from rlreason.algorithms.expert_iteration import ExpertIteration, chosen_responses
-from rlreason.algorithms.grpo import GRPO, live_groups
+from rlreason.algorithms.grpo import GRPO, mixed_groups
 from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.algorithms.problem_sampler import ProblemSampler
-from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
+from rlreason.algorithms.rollouts import Rollouts, rollout_metrics, score_samples
 from rlreason.algorithms.sft import SFT, sft_sample
 from rlreason.config.optimization import OptimizationConfig
 from rlreason.engines.base import Sampling
 from rlreason.learner import Learner
+from rlreason.model.scoring import LogProbScorer
 from rlreason.objectives.objective import LengthNormConfig, Objective
-from rlreason.types import Grade, Problem, Response, Sample
+from rlreason.optimization import LearningRateSchedule
+from rlreason.types import Collected, Grade, Problem, Response, Sample
 
 
 def numbered(count: int) -> list[Problem]:
@@ -48,36 +51,36 @@ def rollouts_of(engine, policy):
 
 def test_a_step_asks_each_question_once_and_a_pass_covers_all():
     questions = ProblemSampler(numbered(10), seed=0)
-    steps = [questions.take(4) for _ in range(10)]
+    steps = [questions.next_batch(4) for _ in range(10)]
     assert all(len({p.id for p in step}) == 4 for step in steps)
     assert {p.id for step in steps[:3] for p in step} == {str(i) for i in range(10)}  # 12 places for 10 problems
     again, other = ProblemSampler(numbered(10), seed=0), ProblemSampler(numbered(10), seed=1)
-    assert steps == [again.take(4) for _ in range(10)]
-    assert steps[0] != other.take(4)
-    assert len(ProblemSampler(numbered(10), seed=0).take(50)) == 10  # more asked for than there are
+    assert steps == [again.next_batch(4) for _ in range(10)]
+    assert steps[0] != other.next_batch(4)
+    assert len(ProblemSampler(numbered(10), seed=0).next_batch(50)) == 10  # more asked for than there are
 
 
 def test_a_continued_run_asks_what_an_uninterrupted_one_asks():
     whole = ProblemSampler(numbered(9), seed=3, skip_solved=1)
     for step in range(4):
-        taken = whole.take(4)
-        whole.note([answer(p.id, correct=int(p.id) % 3 == step % 3) for p in taken for _ in range(2)])
+        taken = whole.next_batch(4)
+        whole.update([answer(p.id, correct=int(p.id) % 3 == step % 3) for p in taken for _ in range(2)])
     continued = ProblemSampler(numbered(9), seed=3, skip_solved=1)
     continued.state = whole.state
-    assert [continued.take(2) for _ in range(5)] == [whole.take(2) for _ in range(5)]
+    assert [continued.next_batch(2) for _ in range(5)] == [whole.next_batch(2) for _ in range(5)]
 
 
 def test_solved_questions_are_left_out_until_nothing_is_left():
     questions = ProblemSampler(numbered(6), seed=0, skip_solved=2)
     for _ in range(2):
-        questions.note([answer("0", True), answer("0", True), answer("1", True), answer("1", False)])
+        questions.update([answer("0", True), answer("0", True), answer("1", True), answer("1", False)])
     assert questions.n_solved == 1
-    assert {p.id for p in questions.take(6)} == {"1", "2", "3", "4", "5"}
-    questions.note([answer("0", False)])  # a wrong answer ends the streak
+    assert {p.id for p in questions.next_batch(6)} == {"1", "2", "3", "4", "5"}
+    questions.update([answer("0", False)])  # a wrong answer ends the streak
     assert questions.n_solved == 0
     for _ in range(2):
-        questions.note([answer(str(i), True) for i in range(6)])
-    assert questions.take(3) == []
+        questions.update([answer(str(i), True) for i in range(6)])
+    assert questions.next_batch(3) == []
 
 
 def test_batches_cover_every_sample_once_a_pass():
@@ -113,7 +116,7 @@ def test_sft_learns_the_response_and_its_end_and_nothing_of_the_prompt(policy):
     """The loss is the mean of -log p over response tokens, the end token among them; any split gives its gradient."""
     given = traces(policy, 6)
     rows = [(s.response.prompt_ids, s.response.token_ids) for s in given]
-    scores = policy.score(rows, 1.0, 4096)
+    scores = LogProbScorer(policy, 1.0, 4096).log_probs(rows)
     assert all(s.response.token_ids[-1] == policy.tokenizer.eos_token_id for s in given)
     expected = -sum(map(sum, scores)) / sum(map(len, scores))
     objective = Objective(length_norm=LengthNormConfig("token"))
@@ -156,11 +159,11 @@ def expert(rollouts, problems, **changes) -> ExpertIteration:
 
 def test_expert_iteration_learns_from_correct_responses_only(rollouts_of, problems):
     collected = expert(rollouts_of(0.4), problems).collect(1)
-    kept = [s for s in collected.samples if s.kept]
+    kept = [s for s in collected.samples if s.has_loss]
     assert 0 < len(kept) < len(collected.samples) == 24
     assert {id(s) for batch in collected.batches for s in batch} == {id(s) for s in kept}
     assert all(s.grade.outcome == "correct" and not s.response.truncated and s.advantage == 1.0 for s in kept)
-    assert all(s.advantage == 0.0 for s in collected.samples if not s.kept)
+    assert all(s.advantage == 0.0 for s in collected.samples if not s.has_loss)
     assert collected.metrics["ei/kept"] == len(kept)
     assert sum(map(len, collected.batches)) == 2 * len(kept)
 
@@ -196,17 +199,17 @@ def grpo(rollouts, problems, max_resampling_rounds=0, **changes) -> GRPO:
 
 def test_refilling_replaces_groups_without_signal_as_far_as_it_may(rollouts_of, problems):
     plain = grpo(rollouts_of(0.12), problems).collect(1)
-    dead = 6 - len(live_groups(plain.samples))
+    dead = 6 - len(mixed_groups(plain.samples))
     assert dead > 0
     refilled = grpo(rollouts_of(0.12), problems, max_resampling_rounds=20).collect(1)
     (batch,) = refilled.batches
     assert len(batch) == 24
-    assert len(live_groups(batch)) == 6
+    assert len(mixed_groups(batch)) == 6
     assert "refill_bound" not in refilled.notices
-    assert live_groups(plain.samples) <= live_groups(batch)  # what was good stays
+    assert mixed_groups(plain.samples) <= mixed_groups(batch)  # what was good stays
     discarded = [s for s in refilled.samples if id(s) not in {id(b) for b in batch}]
     assert len(discarded) == refilled.metrics["rollout/discarded"] >= 4 * dead
-    assert not any(s.kept or s.advantage for s in discarded)
+    assert not any(s.has_loss or s.advantage for s in discarded)
     assert Counter(Counter(s.group for s in refilled.samples).values()).keys() == {4}  # no question was asked twice
 
 
@@ -242,8 +245,8 @@ def test_the_feed_hands_over_every_step_once_and_in_order(ahead):
     algorithm = Counting()
     feed = RolloutPrefetcher(algorithm, ahead)
     for step in range(1, 5):
-        assert feed.take(step).metrics["step"] == step
-        feed.wait()
+        assert feed.next(step).metrics["step"] == step
+        feed.drain()
         assert [s for s, _ in algorithm.log] == list(range(1, min(step + 1 + ahead, 5)))  # exactly one ahead
     feed.close()
     assert ahead == any(name.startswith("sampling ahead") for _, name in algorithm.log)
@@ -257,27 +260,41 @@ def test_an_error_of_sampling_ahead_reaches_the_loop():
             return super().collect(step)
 
     feed = RolloutPrefetcher(Failing(), ahead=True)
-    feed.take(1)
+    feed.next(1)
     with pytest.raises(RuntimeError, match="engine died"):
-        feed.wait()
+        feed.drain()
     feed.close()
 
 
 def test_metrics_tell_correct_from_other_responses():
-    samples = [answer("a", True), answer("a", False)]
-    samples[0].entropy, samples[1].entropy = 1.0, 3.0
+    samples = [replace(answer("a", right), entropy=entropy) for right, entropy in ((True, 1.0), (False, 3.0))]
     m = rollout_metrics(samples)
     assert (m["rollout/entropy"], m["rollout/entropy_correct"], m["rollout/entropy_wrong"]) == (2.0, 1.0, 3.0)
-    assert m["rollout/surprise"] == pytest.approx(0.3)
+    assert m["rollout/nll"] == pytest.approx(0.3)
     assert "rollout/length_correct" not in rollout_metrics([answer("a", False)])
 
 
-def test_learning_gives_each_sample_its_entropy(policy):
+def test_learning_measures_entropies_of_the_weights_that_each_update_met(policy):
     given = traces(policy, 3)
-    Learner(
+    (alike, silent) = [replace(given[0], response=given[0].response), replace(given[1], has_loss=False)]
+    learner = Learner(
         policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(1e-3, micro_batch_size=1)
-    ).update(given)
-    assert all(s.entropy is not None and s.entropy > 0 for s in given)
-    first = given[0].entropy
-    Learner(policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(1e-3)).update(given)
-    assert given[0].entropy == first  # that of the weights it met first
+    )
+    collected = Collected([], [[*given, alike, silent], given], {})
+    expected = score_samples(given, LogProbScorer(policy, 1.0, 512))
+    schedule, counted = LearningRateSchedule(1e-3, "constant", 0, 1), []
+    first, second = learner.learn(collected, 1, schedule, Sampling(temperature=0.7), counted.append)
+    assert first.entropies[:3] == pytest.approx([s.entropy for s in expected], abs=1e-5)
+    assert first.entropies[3:] == [first.entropies[0], None]
+    assert first.entropies[:3] != second.entropies
+    assert counted == [first.metrics, second.metrics]
+    assert "rollout/mismatch_mean" not in first.metrics  # another temperature than the one that sampled
+    assert not learner.scores_by_learning(replace(collected, batches=[given]), Sampling(temperature=0.7))
+    assert learner.scores_by_learning(replace(collected, batches=[given]), Sampling())
+    assert not learner.scores_by_learning(collected, Sampling())
+
+
+def test_each_step_of_a_schedule_that_restarts_is_one_step_long():
+    schedule = LearningRateSchedule(1.0, "linear", 0, 4)
+    assert [schedule.at(2, place, 2) for place in (0, 1)] == [0.5, 0.375]
+    assert [schedule.at(0, place, 2, restarts=True) for place in (0, 1)] == [1.0, 0.5]

@@ -76,12 +76,12 @@ def test_metrics_have_their_names_and_are_finite(card):
     assert [r["eval_step"] for r in evals] == [1, 2, 3]
     for name in (
         "train/loss", "train/grad_norm", "train/entropy", "train/clip_fraction", "reward/mean", "reward/format",
-        "reward/answer", "rollout/length", "rollout/truncated", "rollout/distinct", "rollout/logprob_gap_mean",
+        "reward/answer", "rollout/length", "rollout/truncated", "rollout/distinct", "rollout/mismatch_mean",
         "time/total",
     ):  # fmt: skip
         assert all(math.isfinite(r[name]) for r in train), name
     assert all({"eval/accuracy", "eval/format", "eval/length"} <= r.keys() for r in evals)
-    assert all(r["rollout/logprob_gap_max"] < 1e-4 for r in train)
+    assert all(r["rollout/mismatch_max"] < 1e-4 for r in train)
     assert all(r["rollout/distinct"] > 0.25 for r in train)
     assert no_metric_lacks_an_axis(folder)
 

@@ -14,7 +14,7 @@ from rlreason.config.store import resource_dir, typed
 from rlreason.data.rows import KNOWN, field_names, to_problem
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.evaluation.accuracy import describe_accuracies, evaluate, more_accuracies
+from rlreason.evaluation.accuracy import describe_accuracies, eval_metrics, more_accuracies
 from rlreason.evaluation.tables import by_facts, fact_tables
 from rlreason.grading import Grader
 from rlreason.grading.run_grading import RunGrading, read_grading
@@ -184,7 +184,7 @@ def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, 
 def test_a_truncation_is_said_of_the_setting_that_cuts():
     def told(*words: str) -> str:
         said: list[str] = []
-        Monitors(1, said.append, eval_limit=sampling_key(settings(*words), "max_tokens")).look(
+        Monitors(1, said.append, eval_limit=sampling_key(settings(*words), "max_tokens")).check(
             None, {"eval/truncated": 0.9}
         )
         return said[0]
@@ -203,8 +203,9 @@ def test_the_prompt_of_evaluations_is_told_under_its_own_name():
 def test_two_rewards_grade_every_response_and_both_verdicts_are_kept(policy, engine, problems, monkeypatch):
     monkeypatch.syspath_prepend(str(TESTS))
     with Grader(symbolic=False) as ours, Grader(reward="own_reward:all_right") as theirs:
-        rollouts = Rollouts(engine, theirs, lambda p: policy.encode_prompt(p.question), 3, beside=ours)
-        samples, metrics = evaluate(rollouts, problems[:4], Sampling(1.0, 0, 8), n=2)
+        rollouts = Rollouts(engine, theirs, lambda p: policy.encode_prompt(p.question), 3, second_grader=ours)
+        samples = rollouts.sample(problems[:4], Sampling(1.0, 0, 8), 2, "eval")
+    metrics = eval_metrics(samples, Sampling(1.0, 0, 8))
     assert (metrics["eval/accuracy"], metrics["eval/accuracy_prompt_reward"]) == (1, 0)
     assert (metrics["eval/disagreements"], metrics["eval/samples"], metrics["eval/solved_once"]) == (8, 8, 1)
     by_id = {p.id: p for p in problems}
@@ -333,4 +334,4 @@ def test_trained_in_one_way_and_validated_in_another(tmp_path):
     assert f"by mine:longer {summary['accuracy']:.3f}, which counts; by question_only " in done.stdout
     metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     evaluated = [row for row in metrics if "eval/accuracy" in row]
-    assert all("eval/disagreements" in row and row["eval/logprob_gap_max"] < 1e-3 for row in evaluated)
+    assert all("eval/disagreements" in row and row["eval/mismatch_max"] < 1e-3 for row in evaluated)

@@ -17,7 +17,7 @@ from rlreason.cli.check import check_words
 from rlreason.data.prompts import load_template
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, evaluate
+from rlreason.evaluation.accuracy import PURPOSE, eval_metrics
 from rlreason.evaluation.protocol import differences, format_accuracy, make_protocol, refuse_mixture
 from rlreason.evaluation.tables import categories, category_table, figure_lines, ungraded
 from rlreason.grading import Grader
@@ -61,17 +61,19 @@ def texts(samples):
 def test_every_evaluation_meets_the_same_luck(rollouts, problems):
     sampling = Sampling(1.0, 0, 12)
     before = torch.get_rng_state()
-    samples, metrics = evaluate(rollouts, problems[:6], sampling)
-    assert texts(evaluate(rollouts, problems[:6], sampling)[0]) == texts(samples)
-    assert texts(evaluate(rollouts, problems[5:2:-1], sampling)[0]) == texts(samples)[5:2:-1]  # whoever else is asked
+    samples = rollouts.sample(problems[:6], sampling, 1, PURPOSE)
+    assert texts(rollouts.sample(problems[:6], sampling, 1, PURPOSE)) == texts(samples)
+    others = rollouts.sample(problems[5:2:-1], sampling, 1, PURPOSE)
+    assert texts(others) == texts(samples)[5:2:-1]  # whoever else is asked
     assert torch.equal(torch.get_rng_state(), before)  # training draws as if there had been no evaluation
+    metrics = eval_metrics(samples, sampling)
     assert metrics["eval/problems"] == metrics["eval/samples"] == 6
 
 
 def test_the_first_of_several_samples_is_that_of_a_single_one(rollouts, problems):
     sampling, seen = Sampling(1.0, 0, 12), []
     several = rollouts.sample(problems[:5], sampling, 3, PURPOSE, lambda number, s: seen.append((s.group, number)))
-    single, _ = evaluate(rollouts, problems[:5], sampling)
+    single = rollouts.sample(problems[:5], sampling, 1, PURPOSE)
     assert texts(several[::3]) == texts(single)
     assert [s.group for s in several] == [p.id for p in problems[:5] for _ in range(3)]
     assert sorted(seen) == sorted((p.id, number) for p in problems[:5] for number in range(3))

@@ -15,12 +15,13 @@ from conftest import random_pairs
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from rlreason.analysis.gradients import add_reference, check_start, compare, length_weights, measure, position_weights
+from rlreason.analysis.gradients import check_start, compare, length_weights, measure, position_weights, with_reference
 from rlreason.analysis.lab import main
 from rlreason.analysis.saved_run import read_run, read_step
 from rlreason.analysis.variants import OWN, variants, with_advantages
 from rlreason.config.store import resource_dir, typed
 from rlreason.errors import ConfigError
+from rlreason.model.scoring import LogProbScorer
 from rlreason.objectives.card import objective_card
 from rlreason.objectives.published import NAMED, OF_LOSSES, with_axes_of
 from rlreason.records.console import Console
@@ -29,7 +30,7 @@ from rlreason.setup.learner import make_learner
 from rlreason.setup.start import Start
 from rlreason.types import Grade, Problem, Response, Sample
 
-QUIET = Console(1, out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests
+QUIET = Console(out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests
 
 
 def composed(*overrides):
@@ -44,7 +45,7 @@ def rewarded(policy, count=24, noise=0.3):
     rng = random.Random(0)
     pairs = random_pairs(len(policy.tokenizer), count)
     samples = []
-    for i, ((p, r), score) in enumerate(zip(pairs, policy.score(pairs, 1.0, 512), strict=True)):
+    for i, ((p, r), score) in enumerate(zip(pairs, LogProbScorer(policy, 1.0, 512).log_probs(pairs), strict=True)):
         old = [round(lp + rng.gauss(0, noise), 5) for lp in score]
         reward = 0.0 if i >= count - 4 else float(i % 4 == 0 or rng.random() < 0.3)
         grade = Grade(1.0, reward, reward, "correct" if reward else "wrong")
@@ -163,15 +164,15 @@ def test_kl_and_dead_groups_are_the_algorithms(policy):
     """Without the reference a named objective has no KL; skipped groups are counted as carrying no loss."""
     samples = rewarded(policy)
     scores = [[lp - 0.2 * (k % 3) for lp in s.response.log_probs] for k, s in enumerate(samples)]
-    with_reference = [replace(s, reference_log_probs=lp) for s, lp in zip(samples, scores, strict=True)]
+    scored = [replace(s, reference_log_probs=lp) for s, lp in zip(samples, scores, strict=True)]
     plain, _ = one(policy, samples, "objective=grpo")
     far = [replace(s, reference_log_probs=[lp + 200 for lp in s.response.log_probs]) for s in samples]
     same, _ = one(policy, far, "objective=grpo")
     assert same == plain  # a reference that nobody asked for is not even looked at: its KL would overflow
-    in_loss, _ = one(policy, with_reference, "objective=grpo", "kl_placement=loss", "kl_coef=0.1")
+    in_loss, _ = one(policy, scored, "objective=grpo", "kl_placement=loss", "kl_coef=0.1")
     assert in_loss.loss > plain.loss
     assert in_loss.zero_advantage == plain.zero_advantage
-    in_reward, _ = one(policy, with_reference, "objective=grpo", "kl_placement=reward", "kl_coef=0.1")
+    in_reward, _ = one(policy, scored, "objective=grpo", "kl_placement=reward", "kl_coef=0.1")
     assert in_reward.zero_advantage < plain.zero_advantage
     skip, _ = one(policy, samples, "objective=grpo", "zero_variance=skip")
     assert (plain.without_loss, skip.without_loss) == (0.0, plain.zero_advantage)
@@ -228,7 +229,7 @@ def test_the_reference_is_made_again_as_the_run_had_it(tmp_path):
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "x")
     _, samples = read_step(tmp_path / "x", run)
-    add_reference(run, samples, QUIET)
+    samples, _ = with_reference(run, samples, QUIET)
     rows = [json.loads(line) for line in (tmp_path / "x/rollouts/step_00002.jsonl").read_text().splitlines()]
     assert max(abs(r["advantage"]) for r in rows) > 0.01
     assert [s.advantage for s in with_advantages(samples, run)] == pytest.approx(

@@ -10,16 +10,18 @@ import torch
 from conftest import PROMPT, random_pairs
 from torch.nn import functional as F
 
-from rlreason.algorithms.grpo import GRPO, give_advantages
+from rlreason.algorithms.grpo import GRPO, with_advantages
 from rlreason.algorithms.problem_sampler import ProblemSampler
-from rlreason.algorithms.rollouts import Rollouts, rollout_metrics, score_samples
+from rlreason.algorithms.rollouts import Rollouts, score_samples
 from rlreason.config.optimization import OptimizationConfig
 from rlreason.engines.base import Sampling
-from rlreason.learner import Learner, averaged
+from rlreason.learner import Learner
 from rlreason.model.logprobs import chunked_log_probs
 from rlreason.model.policy import Policy
+from rlreason.model.scoring import LogProbScorer
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
+from rlreason.optimization import averaged
 from rlreason.types import Grade, Response, Sample
 
 COUNT, GROUP = 16, 4
@@ -51,7 +53,7 @@ def reference(tokenizer) -> Policy:
 
 
 def scores_of(policy):
-    return lambda pairs: policy.score_with_entropy(pairs, 1.0, 512)
+    return LogProbScorer(policy, 1.0, 512)
 
 
 def make_samples(policy, rewards=None, reference=None, noise=0.0):
@@ -60,19 +62,19 @@ def make_samples(policy, rewards=None, reference=None, noise=0.0):
     pairs = random_pairs(len(policy.tokenizer), COUNT, seed=3)
     rewards = rewards or [float(rng.random() < 0.5) for _ in pairs]
     samples = []
-    for i, ((p, r), score) in enumerate(zip(pairs, policy.score(pairs, 1.0, 512), strict=True)):
+    for i, ((p, r), score) in enumerate(zip(pairs, LogProbScorer(policy, 1.0, 512).log_probs(pairs), strict=True)):
         engine = [lp + rng.gauss(0, noise) for lp in score]
         grade = Grade(1.0, rewards[i], rewards[i], "correct" if rewards[i] else "wrong")
         finish = "length" if len(r) > 15 else "stop"
         samples.append(Sample(Response(f"p{i // GROUP}", p, r, engine, "", finish), grade, old_log_probs=score))
     if reference is not None:
-        for s, score in zip(samples, reference.score(pairs, 1.0, 512), strict=True):
-            s.reference_log_probs = score
+        scores = LogProbScorer(reference, 1.0, 512).log_probs(pairs)
+        return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
     return samples
 
 
 def compared(samples, **settings):
-    return give_advantages(samples, Objective(**settings))
+    return with_advantages(samples, Objective(**settings))[0]
 
 
 def gradient(policy, samples, objective, **settings):
@@ -175,21 +177,19 @@ def test_kl_in_the_reward_is_exactly_zero_while_the_policy_is_its_reference(poli
         score = scores_of(policy)
         asks = ProblemSampler(problems, 0), sampling, 1, 6, 4, 1, 24, objective
         collected = GRPO(rollouts, *asks, reference=score, behaviour=score).collect(1)
-        found[coef] = [(s.advantage, s.kept, s.live) for s in collected.samples]
+        zero_std = collected.metrics["reward/frac_reward_zero_std"]
+        assert zero_std == sum(not s.has_loss for s in collected.samples) / len(collected.samples)
+        found[coef] = [(s.advantage, s.has_loss) for s in collected.samples], zero_std
     assert found[0.0] == found[0.5]
-    assert {live for *_, live in found[0.5]} == {True, False}
-    assert all(kept == live for _, kept, live in found[0.5])
+    assert 0 < zero_std < 1
 
 
 def test_groups_are_dead_or_alive_by_their_rewards_whatever_the_kl_term_adds(policy, reference):
-    samples = make_samples(policy, DEAD, reference)
-    score_samples(samples, scores_of(policy))
-    plain = {id(s): s.live for s in compared(samples)}
-    compared(samples, kl_placement="reward", kl_coef=0.1, zero_variance="skip")
-    assert all(s.advantage != 0 for s in samples)
-    assert {id(s): s.live for s in samples} == plain
-    assert [s.kept for s in samples] == [s.live for s in samples]
-    assert 0 < rollout_metrics(samples)["reward/live_groups"] < 1
+    samples = score_samples(make_samples(policy, DEAD, reference), scores_of(policy))
+    _, plain = with_advantages(samples, Objective())
+    given, signalling = with_advantages(samples, Objective(kl_placement="reward", kl_coef=0.1, zero_variance="skip"))
+    assert all(s.advantage != 0 for s in given)
+    assert signalling == plain == {"p0", "p2"} == {s.group for s in given if s.has_loss}
 
 
 # --- entropy ---
@@ -241,9 +241,9 @@ def test_skipping_dead_groups_changes_the_divisor_and_nothing_else(policy, norm)
     objective = Objective(LossConfig("grpo_clip", **CLIP), length_norm=LengthNormConfig(norm, 20.0))
     keep = compared(make_samples(policy, DEAD), zero_variance="keep")
     skip = compared(make_samples(policy, DEAD), zero_variance="skip")
-    assert [s.kept for s in skip] == [bool(i // GROUP in (0, 2)) for i in range(COUNT)]
+    assert [s.has_loss for s in skip] == [bool(i // GROUP in (0, 2)) for i in range(COUNT)]
     sizes = [len(s.response.token_ids) for s in skip]
-    live_tokens = sum(n for n, s in zip(sizes, skip, strict=True) if s.kept)
+    live_tokens = sum(n for n, s in zip(sizes, skip, strict=True) if s.has_loss)
     factor = {"constant": 1.0, "masked_mean": COUNT / (COUNT / 2), "token": sum(sizes) / live_tokens}[norm]
     kept_gradient = gradient(policy, keep, objective)
     assert kept_gradient.norm() > 0
@@ -257,18 +257,17 @@ def test_masked_overlong_responses_carry_no_loss(policy, norm):
     whole = compared(make_samples(policy, DEAD))
     cut = [s.response.truncated for s in samples]
     assert 0 < sum(cut) < COUNT
-    assert [s.kept for s in samples] == [not c for c in cut]
+    assert [s.has_loss for s in samples] == [not c for c in cut]
     assert [s.advantage for s in samples] == [s.advantage for s in whole]  # they still count in their group
     learner = Learner(policy, objective, OptimizationConfig(1e-3))
     found, everything = learner.gradient(samples), learner.gradient(whole)
     for s, g, full in zip(samples, found.tokens, everything.tokens, strict=True):
-        assert g.any() == (s.kept and s.advantage != 0)
+        assert g.any() == (s.has_loss and s.advantage != 0)
         assert full.any() == (s.advantage != 0)
-    for s in whole:
-        s.advantage = 0.0 if s.response.truncated else s.advantage
+    whole = [replace(s, advantage=0.0) if s.response.truncated else s for s in whole]
     silent = gradient(policy, whole, objective)  # their loss is 0, but they are still divided by
     n, tokens = COUNT - sum(cut), sum(len(s.response.token_ids) for s in samples)
-    live = sum(len(s.response.token_ids) for s in samples if s.kept)
+    live = sum(len(s.response.token_ids) for s in samples if s.has_loss)
     factor = {"constant": 1.0, "masked_mean": COUNT / n, "token": tokens / live}[norm]
     close(torch.cat([p.flatten() for p in found.parameters]), factor * silent)
 
@@ -345,16 +344,14 @@ def test_any_split_gives_the_same_gradient_with_every_term_on(policy, reference,
     objective = Objective(LossConfig(loss, **numbers), LengthNormConfig(norm, 20.0), **terms)
     samples = make_samples(policy, DEAD, reference, noise=0.2)
     rng = random.Random(0)
-    for s in samples:
-        s.old_log_probs = [lp + rng.gauss(0, 0.2) for lp in s.old_log_probs]
-    compared(samples, zero_variance="skip", overlong="mask")
-    assert 0 < sum(s.kept for s in samples) < COUNT
+    samples = [replace(s, old_log_probs=[lp + rng.gauss(0, 0.2) for lp in s.old_log_probs]) for s in samples]
+    samples = compared(samples, zero_variance="skip", overlong="mask")
+    assert 0 < sum(s.has_loss for s in samples) < COUNT
     whole = Learner(policy, objective, OptimizationConfig(1e-3), micro_batch_tokens=10_000).gradient(samples)
     assert whole.clipped > 0
-    for tokens, size in ((40, None), (10_000, 1), (10_000, 3)):
-        optimization = OptimizationConfig(1e-3, micro_batch_size=size)
-        learner = Learner(policy, objective, optimization, micro_batch_tokens=tokens)
-        assert len(learner.micro_batches([s for s in samples if s.kept])) > 1
+    for settings in ({"micro_batch_tokens": 40}, {"micro_batch_size": 1}, {"micro_batch_size": 3}):
+        learner = Learner(policy, objective, OptimizationConfig(1e-3), **settings)
+        assert len(learner.micro_batches([s for s in samples if s.has_loss])) > 1
         split = learner.gradient(samples)
         assert split.loss == pytest.approx(whole.loss, rel=1e-4, abs=1e-6)
         assert split.clipped == whole.clipped

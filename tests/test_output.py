@@ -148,7 +148,7 @@ def test_every_writer_names_its_file_and_leaves_nothing_half(tmp_path, policy):
         "run/metrics.jsonl": lambda: [records.metrics({"train_step": 1}) for _ in range(500)],
         "run/model": lambda: policy.save(tmp_path / "run/model"),
         "run/objective.md": lambda: records.document("objective.md", "x" * 9999),
-        "run/curves.png": lambda: draw_curves(tmp_path / "run", "title"),
+        "run/curves.png": lambda: draw_curves(tmp_path / "run", "title", "grpo"),
     }
     for name, write in writers.items():
         with files_of_at_most(size + 100 if "metrics" in name else 1000), pytest.raises(UnwritableError) as caught:
@@ -225,11 +225,11 @@ ROW = {
 def test_everything_fits_the_terminal(columns, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     with terminal(columns) as (stream, written):
-        console = Console(200, stream)
+        console = Console(stream)
         console.say(f"! step 3: {LONG}\nrecords    {LONG}")
-        console.start()
-        console.step(100, ROW, keep=True)
-        console.step(101, ROW, keep=False)
+        console.start(200)
+        console.step(100, 0.5, ROW, keep=True)
+        console.step(101, 0.5, ROW, keep=False)
         console.progress(LONG + LONG)
         console.table(closing_table(METRICS, METRICS))
         curves = {f"best by number {i}": [[0.2, 0.1, 0.3]] for i in range(4)}
@@ -310,8 +310,8 @@ def test_the_prompt_that_is_used_is_named(composed):
 def test_a_job_without_steps_names_none():
     said: list[str] = []
     guards = Monitors(1, said.append)
-    guards.look(None, {"rollout/truncated": 0.9, "eval/logprob_gap_mean": 0.2})
-    guards.look(0, {"train/skipped_updates": 1})
+    guards.check(None, {"rollout/truncated": 0.9, "eval/mismatch_mean": 0.2})
+    guards.check(0, {"train/skipped_updates": 1})
     assert [line.startswith("! step 0: ") for line in said] == [False, False, True]
 
 

@@ -13,6 +13,7 @@ from rlreason.model.kernels import Here, choose, end_to_end
 from rlreason.model.logprobs import chunked_log_probs
 from rlreason.model.packing import pack, within_budget
 from rlreason.model.policy import Policy, load_policy
+from rlreason.model.scoring import LogProbScorer
 from rlreason.model.tiny import build_model
 from rlreason.setup.model import check_attention
 
@@ -35,8 +36,8 @@ def test_packed_log_probs_equal_one_sequence_at_a_time(policy, temperature):
 
 def test_scoring_with_entropy_adds_the_entropies_and_keeps_the_order(policy):
     pairs = random_pairs(len(policy.tokenizer), 9)
-    both = policy.score_with_entropy(pairs, 0.7, 40)  # several packs, longest first
-    assert [log_probs for log_probs, _ in both] == policy.score(pairs, 0.7, 40)
+    both = LogProbScorer(policy, 0.7, 40)(pairs)  # several packs, longest first
+    assert [log_probs for log_probs, _ in both] == LogProbScorer(policy, 0.7, 40).log_probs(pairs)
     for (prompt, response), (_, entropy) in zip(pairs, both, strict=True):
         logits = policy.model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[0].detach() / 0.7
         expected = torch.distributions.Categorical(logits=logits[len(prompt) - 1 : -1]).entropy()

@@ -2,11 +2,12 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
-from rlreason.algorithms.grpo import give_advantages
+from rlreason.algorithms.grpo import with_advantages
 from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
 from rlreason.config.optimization import OptimizationConfig
 from rlreason.engines.base import Sampling
@@ -31,19 +32,19 @@ def graded(problem_id, reward, ids=(1, 2)):
 
 def test_advantages_follow_the_problem_id_through_a_shuffle_and_a_filter():
     samples = [graded(f"p{i // 4}", float(i % 4 == 0)) for i in range(16)]
-    expected = {id(s): s.advantage for s in give_advantages(samples, Objective())}
-    assert expected[id(samples[0])] == pytest.approx(1.5, abs=1e-4)  # (1 - 1/4) / 0.5, unbiased std of 1000
+    expected = {id(s.response): s.advantage for s in with_advantages(samples, Objective())[0]}
+    assert expected[id(samples[0].response)] == pytest.approx(1.5, abs=1e-4)  # (1 - 1/4) / 0.5, unbiased std of 1000
     random.Random(1).shuffle(samples)
-    for s in give_advantages(samples, Objective()):
-        assert s.advantage == pytest.approx(expected[id(s)], abs=1e-12)
-    kept = [s for s in samples if s.group != "p2"]
-    for s in give_advantages(kept, Objective()):
-        assert s.advantage == pytest.approx(expected[id(s)], abs=1e-12)
+    for chosen in (samples, [s for s in samples if s.group != "p2"]):
+        for s in with_advantages(chosen, Objective())[0]:
+            assert s.advantage == pytest.approx(expected[id(s.response)], abs=1e-12)
 
 
 def test_raw_rewards_are_the_credit_without_a_baseline():
-    samples = give_advantages([graded("p", r) for r in (1.0, 0.0, 1.0)], Objective(baseline="none", std_norm="none"))
-    assert [s.advantage for s in samples] == [1.0, 0.0, 1.0]
+    rule = Objective(baseline="none", std_norm="none")
+    samples, signalling = with_advantages([graded("p", r) for r in (1.0, 0.0, 1.0)], rule)
+    assert ([s.advantage for s in samples], signalling) == ([1.0, 0.0, 1.0], {"p"})
+    assert with_advantages([], rule) == ([], set())
 
 
 def test_real_rollouts_are_graded_in_order(policy, engine, problems):
@@ -73,18 +74,16 @@ def test_the_engine_gap_stays_small_through_updates(policy, engine, problems):
     for step in range(3):
         samples = rollouts.sample(problems[:4], Sampling(0.7, 2, 8), n=2, purpose=step)
         learner.temperature = 0.7
-        for k, s in enumerate(samples):
-            s.advantage = (-1.0) ** k
-        assert learner.update(samples, gap_from=2)["rollout/logprob_gap_max"] < 1e-4
-        engine.load_weights(policy)
+        samples = [replace(s, advantage=(-1.0) ** k) for k, s in enumerate(samples)]
+        assert learner.update(samples, mismatch_from=2)["rollout/mismatch_max"] < 1e-4
+        assert engine.load_weights(policy) == {}
     assert samples[0].response.weight_version == 2
 
 
 def test_rollout_metrics_count_what_can_go_wrong_quietly():
     samples = [graded("a", 1.0, (1,)), graded("a", 0.0, (1,)), graded("b", 0.0, (1,)), graded("b", 0.0, (2, 3))]
-    m = rollout_metrics(give_advantages(samples, Objective()))
+    m = rollout_metrics(samples)
     assert m["reward/mean"] == 0.25
-    assert m["reward/live_groups"] == 0.5
     assert m["rollout/distinct"] == pytest.approx((0.5 + 1.0) / 2)
     assert m["rollout/length"] == 1.25
 
@@ -94,24 +93,24 @@ def test_guards_speak_once_then_count():
     guards = Monitors(group_size=4, say=said.append)
     bad = {
         "rollout/distinct": 0.25,
-        "reward/live_groups": 0.0,
+        "reward/frac_reward_zero_std": 1.0,
         "reward/mean": 0.0,
         "rollout/truncated": 0.9,
-        "rollout/logprob_gap_mean": 0.2,
+        "rollout/mismatch_mean": 0.2,
         "train/skipped_updates": 1.0,
     }
     for step in range(1, 13):
-        guards.look(step, bad)
+        guards.check(step, bad)
     assert set(guards.counts.values()) == {12}
     assert len(said) == 2 * len(guards.counts)  # the 1st and the 10th time
     for words in ("identical", "every advantage is 0", "cut at sampling.max_tokens", "disagree by 0.200", "not finite"):
         assert any(words in line for line in said)
     certain = Monitors(4, said.append)
-    certain.look(1, {**bad, "train/entropy": 0.01})
+    certain.check(1, {**bad, "train/entropy": 0.01})
     assert "identical_samples" not in certain.counts
-    fine = {"rollout/distinct": 1.0, "reward/live_groups": 0.5, "reward/mean": 0.5, "rollout/truncated": 0.0}
+    fine = {"rollout/distinct": 1.0, "reward/frac_reward_zero_std": 0.5, "reward/mean": 0.5, "rollout/truncated": 0.0}
     quiet = Monitors(4, said.append)
-    quiet.look(1, fine)
+    quiet.check(1, fine)
     assert not quiet.counts
 
 
@@ -184,17 +183,19 @@ def test_curves_are_drawn_from_the_metrics_file(tmp_path):
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     assert series(rows, "reward/mean") == ([1, 2], [1 / 9, 2 / 9])
-    assert draw_curves(tmp_path, "title").stat().st_size > 10_000
+    assert draw_curves(tmp_path, "title", "grpo").stat().st_size > 10_000
 
 
 def test_console_rows_and_clock(capsys):
-    console = Console(10)
-    console.start()
-    console.accuracy = 0.5
-    console.step(5, {"reward/mean": 0.25, "rollout/length": 12.0}, keep=True)
-    console.step(6, {}, keep=False)  # not a terminal: nothing is shown in place
+    console = Console()
+    console.start(10)
+    console.step(0, 0.5, {"eval/format": 0.75, "eval/length": 9.0, "eval/entropy": 0.125}, keep=True)
+    console.step(5, 0.5, {"reward/mean": 0.25, "rollout/length": 12.0}, keep=True)
+    console.step(6, 0.5, {}, keep=False)  # not a terminal: nothing is shown in place
     out = capsys.readouterr().out
     assert "5/10" in out
+    assert "0.750" in out  # the first row shows an evaluation, as far as it has what steps have
+    assert "0.125" not in out
     assert "0.250" in out
     assert "6/10" not in out
     assert clock(59.6) == "1:00"

@@ -223,7 +223,7 @@ def test_closing_a_feed_does_not_wait_for_what_hangs(monkeypatch):
     end = threading.Event()
     monkeypatch.setattr("rlreason.algorithms.prefetch.CLOSING_S", 0.1)
     feed = RolloutPrefetcher(Hanging(), ahead=True)
-    assert feed.take(1) == 1
+    assert feed.next(1) == 1
     began = time.monotonic()
     feed.close()
     assert time.monotonic() - began < 5

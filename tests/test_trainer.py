@@ -69,7 +69,7 @@ def test_entropies_of_a_step_are_those_of_the_weights_that_sampled_at_one_temper
     assert {s["kept"] for s in saved} == {True, False}
     components = build_components(run_of(*words)[0], tmp_path, Console())
     try:
-        expected = components.measure([(s["prompt_ids"], s["token_ids"]) for s in saved])
+        expected = components.scorer([(s["prompt_ids"], s["token_ids"]) for s in saved])
     finally:
         components.close()
     means = defaultdict(list)
@@ -140,9 +140,9 @@ def test_weights_that_are_no_numbers_are_seen(policy):
 def test_a_guard_that_is_asked_to_stop_says_so_in_its_verdict():
     said = []
     guards = Monitors(4, said.append, parity="stop", parity_bound=0.05)
-    guards.look(1, {"rollout/logprob_gap_mean": 0.01})
+    guards.check(1, {"rollout/mismatch_mean": 0.01})
     assert guards.verdict() == ("finished", "")
-    guards.look(2, {"rollout/logprob_gap_mean": 0.2})
+    guards.check(2, {"rollout/mismatch_mean": 0.2})
     status, reason = guards.verdict()
     assert (status, reason.startswith("step 2: engine and trainer disagree by 0.200 nats")) == ("stopped:parity", True)
 

@@ -170,7 +170,7 @@ def prepare(run: Any, folder: Path) -> None:
     console = Console(out=io.StringIO())
     components = build_components(run, folder, console)
     components.close()
-    protocol_of(components.examiner.settings, components.eval_problems, components.policy.tokenizer)
+    protocol_of(components.evaluator.settings, components.eval_problems, components.policy.tokenizer)
     if isinstance(run, TrainingConfig):
         evaluated_otherwise(run, components)
         algorithm = make_algorithm(run, components, console)

@@ -21,6 +21,7 @@ from rlreason.engines.vllm.startup import plan_memory
 from rlreason.engines.weight_check import differing_tensors, largest_gap
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import Policy, load_policy
+from rlreason.model.scoring import LogProbScorer
 from rlreason.model.tiny import build_model
 from rlreason.model.tiny_formats import PAD
 
@@ -75,7 +76,7 @@ def move(policy: Policy, seed: int, scale: float = 0.05) -> None:
 
 
 def worst_gap(engine, responses, temperature: float) -> float:
-    scores = engine.policy.score([(r.prompt_ids, r.token_ids) for r in responses], temperature, 4096)
+    scores = LogProbScorer(engine.policy, temperature, 4096).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
     return max(largest_gap(r.log_probs, score) for r, score in zip(responses, scores, strict=True))
 
 
@@ -354,7 +355,7 @@ def test_any_thread_may_ask_while_the_trainer_works_in_another(engine, problems)
     thread = threading.Thread(target=lambda: answers.extend(r.token_ids for r in engine.generate(prompts, sampling, 4)))
     thread.start()
     while thread.is_alive():
-        engine.policy.score([([5, 6], [7, 8])], 1.0, 64)
+        LogProbScorer(engine.policy, 1.0, 64).log_probs([([5, 6], [7, 8])])
     assert answers == expected
 
 
@@ -472,7 +473,7 @@ def test_a_grpo_run_that_samples_ahead_with_vllm_from_the_command_line(tmp_path)
     assert "starting vLLM" in done.stdout
     assert "WARNING" not in done.stdout + done.stderr  # vLLM's own talk is in its log
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    gaps = [row["rollout/logprob_gap_mean"] for row in rows if "rollout/logprob_gap_mean" in row]
+    gaps = [row["rollout/mismatch_mean"] for row in rows if "rollout/mismatch_mean" in row]
     assert len(gaps) == 3
     assert max(gaps) < 1e-3
     steps = [row for row in rows if "rollout/staleness" in row]

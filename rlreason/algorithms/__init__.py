@@ -1,1 +1,1 @@
-"""Algorithms decide which sequences to learn from and with what credit. They do not know the optimizer."""
+"""Algorithms decide which sequences a step learns from, and with what advantages."""

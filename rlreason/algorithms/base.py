@@ -1,32 +1,23 @@
-"""What the loop knows of an algorithm: `collect(step)` -> what was seen, and what to learn from it, cut into steps.
-
-It must not know the optimizer, and the loop must not know how credit was given.
-"""
+"""What the trainer asks of an algorithm: `collect(step)` -> what was sampled, and what is learned from it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from rlreason.types import Sample
-
-
-@dataclass(slots=True)
-class Collected:
-    """One step of an algorithm."""
-
-    samples: list[Sample]  # sampled in this step, learned from or not: for the records and the guards
-    batches: list[list[Sample]]  # one optimizer step each, in order; empty when there is nothing to learn
-    metrics: dict[str, float]
-    notices: dict[str, str] = field(default_factory=dict)  # name -> what went wrong quietly, in words
-    restart: bool = False  # learn from the weights that the run started with
+from rlreason.types import Collected, Sample
 
 
 class Algorithm(Protocol):
-    @property
-    def n_steps(self) -> int: ...
+    """Decides which sequences a step learns from, and with what advantages."""
 
-    def collect(self, step: int) -> Collected: ...
+    @property
+    def n_steps(self) -> int:
+        """How often `collect` is called."""
+        ...
+
+    def collect(self, step: int) -> Collected:
+        """The samples of step 1, 2, ... `n_steps`, cut into optimizer steps."""
+        ...
 
 
 def cut_into_batches(samples: Sequence[Sample], size: int, orders: Iterable[str]) -> list[list[Sample]]:

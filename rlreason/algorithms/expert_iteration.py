@@ -1,23 +1,21 @@
 """Expert iteration: sample, keep what is correct, SFT on it. RFT (arXiv 2308.01825) is one step with
 `deduplicate`; STaR (arXiv 2203.14465) learns from the starting weights in each step (`restart`).
-
-It knows problems, rollouts and grades; it must not know the optimizer.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlreason.algorithms.base import Collected, cut_into_batches
+from rlreason.algorithms.base import cut_into_batches
 from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import Rollouts
 from rlreason.engines.base import Sampling
-from rlreason.types import Sample
+from rlreason.types import Collected, Sample
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertIteration:
-    """`collect(step)` -> graded samples; the kept ones, with credit 1, cut into the optimizer steps of an SFT."""
+    """`collect(step)` -> graded samples; the kept ones, with advantage 1, cut into the optimizer steps of an SFT."""
 
     rollouts: Rollouts
     questions: ProblemSampler
@@ -32,14 +30,13 @@ class ExpertIteration:
     restart: bool = False
 
     def collect(self, step: int) -> Collected:
-        problems = self.questions.take(self.per_step)
-        samples = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
-        self.questions.note(samples)
-        chosen = chosen_responses(samples, self.max_per_question, self.deduplicate)
-        for place, sample in enumerate(samples):
-            sample.kept = sample.live = place in chosen
-            sample.advantage = float(sample.kept)
-        kept = [s for s in samples if s.kept]
+        """Sample, and keep what is correct."""
+        problems = self.questions.next_batch(self.per_step)
+        sampled = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
+        self.questions.update(sampled)
+        chosen = chosen_responses(sampled, self.max_per_question, self.deduplicate)
+        samples = [replace(s, has_loss=i in chosen, advantage=float(i in chosen)) for i, s in enumerate(sampled)]
+        kept = [s for s in samples if s.has_loss]
         correct = sum(s.grade.outcome == "correct" for s in samples)
         metrics: dict[str, float] = {
             "ei/correct": correct,

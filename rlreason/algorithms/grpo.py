@@ -1,21 +1,25 @@
-"""GRPO: sample a group of responses per question and compare each with its group."""
+"""GRPO: sample a group of responses per question; the advantage of each compares it with its group."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlreason.algorithms.base import Collected, cut_into_batches
+from rlreason.algorithms.base import cut_into_batches
 from rlreason.algorithms.problem_sampler import ProblemSampler
-from rlreason.algorithms.rollouts import LogProbScorer, Rollouts, score_samples
+from rlreason.algorithms.rollouts import Rollouts, score_samples, token_ids
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import assign_advantages
 from rlreason.objectives.kl import kl_per_token
 from rlreason.objectives.objective import Objective
-from rlreason.types import Sample
+from rlreason.types import Collected, Sample
+
+if TYPE_CHECKING:
+    from rlreason.model.scoring import LogProbScorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +35,13 @@ class GRPO:
     epochs: int
     batch_size: int
     objective: Objective
-    reference: LogProbScorer | None = None  # given when a KL term needs it
-    behaviour: LogProbScorer | None = None  # given where the policy that sampled must be scored before it learns
-    old_log_probs: str = "none"  # what a ratio divides by: none (today's) | measured (by behaviour) | engine
+    reference: "LogProbScorer | None" = None  # given when a KL term needs it
+    behaviour: "LogProbScorer | None" = None  # given where the policy that sampled must be scored before it learns
+    old_log_probs: str = "none"  # who knows those of the policy that sampled: none | measured (behaviour) | engine
 
     def collect(self, step: int) -> Collected:
-        problems = self.questions.take(self.per_step)
+        """Sample groups, score what the objective compares, compute advantages."""
+        problems = self.questions.next_batch(self.per_step)
         samples = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
         notices = {}
         if len(problems) < self.per_step:
@@ -44,20 +49,19 @@ class GRPO:
         learned, discarded, rounds = samples, list[Sample](), 0
         if self.objective.max_resampling_rounds:
             learned, discarded, rounds = self._refilled(step, samples)
-            live = len(live_groups(learned))
-            if live < self.per_step:
+            mixed = len(mixed_groups(learned))
+            if mixed < self.per_step:
                 notices["refill_bound"] = (
-                    f"{rounds} rounds of refilling found {live} of {self.per_step} groups with better "
+                    f"{rounds} rounds of refilling found {mixed} of {self.per_step} groups with better "
                     "and worse responses (before any length penalty): the others stay without advantages; raise "
                     "max_resampling_rounds, or change the questions"
                 )
-        everything = [*learned, *discarded]
-        self.questions.note(everything)
-        if learned:
-            self._compare(learned)
-        for sample in discarded:
-            sample.kept = False
-        metrics: dict[str, float] = {"rollout/kept": sum(s.kept for s in everything) / len(everything or [0])}
+        self.questions.update([*learned, *discarded])
+        learned, signalling = with_advantages(self._scored(learned), self.objective)
+        everything = [*learned, *(replace(s, has_loss=False) for s in discarded)]
+        metrics: dict[str, float] = {"rollout/kept": sum(s.has_loss for s in everything) / len(everything or [0])}
+        if groups := {s.group for s in everything}:
+            metrics["reward/frac_reward_zero_std"] = (len(groups) - len(signalling)) / len(groups)
         if self.objective.max_resampling_rounds:
             metrics |= {"rollout/refill_rounds": rounds, "rollout/discarded": len(discarded)}
         if self.questions.skip_solved:
@@ -72,36 +76,32 @@ class GRPO:
         """
         asked, rounds = {s.group for s in samples}, 0
         most = self.objective.max_resampling_rounds
-        while (missing := self.per_step - len(live_groups(samples))) > 0 and rounds < most:
-            problems = self.questions.take(missing, besides=asked)
+        while (missing := self.per_step - len(mixed_groups(samples))) > 0 and rounds < most:
+            problems = self.questions.next_batch(missing, excluded=asked)
             if not problems:
                 break
             rounds += 1
             asked |= {p.id for p in problems}
             purpose = f"train/{step}/refill/{rounds}"
             samples = samples + self.rollouts.sample(problems, self.sampling, self.group_size, purpose)
-        live = live_groups(samples)
+        mixed = mixed_groups(samples)
         groups = list(dict.fromkeys(s.group for s in samples))
-        chosen = set(sorted(groups, key=lambda group: group not in live)[: self.per_step])  # a stable sort: live first
+        chosen = set(sorted(groups, key=lambda group: group not in mixed)[: self.per_step])  # a stable sort
         return [s for s in samples if s.group in chosen], [s for s in samples if s.group not in chosen], rounds
 
-    def _compare(self, samples: list[Sample]) -> None:
-        """Give the samples their advantages, and first the log-probabilities that these and the loss read."""
+    def _scored(self, samples: list[Sample]) -> list[Sample]:
+        """The samples with the log-probabilities that the objective asks for, before any weight moves."""
         if self.reference is not None:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
-            pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
-            for sample, (log_probs, _) in zip(samples, self.reference(pairs), strict=True):
-                sample.reference_log_probs = log_probs
-        if self.behaviour is not None:  # here, once per rollout batch, before any weight moves
-            score_samples(samples, self.behaviour)
-        for sample in samples:
-            if self.old_log_probs == "engine":
-                sample.old_log_probs = list(sample.response.log_probs)
-            elif self.old_log_probs == "measured":
-                sample.old_log_probs = sample.log_probs
-        give_advantages(samples, self.objective)
+            scores = self.reference.log_probs(token_ids(samples))
+            samples = [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
+        if self.behaviour is not None:
+            samples = score_samples(samples, self.behaviour)
+        if self.old_log_probs == "engine":
+            return [replace(s, old_log_probs=s.response.log_probs) for s in samples]
+        return [replace(s, old_log_probs=s.log_probs) for s in samples] if self.old_log_probs == "measured" else samples
 
 
-def live_groups(samples: Sequence[Sample]) -> set[str]:
+def mixed_groups(samples: Sequence[Sample]) -> set[str]:
     """Ids of the groups that hold better and worse responses."""
     rewards: dict[str, set[float]] = {}
     for s in samples:
@@ -109,8 +109,13 @@ def live_groups(samples: Sequence[Sample]) -> set[str]:
     return {group for group, values in rewards.items() if len(values) > 1}
 
 
-def give_advantages(samples: list[Sample], objective: Objective) -> list[Sample]:
-    """The samples with their advantages, by problem id: their order and what was left out do not matter."""
+def with_advantages(samples: Sequence[Sample], objective: Objective) -> tuple[list[Sample], set[str]]:
+    """The samples with their advantages, and the groups in which any is other than 0 by the rewards, KL term aside.
+
+    Groups are formed by problem id: the order of the samples and what was left out do not matter.
+    """
+    if not samples:
+        return [], set()
     lowest = min((s.grade.reward for s in samples), default=0.0)
     if objective.std_norm == "group_mean" and lowest < 0:
         raise ConfigError(
@@ -126,18 +131,18 @@ def give_advantages(samples: list[Sample], objective: Objective) -> list[Sample]
         objective,
         _kl_of_sampler(samples, objective.kl_estimator) if objective.kl_placement == "reward" else None,
     )
-    for sample, *given in zip(samples, advantages.tolist(), kept.tolist(), live.tolist(), strict=True):
-        sample.advantage, sample.kept, sample.live = given
-    return samples
+    given = zip(samples, advantages.tolist(), kept.tolist(), strict=True)
+    signalling = {s.group for s, signals in zip(samples, live.tolist(), strict=True) if signals}
+    return [replace(s, advantage=advantage, has_loss=has_loss) for s, advantage, has_loss in given], signalling
 
 
-def _kl_of_sampler(samples: list[Sample], estimator: str) -> Tensor:
+def _kl_of_sampler(samples: Sequence[Sample], estimator: str) -> Tensor:
     """KL estimate per token (n, seq) of the policy that sampled, both sides under the trainer's own scorer."""
     sampled, reference, ones = (
         pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         for rows in (
-            [s.log_probs for s in samples],
-            [s.reference_log_probs for s in samples],
+            [s.log_probs or [] for s in samples],
+            [s.reference_log_probs or [] for s in samples],
             [[True] * len(s.response.token_ids) for s in samples],
         )
     )

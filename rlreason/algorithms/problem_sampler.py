@@ -1,7 +1,4 @@
-"""Which questions a step asks: passes over the data, each in its own order, without those that are solved.
-
-It knows problems and grades; it must not know the engine or credit.
-"""
+"""Which problems a step asks: passes over the data, each in its own order, without those that are solved."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -12,15 +9,18 @@ from rlreason.types import Problem, Sample
 
 
 class ProblemSampler:
-    """An endless stream of problems. `state` is all that a continued run needs to see the same ones."""
+    """An endless stream of problems.
+
+    `skip_solved`: how many all-correct groups in a row leave a problem out; 0: none is left out.
+    """
 
     def __init__(self, problems: Sequence[Problem], seed: int, skip_solved: int = 0) -> None:
         self.problems, self.seed, self.skip_solved = problems, seed, skip_solved
         self.position = 0
         self.streaks: Counter[str] = Counter()  # problem id -> all-correct groups in a row
 
-    def take(self, count: int, besides: Collection[str] = ()) -> list[Problem]:
-        """The next `count` different problems, fewer when there are no more; none of the ids in `besides`.
+    def next_batch(self, count: int, excluded: Collection[str] = ()) -> list[Problem]:
+        """The next `count` different problems, fewer when there are no more; none of the ids in `excluded`.
 
         A step that straddles two passes may meet a problem twice; it is then asked once and the next one joins.
         """
@@ -32,13 +32,14 @@ class ProblemSampler:
                 self.position += 1
                 problem = self.problems[index]
                 passed.add(problem.id)
-                if problem.id not in besides and not self.solved(problem.id):
+                if problem.id not in excluded and not self.solved(problem.id):
                     chosen.setdefault(problem.id, problem)
                 if len(chosen) == count:
                     break
         return list(chosen.values())
 
     def solved(self, problem_id: str) -> bool:
+        """Whether this problem is left out from now on."""
         return bool(self.skip_solved) and self.streaks[problem_id] >= self.skip_solved
 
     @property
@@ -46,7 +47,7 @@ class ProblemSampler:
         """Problems that are left out from now on."""
         return sum(streak >= self.skip_solved for streak in self.streaks.values()) if self.skip_solved else 0
 
-    def note(self, samples: Sequence[Sample]) -> None:
+    def update(self, samples: Sequence[Sample]) -> None:
         """Count, for each problem, in how many groups in a row every response was correct."""
         if not self.skip_solved:
             return
@@ -58,6 +59,7 @@ class ProblemSampler:
 
     @property
     def state(self) -> dict[str, Any]:
+        """All that a continued run needs to ask the same problems as an uninterrupted one; JSON can hold it."""
         return {"position": self.position, "streaks": {k: v for k, v in self.streaks.items() if v}}
 
     @state.setter

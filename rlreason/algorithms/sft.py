@@ -1,4 +1,4 @@
-"""SFT: `-A log p` with A = 1 on given responses. It knows traces as token ids; it must not know the optimizer.
+"""SFT: `-A log p` with A = 1 on given responses.
 
 The loss is a mean over the response tokens of a whole optimizer step (`length_norm=token`), so how the step is
 cut into micro-batches changes nothing. The prompt is read and not learned; the end token is learned.
@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from random import Random
 
-from rlreason.algorithms.base import Collected
-from rlreason.types import Grade, Response, Sample
+from rlreason.types import Collected, Grade, Response, Sample
 
 GIVEN = Grade(1.0, 1.0, 1.0, "correct", path="given")  # a trace to imitate is not graded
 
 
 def sft_sample(prompt_ids: list[int], response_ids: list[int], text: str, problem_id: str = "given") -> Sample:
-    """A given response as a sample with credit 1; `response_ids` hold the end token."""
+    """A given response as a sample with advantage 1; `response_ids` hold the end token."""
     return Sample(Response(problem_id, prompt_ids, response_ids, [], text, "stop"), GIVEN, advantage=1.0)
 
 
@@ -42,9 +41,11 @@ class SFT:
 
     @property
     def n_steps(self) -> int:
+        """Optimizer steps, the last of which may be smaller."""
         return math.ceil(self.total / self.batch_size)
 
     def collect(self, step: int) -> Collected:
+        """The step's traces as its one batch; nothing is sampled."""
         first = (step - 1) * self.batch_size
         last = min(first + self.batch_size, self.total)
         batch = [self._at(position) for position in range(first, last)]

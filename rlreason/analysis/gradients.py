@@ -7,15 +7,17 @@ are held at a time: the run's own and the one being compared.
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from rlreason.algorithms.rollouts import token_ids
 from rlreason.analysis.variants import describe, variants, with_advantages
 from rlreason.config.grpo import GRPOConfig
 from rlreason.model.policy import Policy, load_policy
+from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.setup.learner import make_learner
 from rlreason.setup.model import choose_threads, make_policy, teach_habits
@@ -76,21 +78,20 @@ def laboratory(folder: Path, run: GRPOConfig, step: int, samples: list[Sample], 
     policy = load_policy(str(folder / "model"), run.model.dtype)
     choose_threads(run, policy)
     if run.kl_placement != "none":
-        check_start(folder, add_reference(run, samples, console), console)
+        samples, start = with_reference(run, samples, console)
+        check_start(folder, start, console)
     return compare(run, policy, step, samples, console)
 
 
-def add_reference(run: GRPOConfig, samples: list[Sample], console: Console) -> Start | None:
-    """Log-probabilities under the model that the run started from: loaded, or found or made as the run did."""
+def with_reference(run: GRPOConfig, samples: Sequence[Sample], console: Console) -> tuple[list[Sample], Start | None]:
+    """The samples with log-probabilities under the model that the run started from: loaded, or found or made again."""
     console.say("making the reference model of the KL term again ...")
     train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
     reference = make_policy(run, train)
     start = teach_habits(run, reference, train, console)
-    pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
-    scores = reference.score(pairs, run.sampling.temperature, run.micro_batch_tokens)
-    for sample, score in zip(samples, scores, strict=True):
-        sample.reference_log_probs = score
-    return start
+    scorer = LogProbScorer(reference, run.sampling.temperature, run.micro_batch_tokens)
+    scores = scorer.log_probs(token_ids(samples))
+    return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)], start
 
 
 def check_start(folder: Path, start: Start | None, console: Console) -> None:
@@ -136,7 +137,7 @@ def measure(
         cosine(gradient.parameters, own or gradient.parameters),
         gradient.clipped / max(n_tokens, 1),
         (advantages == 0).double().mean().item(),
-        sum(not s.kept for s in compared) / n,
+        sum(not s.has_loss for s in compared) / n,
         *by_position,
         length_weights(gradient.tokens, advantages),
     )

@@ -28,7 +28,7 @@ def main(words: list[str]) -> None:
     register()
     run = read_run(asked.run)
     step, samples = read_step(asked.run, run, asked.step)
-    console = Console(run.n_steps)
+    console = Console()
     with console.wait("loading torch and transformers"):  # after what can be mistaken
         from rlreason.analysis.gradient_report import draw, table, write_numbers
         from rlreason.analysis.gradients import laboratory

@@ -4,7 +4,7 @@ It knows the files that `records` writes and the schemas of the configuration; i
 """
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,8 @@ def read_step(folder: Path, run: GRPOConfig, step: int | None = None) -> tuple[i
         raise ConfigError(f"--step {chosen} was not saved: choose one of {_spans(steps)}")
     text = (folder / "rollouts" / f"step_{chosen:05d}.jsonl").read_text(encoding="utf-8")
     samples = [sample_of(json.loads(line)) for line in text.splitlines()]
-    for sample in samples:
-        sample.log_probs = sample.old_log_probs = sample.log_probs or sample.response.log_probs
-    return chosen, samples
+    known = [s.log_probs or s.response.log_probs for s in samples]
+    return chosen, [replace(s, log_probs=lp, old_log_probs=lp) for s, lp in zip(samples, known, strict=True)]
 
 
 def _spans(steps: list[int]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlreason.algorithms.grpo import give_advantages
+from rlreason.algorithms import grpo
 from rlreason.config.grpo import GRPOConfig
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.objective import Objective
@@ -41,5 +41,5 @@ def with_advantages(samples: Sequence[Sample], objective: Objective) -> list[Sam
     The reference log-probabilities stay on the copies only where the objective has a KL term.
     """
     has_kl = objective.kl_placement != "none"
-    copies = [replace(s, reference_log_probs=s.reference_log_probs if has_kl else []) for s in samples]
-    return give_advantages(copies, objective)
+    copies = [replace(s, reference_log_probs=s.reference_log_probs if has_kl else None) for s in samples]
+    return grpo.with_advantages(copies, objective)[0]

@@ -1,15 +1,14 @@
-"""What the trainer knows of a rollout engine: `generate`, `load_weights`, `close`.
-
-An engine knows token ids and sampling numbers. It must not know rewards, problems' answers or steps.
-"""
+"""What a rollout engine does: `generate`, `load_weights`, `close`."""
 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rlreason.model.policy import Policy
 from rlreason.types import Response
+
+if TYPE_CHECKING:
+    from rlreason.model.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,10 @@ Finished = Callable[[int, Response], None]
 
 
 class Engine(Protocol):
-    weight_version: int  # counts weight hand-overs; stamped on every response
-    drawn: int  # tokens since the newest `generate` began, for a person who waits; vLLM's are about so many
-    sync_metrics: dict[str, float]  # of the newest hand-over: seconds, and how far engine and trainer were apart
+    """Samples responses with weights of its own or with the live ones of the policy."""
+
+    weight_version: int  # counts weight syncs; stamped on every response
+    drawn: int  # tokens since the newest `generate` began, about, for a line of progress
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None
@@ -51,11 +51,13 @@ class Engine(Protocol):
         """
         ...
 
-    def load_weights(self, policy: Policy) -> None:
-        """Sample from these weights from now on."""
+    def load_weights(self, policy: "Policy") -> dict[str, float]:
+        """Sample from these weights from now on; returns the metrics of the sync, such as its seconds, if any."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what `generate` may still be doing, and give processes and memory back."""
+        ...
 
 
 def seed_for(*parts: object) -> int:

@@ -1,39 +1,27 @@
 """Accuracy on fixed problems, always with the same random numbers, so that two models meet the same luck.
 
-Training runs and the jobs that only evaluate share this code. It knows rollouts and grades; it must not know the
-optimizer, settings or files.
+Training runs and the jobs that only evaluate share this code.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlreason.algorithms.rollouts import LogProbScorer, Rollouts, by_outcome, rollout_metrics, score_samples
+from rlreason.algorithms.rollouts import metrics_by_outcome, rollout_metrics
 from rlreason.engines.base import Sampling
 from rlreason.grading.metrics import grading_failures
-from rlreason.statistics import cluster_interval, gap_metrics
-from rlreason.types import Problem, Sample
+from rlreason.statistics import cluster_interval, mismatch_metrics
+from rlreason.types import Sample
 
-PURPOSE = "eval"  # what seeds depend on beside the run's seed, the problem and the sample's number
-
-
-def evaluate(
-    rollouts: Rollouts, problems: Sequence[Problem], sampling: Sampling, of: LogProbScorer | None = None, n: int = 1
-) -> tuple[list[Sample], dict[str, float]]:
-    """`n` graded responses per problem, each measured under the model `of`, and what they come to."""
-    samples = rollouts.sample(problems, sampling, n, purpose=PURPOSE)
-    if of is not None:
-        rollouts.tell("measuring entropies")
-        score_samples(samples, of)
-    return samples, eval_metrics(samples, sampling)
+PURPOSE = "eval"  # what seeds depend on besides the run's seed, the problem and the sample's number
 
 
 def eval_metrics(samples: Sequence[Sample], sampling: Sampling) -> dict[str, float]:
     """`eval/...` numbers of graded responses, several of which may answer one problem.
 
-    Entropies and the gap between engine and trainer are there where the samples were measured. The gap counts from
-    token `min_tokens` on: before it, the engine sampled under a ban on ending.
+    Entropies and the mismatch between engine and trainer are there where the samples were scored. The mismatch counts
+    from token `min_tokens` on: before it, the engine sampled under a ban on ending.
     """
-    gaps = [
+    mismatches = [
         abs(engine - ours)
         for s in samples
         if s.log_probs
@@ -52,8 +40,8 @@ def eval_metrics(samples: Sequence[Sample], sampling: Sampling) -> dict[str, flo
         "eval/samples": len(samples),
         **solved_once(samples),
         **second_opinion(samples),
-        **by_outcome(samples, "eval"),
-        **gap_metrics(gaps, "eval"),
+        **metrics_by_outcome(samples, "eval"),
+        **mismatch_metrics(mismatches, "eval"),
         "eval/grading_failures": grading_failures([s.grade for s in samples]),
     }
 
@@ -116,6 +104,7 @@ def describe_accuracies(accuracy: float, more: Mapping[str, Any]) -> list[str]:
 
 
 def correct_by_prompt(sample: Sample) -> bool:
+    """Whether the prompt's own reward calls it correct, where another one counts."""
     return sample.prompt_grade is not None and sample.prompt_grade.outcome == "correct"
 
 

@@ -1,73 +1,142 @@
-"""The evaluations of a training run: the same problems on the way and at the end, where all the others join them."""
+"""Evaluations: sample, score, count, warn; and those of a training run, which are recorded and compared."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rlreason.evaluation.accuracy import eval_metrics, evaluate
+from rlreason.algorithms.rollouts import Rollouts, score_samples
+from rlreason.config.evaluation import EvalProtocolConfig
+from rlreason.engines.base import Sampling
+from rlreason.evaluation.accuracy import PURPOSE, eval_metrics
+from rlreason.grading import Grader
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
 from rlreason.records.monitors import Monitors
 from rlreason.records.writer import RunWriter
-from rlreason.setup.components import Components
-from rlreason.types import Sample
+from rlreason.types import Problem, Sample
+
+if TYPE_CHECKING:
+    from rlreason.model.scoring import LogProbScorer
 
 FEWEST_LOST = 3  # n wrong of n exclude, at 95%, an accuracy above 3 / n
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
-    """One evaluation: the first sample of each problem asked on the way, in order, and the numbers of all samples."""
+class Evaluation:
+    """Scored responses, problem by problem, and their `eval/...` numbers."""
 
     samples: list[Sample]
     metrics: dict[str, float]
-    final: dict[str, float]  # `final/...`, the same over the whole split; empty on the way
 
 
+@dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Evaluates, records, warns. `step`: how many steps are finished, for file names and warnings."""
+    """Asks and judges by the evaluation protocol, which may differ from training; for training runs and jobs alike."""
+
+    settings: EvalProtocolConfig
+    rollouts: Rollouts
+    sampling: Sampling
+    scorer: "LogProbScorer"  # at the evaluation's temperature
+    grader: Grader  # decides what is correct
+    second_grader: Grader | None  # of the prompt's own reward, where another decides
+
+    @property
+    def rewards(self) -> tuple[str, str | None]:
+        """By name: the one that counts, and the one that is kept next to it."""
+        return self.grader.reward, None if self.second_grader is None else self.second_grader.reward
+
+    def evaluate(self, problems: Sequence[Problem], step: int | None, monitors: Monitors) -> Evaluation:
+        """Sample the protocol's number of responses to each problem, and judge them."""
+        samples = self.rollouts.sample(problems, self.sampling, self.settings.samples, PURPOSE)
+        self.rollouts.report("measuring entropies")
+        return self.judge(samples, step, monitors)
+
+    def judge(self, samples: Sequence[Sample], step: int | None, monitors: Monitors) -> Evaluation:
+        """Score graded responses under the model as it is now, count, warn. `step`: None where there are no steps."""
+        scored = score_samples(samples, self.scorer)
+        metrics = eval_metrics(scored, self.sampling)
+        monitors.check(step, metrics)
+        monitors.check_grades(step, self.warnings(scored), "" if step is None else "in evaluation: ")
+        return Evaluation(scored, metrics)
+
+    def warnings(self, samples: Sequence[Sample]) -> list[str]:
+        """What went wrong in grading these, by either grader, in one sentence each."""
+        said = self.grader.warnings([s.grade for s in samples])
+        if self.second_grader is not None:
+            said += self.second_grader.warnings([s.prompt_grade for s in samples if s.prompt_grade is not None])
+        return list(dict.fromkeys(said))
+
+    def prompts(self, samples: Sequence[Sample]) -> list[str]:
+        """The text that each of these is a response to, as the model read it."""
+        decode = self.scorer.policy.tokenizer.decode
+        texts = {s.group: str(decode(s.response.prompt_ids, clean_up_tokenization_spaces=False)) for s in samples}
+        return [texts[s.group] for s in samples]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One evaluation of a training run."""
+
+    samples: list[Sample]  # the first to each interim problem, in order
+    metrics: dict[str, float]  # eval/... of all samples to the interim problems: comparable with the others
+    whole: dict[str, float]  # eval/... of everything that was asked: in the last evaluation, the whole split
+    problems: Sequence[Problem]  # everything that was asked
+
+
+class Validation:
+    """The evaluations of a training run: the same problems each time, and all others with them in the last one."""
 
     def __init__(
-        self, components: Components, records: RunWriter, guards: Monitors, counters: Counters, console: Console
+        self,
+        evaluator: Evaluator,
+        interim_problems: Sequence[Problem],
+        final_problems: Sequence[Problem],
+        records: RunWriter,
+        monitors: Monitors,
+        counters: Counters,
+        console: Console,
     ) -> None:
-        self.components, self.records, self.guards = components, records, guards
-        self.counters, self.console = counters, console
+        """The interim problems are among the final ones."""
+        self.evaluator, self.interim_problems, self.final_problems = evaluator, interim_problems, final_problems
+        self.records, self.monitors, self.counters, self.console = records, monitors, counters, console
         self.history: list[Evaluated] = []
 
-    def on_the_way(self, step: int, between_updates: bool = False) -> Evaluated:
-        """Ask the problems that every evaluation asks."""
-        label = f"step_{step:05d}_update_{self.counters.train_step:05d}" if between_updates else ""
-        return self._evaluate(step, label)
-
-    def last(self, step: int) -> Evaluated:
-        """Ask every problem; what is comparable with the evaluations before is told apart."""
-        return self._evaluate(step, last=True)
-
-    def _evaluate(self, step: int, label: str = "", last: bool = False) -> Evaluated:
+    def evaluate(self, step: int, last: bool = False, between_updates: bool = False) -> Evaluated:
+        """Sample, score, record, warn. `step`: how many steps are finished, for file names and warnings."""
         self.counters.pause()
-        components, start = self.components, time.monotonic()
-        examiner, n = components.examiner, components.examiner.settings.samples
-        asked = components.final_problems if last else components.eval_problems
+        evaluator, started = self.evaluator, time.monotonic()
+        asked = self.final_problems if last else self.interim_problems
         name, again = ("last evaluation", False) if last else ("evaluation", bool(self.history))
-        with self.console.wait(name, logged=again, more=components.drawn):
-            everything, of_all = evaluate(examiner.rollouts, asked, examiner.sampling, examiner.measure, n)
-        samples, metrics, final = everything, of_all, {}
-        if last:
-            places = {p.id: place for place, p in enumerate(asked)}
-            samples = [s for p in components.eval_problems for s in everything[places[p.id] * n :][:n]]
-            metrics = eval_metrics(samples, examiner.sampling)
-            final = {name.replace("eval/", "final/"): value for name, value in of_all.items()}
+        with self.console.wait(name, logged=again, more=evaluator.rollouts.drawn):
+            found = evaluator.evaluate(asked, step, self.monitors)
+        evaluated = self._compared(found, asked)
+        final = {name.replace("eval/", "final/"): value for name, value in found.metrics.items()} if last else {}
         self.counters.eval_step += 1
-        seconds = {"time/eval": time.monotonic() - start}
-        self.records.metrics(self.counters.row() | metrics | final | seconds)
-        self.records.responses("evals", step, everything, asked, label=label, prompts=components.prompts(everything))
-        self.console.accuracy = metrics["eval/accuracy"]
-        self.guards.look(step, of_all)
-        self.guards.look_at_grades(step, examiner.warnings(everything), "in evaluation: ")
-        self.history.append(Evaluated(samples[::n], metrics, final))
-        return self.history[-1]
+        seconds = {"time/eval": time.monotonic() - started}
+        self.records.metrics(self.counters.row() | evaluated.metrics | final | seconds)
+        label = f"step_{step:05d}_update_{self.counters.train_step:05d}" if between_updates else ""
+        prompts = evaluator.prompts(found.samples)
+        self.records.responses("evals", step, found.samples, asked, label=label, prompts=prompts)
+        self.history.append(evaluated)
+        return evaluated
+
+    def _compared(self, found: Evaluation, asked: Sequence[Problem]) -> Evaluated:
+        """What is comparable with the other evaluations of the run is told apart from the rest."""
+        n, samples, metrics = self.evaluator.settings.samples, found.samples, found.metrics
+        if asked is not self.interim_problems:
+            places = {p.id: place for place, p in enumerate(asked)}
+            samples = [s for p in self.interim_problems for s in found.samples[places[p.id] * n :][:n]]
+            metrics = eval_metrics(samples, self.evaluator.sampling)
+        return Evaluated(samples[::n], metrics, found.metrics, asked)
+
+    @property
+    def accuracy(self) -> float:
+        """The newest on the interim problems."""
+        return self.history[-1].metrics["eval/accuracy"]
 
     def fell_to_zero(self) -> bool:
+        """Whether the newest accuracy is 0 and excludes one that was measured before."""
         return fell_to_zero([e.metrics for e in self.history])
 
 

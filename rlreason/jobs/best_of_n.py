@@ -39,7 +39,7 @@ def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
     try:
         announce(console, run, components, folder, again)
         responses, store = respond(run, components, folder, console)
-        asks, reward = components.examiner.settings, components.examiner.grader.reward
+        asks, reward = components.evaluator.settings, components.evaluator.grader.reward
         with console.wait("choosing among the responses"):
             values = estimates(run, responses, reward, scorer)
             curves = with_intervals(values, run.seed)
@@ -102,8 +102,8 @@ def estimates(run: BestOfNConfig, responses: Responses, reward: str, scorer: Sco
     questions = [p.question for p in responses.problems]
     out = {"pass@N": np.array([[pass_at(n, sum(r), k) for k in at] for r in right])}
     scores: dict[str, list[list[float]]] = {
-        "best mean log-prob": [[mean(s.log_probs) for s in group] for group in groups],
-        "best summed log-prob": [[math.fsum(s.log_probs) for s in group] for group in groups],
+        "best mean log-prob": [[mean(s.log_probs or []) for s in group] for group in groups],
+        "best summed log-prob": [[math.fsum(s.log_probs or []) for s in group] for group in groups],
     }
     if scorer:
         scores["best by scorer"] = [

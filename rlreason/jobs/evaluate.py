@@ -30,7 +30,7 @@ def evaluate_model(run: EvaluateConfig, folder: Path, config: str) -> float:
         conclude(folder, components, responses, store, {"categories": rows, "ungraded": failed})
         cases(console, run, components, responses)
         console.table("\n" + category_table(rows))
-        console.say(figure_lines(responses.metrics, components.examiner.sampling.max_tokens, failed))
+        console.say(figure_lines(responses.metrics, components.evaluator.sampling.max_tokens, failed))
         for table in fact_tables(by_facts(responses.samples, responses.problems)):
             console.table("\n" + table)
         closing(console, components, responses, folder)
@@ -41,7 +41,7 @@ def evaluate_model(run: EvaluateConfig, folder: Path, config: str) -> float:
 
 def announce(console: Console, run: EvalJobConfig, components: Components, folder: Path, again: bool) -> None:
     """What is about to be asked of whom, and how to go on after an interruption."""
-    asks, count = components.examiner.settings, len(asked_problems(run, components))
+    asks, count = components.evaluator.settings, len(asked_problems(run, components))
     each = "one response each" if asks.samples == 1 else f"{asks.samples} responses each"
     console.say(
         f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"
@@ -50,17 +50,16 @@ def announce(console: Console, run: EvalJobConfig, components: Components, folde
     console.say(
         f"asks       {count} {run.split} problems of {asks.data.name}, {each}; {prompt}; {asks.sampling.describe()}"
     )
-    if components.examiner.beside is not None:
-        console.say(
-            f"counts     by {components.examiner.grader.reward}, and beside it by {components.examiner.beside.reward}"
-        )
+    counts, second = components.evaluator.rewards
+    if second is not None:
+        console.say(f"counts     by {counts}, and beside it by {second}")
     cure = "" if again else "; interrupted? the same command with hydra.run.dir=THAT_FOLDER goes on"
     console.say(f"records    {shown(folder)}{cure}")
 
 
 def cases(console: Console, run: EvalJobConfig, components: Components, responses: Responses) -> None:
     """The first few responses, so that a wrong format or prompt is seen at once."""
-    reward, n = components.examiner.grader.reward, components.examiner.settings.samples
+    reward, n = components.evaluator.grader.reward, components.evaluator.settings.samples
     by_id, graded = {p.id: p for p in responses.problems}, RunGrading(reward, grading_settings(run.grading, reward))
     for number, sample in enumerate(responses.samples[::n][: run.log_generations], 1):
         row = row_of(sample, by_id[sample.group], 0)
@@ -69,7 +68,7 @@ def cases(console: Console, run: EvalJobConfig, components: Components, response
 
 def closing(console: Console, components: Components, responses: Responses, folder: Path) -> None:
     m = responses.metrics
-    for line in describe_accuracies(m["eval/accuracy"], more_accuracies(m, *components.examiner.rewards)):
+    for line in describe_accuracies(m["eval/accuracy"], more_accuracies(m, *components.evaluator.rewards)):
         console.say(line)
     quoted = format_accuracy(m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"], responses.protocol)
     console.say(f"{quoted}; {responses.tokens_per_second:.0f} tokens/s, {responses.seconds:.0f} s of sampling")

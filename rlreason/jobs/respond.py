@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from rlreason.algorithms.rollouts import score_samples
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.jobs import EvalJobConfig
 from rlreason.data.files import few, question_hash
 from rlreason.errors import DataError
-from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, is_correct, more_accuracies
+from rlreason.evaluation.accuracy import PURPOSE, is_correct, more_accuracies
 from rlreason.evaluation.protocol import Protocol
 from rlreason.evaluation.tables import by_facts
 from rlreason.jobs.response_log import Store, row_of
@@ -58,33 +57,29 @@ class Responses:
 
 def respond(run: EvalJobConfig, components: Components, folder: Path, console: Console) -> tuple[Responses, Store]:
     """The responses to the run's problems. Remove the store when everything that follows from them is written."""
-    examiner, n = components.examiner, components.examiner.settings.samples
+    evaluator, n = components.evaluator, components.evaluator.settings.samples
     problems = asked_problems(run, components)
     key = "data" if run.eval.data is None else "eval.data"
-    check_askable(problems, f"split={run.split} of {key}={examiner.settings.data.name}", key)
-    protocol = protocol_of(examiner.settings, problems, components.policy.tokenizer)
+    check_askable(problems, f"split={run.split} of {key}={evaluator.settings.data.name}", key)
+    protocol = protocol_of(evaluator.settings, problems, components.policy.tokenizer)
     weights = weights_hash(components.policy.named_weights())
     store = Store(folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
     found = len(store.samples)
     if found:
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
     samples, tokens, seconds = ask(run, components, problems, store, console)
+    monitors = Monitors(1, console.say, run.guards.parity, run.guards.parity_bound, sampling_key(run, "max_tokens"))
     with console.wait(f"measuring entropies of {len(samples)} responses"):
-        score_samples(samples, examiner.measure)
-    metrics = eval_metrics(samples, examiner.sampling)
-    guards = Monitors(1, console.say, run.guards.parity, run.guards.parity_bound, sampling_key(run, "max_tokens"))
-    guards.look(None, metrics)
-    guards.look_at_grades(None, examiner.warnings(samples))
-    store.finish(rows_of(samples, problems, n, components))
-    write_pass_rates(folder, problems, samples, n)
-    speed, notices = tokens / max(seconds, 1e-9), dict(guards.counts)
-    made = Responses(problems, samples, metrics, protocol, weights, found, seconds, speed, notices, guards.verdict())
-    return made, store
+        judged = evaluator.judge(samples, None, monitors)
+    store.finish(rows_of(judged.samples, problems, n, components))
+    write_pass_rates(folder, problems, judged.samples, n)
+    numbers = judged.metrics, protocol, weights, found, seconds, tokens / max(seconds, 1e-9)
+    return Responses(problems, judged.samples, *numbers, dict(monitors.counts), monitors.verdict()), store
 
 
 def asked_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
     """Those of the chosen split, as many as the settings allow."""
-    most = components.examiner.settings.final_problems
+    most = components.evaluator.settings.final_problems
     return components.train_problems[:most] if run.split == "train" else components.final_problems
 
 
@@ -92,9 +87,9 @@ def ask(
     run: EvalJobConfig, components: Components, problems: Sequence[Problem], store: Store, console: Console
 ) -> tuple[list[Sample], int, float]:
     """All samples, problem by problem; tokens and seconds of those that were not in the store before."""
-    examiner, left = components.examiner, [p for p in problems if p.id not in store.samples]
-    n, before = examiner.settings.samples, [s for samples in store.samples.values() for s in samples]
-    progress = Progress(console, len(left) * n, before, run.rollout.max_rows, examiner.sampling.max_tokens)
+    evaluator, left = components.evaluator, [p for p in problems if p.id not in store.samples]
+    n, before = evaluator.settings.samples, [s for samples in store.samples.values() for s in samples]
+    progress = Progress(console, len(left) * n, before, run.rollout.max_rows, evaluator.sampling.max_tokens)
 
     def finished(number: int, sample: Sample) -> None:
         store.add(number, sample)
@@ -102,8 +97,8 @@ def ask(
 
     began = time.monotonic()
     try:
-        with console.wait("sampling", more=components.drawn):
-            fresh = examiner.rollouts.sample(left, examiner.sampling, n, PURPOSE, finished) if left else []
+        with console.wait("sampling", more=evaluator.rollouts.drawn):
+            fresh = evaluator.rollouts.sample(left, evaluator.sampling, n, PURPOSE, finished) if left else []
     except KeyboardInterrupt as stopped:
         kept = f"with {progress.answered} of {len(problems) * n} responses kept"
         raise type(stopped)(f"{stopped} {kept}".strip()) from None
@@ -132,9 +127,9 @@ def rows_of(
     samples: Sequence[Sample], problems: Sequence[Problem], n: int, components: Components
 ) -> list[dict[str, Any]]:
     """The lines of `responses.jsonl`: log-probabilities are the model's own here, at the sampling temperature."""
-    rows, prompts = [], components.prompts(samples[::n])
+    rows, prompts = [], components.evaluator.prompts(samples[::n])
     for place, sample in enumerate(samples):
-        measured = [round(log_prob, 4) for log_prob in sample.log_probs]
+        measured = [round(log_prob, 4) for log_prob in sample.log_probs or []]
         row = row_of(sample, problems[place // n], place % n)
         rows.append(finite(row | {"prompt": prompts[place // n], "log_probs": measured}))
     return rows
@@ -166,7 +161,7 @@ def conclude(folder: Path, components: Components, responses: Responses, store: 
         "reason": reason,
         "accuracy": metrics["eval/accuracy"],
         "accuracy_interval": [metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]],
-        **more_accuracies(metrics, *components.examiner.rewards),
+        **more_accuracies(metrics, *components.evaluator.rewards),
         **by_facts(r.samples, r.problems),
         "length": metrics["eval/length"],
         "truncated": metrics["eval/truncated"],

@@ -1,12 +1,8 @@
-"""The model being trained: load it, score given tokens under it, save it.
-
-Knows models, tokenizers and devices. It must not know rewards, losses, algorithms or configuration
-files: whoever calls it passes paths and plain words.
-"""
+"""The model being trained: load it, encode text for it, compute log-probabilities under it, save it."""
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -23,10 +19,8 @@ from rlreason.model.kernels import pick
 from rlreason.model.logprobs import chunked_log_probs
 from rlreason.model.lora import merged_weights
 from rlreason.model.memory import model_size, round_weights
-from rlreason.model.packing import PackedBatch, pack, within_budget
+from rlreason.model.packing import PackedBatch, pack
 from rlreason.runtime.atomic_files import whole
-
-Pairs = Sequence[tuple[list[int], list[int]]]  # (prompt ids, response ids)
 
 hf_logging.disable_progress_bar()  # a run shows its own progress
 
@@ -34,6 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def pick_device() -> torch.device:
+    """The GPU where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -112,6 +107,7 @@ class Policy:
         return min(context, int(window)) if window and acts else context
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """The context in which matrix products have the compute dtype."""
         if self.compute_dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype)
@@ -143,30 +139,6 @@ class Policy:
             hidden = self.read(batch)
         scored = hidden.index_select(0, batch.score_at).to(self.head.dtype)
         return chunked_log_probs(scored, self.head, batch.labels, temperature, want_entropy=want_entropy)
-
-    def score(self, pairs: Pairs, temperature: float, token_budget: int) -> list[list[float]]:
-        """Log-probabilities of the response tokens of each (prompt ids, response ids) pair, in order, no gradient."""
-        return [log_probs for log_probs, _ in self._score(pairs, temperature, token_budget, want_entropy=False)]
-
-    def score_with_entropy(
-        self, pairs: Pairs, temperature: float, token_budget: int
-    ) -> list[tuple[list[float], list[float]]]:
-        """For each pair, log-probability of every response token and entropy of the distribution it was drawn from."""
-        return self._score(pairs, temperature, token_budget, want_entropy=True)
-
-    @torch.no_grad()
-    def _score(
-        self, pairs: Pairs, temperature: float, token_budget: int, want_entropy: bool
-    ) -> list[tuple[list[float], list[float]]]:
-        scores: list[tuple[list[float], list[float]]] = [([], [])] * len(pairs)
-        for rows in within_budget([len(p) + len(r) for p, r in pairs], token_budget):
-            batch = pack([pairs[i] for i in rows], self.device)
-            log_probs, entropy = self.log_probs(batch, temperature, want_entropy)
-            sizes = batch.lengths.tolist()
-            entropies = entropy.split(sizes) if want_entropy else [entropy] * len(rows)  # not wanted: empty
-            for i, of_tokens, of_choices in zip(rows, log_probs.split(sizes), entropies, strict=True):
-                scores[i] = of_tokens.tolist(), of_choices.tolist()
-        return scores
 
     @torch.no_grad()
     def check_model(self) -> None:

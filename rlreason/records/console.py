@@ -1,7 +1,4 @@
-"""What a person sees while a run goes on: a header, one row per evaluation, a live line, a closing table.
-
-It knows numbers and text; it must not know tensors or algorithms.
-"""
+"""What a person sees while a run goes on: a header, one row per evaluation, a live line, a closing table."""
 
 import os
 import sys
@@ -9,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 from rlreason.runtime.streams import folded, width_of
+
+T = TypeVar("T")
 
 
 class Column(NamedTuple):
@@ -28,6 +27,14 @@ COLUMNS = (
     Column("format", 7, "form.", 5), Column("length", 7, "len.", 6), Column("entropy", 8, "entr.", 5),
     Column("grad", 7, "grad", 6), Column("time", 6, "time", 5), Column("left", 6, "left", 5),
 )  # fmt: skip
+#: What a column shows of a step, or of an evaluation before the first one: the first of these that there is.
+CELLS = (
+    (("reward/mean",), ".3f"),
+    (("reward/format", "eval/format"), ".3f"),
+    (("rollout/length", "eval/length"), ".1f"),
+    (("train/entropy",), ".3f"),
+    (("train/grad_norm",), ".3g"),
+)
 WIDE = sum(column.width + 1 for column in COLUMNS) - 1
 
 
@@ -49,6 +56,7 @@ class Stopwatch:
         self._last = time.monotonic()
 
     def lap(self, name: str) -> None:
+        """Count the time since the last lap as `time/NAME`."""
         now = time.monotonic()
         self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + now - self._last
         self._last = now
@@ -88,12 +96,11 @@ class Console:
     shown_after_s = 2.0  # from when on a wait is shown on a terminal
     logged_after_s = 10.0  # and is said in a log file
 
-    def __init__(self, n_steps: int = 0, out: TextIO | None = None) -> None:
-        self.n_steps = n_steps
+    def __init__(self, out: TextIO | None = None) -> None:
+        self.n_steps = 0  # of the table of steps
         self.out = out or sys.stdout or open(os.devnull, "w")  # noqa: SIM115
         self.began: float | None = None
         self.live = self.out.isatty()
-        self.accuracy = float("nan")
         self._writing = threading.RLock()
         self._waits: list[Wait] = []
 
@@ -112,14 +119,17 @@ class Console:
             self._wipe()
             print(text, file=self.out, flush=True)
 
-    def start(self) -> None:
-        self.began = time.monotonic()
+    def start(self, n_steps: int) -> None:
+        """Begin the table of a run of so many steps."""
+        self.began, self.n_steps = time.monotonic(), n_steps
         self.say()
         self.table(self._in_columns([c.title if self._is_wide() else c.short for c in COLUMNS]))
 
-    def step(self, step: int, metrics: Mapping[str, float], keep: bool) -> None:
-        """Show a step; `keep` makes it a lasting row, otherwise it is shown in place on a terminal only."""
-        row = self._row(step, metrics)
+    def step(self, step: int, accuracy: float, metrics: Mapping[str, float], keep: bool) -> None:
+        """Show a step and the newest accuracy; `keep` makes it a lasting row, otherwise it is shown in place on a
+        terminal only.
+        """
+        row = self._row(step, accuracy, metrics)
         if keep:
             self.table(row)
         else:
@@ -150,6 +160,13 @@ class Console:
             wait.over.set()
             self._waits.remove(wait)
             beside.join(1.0)
+
+    def each(self, what: str, items: Iterator[T], count: int) -> Iterator[T]:
+        """So many items of an iterator, each of which is waited for as `what 3/16`."""
+        for place in range(count):
+            with self.wait(f"{what} {place + 1}/{count}", logged=True):
+                item = next(items)
+            yield item
 
     def part(self, text: str) -> None:
         """How far the newest wait has come."""
@@ -186,20 +203,11 @@ class Console:
         widths = [c.width if self._is_wide() else c.narrow for c in COLUMNS]
         return " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
-    def _row(self, step: int, m: Mapping[str, float]) -> str:
+    def _row(self, step: int, accuracy: float, m: Mapping[str, float]) -> str:
         spent = time.monotonic() - self.began if self.began is not None else 0.0
         left = clock(spent / step * (self.n_steps - step)) if step else ""
-        numbers = [
-            f"{m[key]:{form}}" if key in m else ""
-            for key, form in (
-                ("reward/mean", ".3f"),
-                ("reward/format", ".3f"),
-                ("rollout/length", ".1f"),
-                ("train/entropy", ".3f"),
-                ("train/grad_norm", ".3g"),
-            )
-        ]
-        return self._in_columns([f"{step}/{self.n_steps}", f"{self.accuracy:.3f}", *numbers, clock(spent), left])
+        numbers = [next((f"{m[key]:{form}}" for key in keys if key in m), "") for keys, form in CELLS]
+        return self._in_columns([f"{step}/{self.n_steps}", f"{accuracy:.3f}", *numbers, clock(spent), left])
 
     def _wipe(self) -> None:
         if self.live:

@@ -1,4 +1,4 @@
-"""`curves.png` of one run, drawn from its `metrics.jsonl` alone. It knows files; it must not know torch.
+"""`curves.png` of one run, drawn from its `metrics.jsonl`.
 
 `python -m rlreason.curves RUN` draws it again, or for a run that is still under way.
 """
@@ -46,23 +46,23 @@ def series(rows: list[dict[str, Any]], name: str, over: str = "train_step") -> t
     return [row.get(over, row.get("eval_step", 0)) for row in named], [row[name] for row in named]
 
 
-def panels_of(rows: list[dict[str, Any]]) -> list[Panel]:
+def panels_of(rows: list[dict[str, Any]], algorithm: str) -> list[Panel]:
     """What was learned, how long responses grew, how sure the model is, how steady; more where more was measured.
 
     Where given or found responses are imitated, the loss says something, and in expert iteration the entropy of
     correct and other responses; where several updates use one rollout batch, how far the policy moved within it.
     """
     seen = {name for row in rows for name in row}
-    imitates = bool(seen & {"sft/epoch", "ei/kept"})
+    imitates = algorithm in ("sft", "ei")
     panels = [*PANELS, IMITATION if imitates else STEADINESS]
-    if "ei/kept" in seen:
+    if algorithm == "ei":
         panels += [BY_OUTCOME, STEADINESS]
     if "train/ratio" in seen and not imitates:
         panels += [panel for panel in OFF_POLICY if panel[1][0][0] in seen]
     return panels
 
 
-def draw_curves(folder: Path, title: str) -> Path:
+def draw_curves(folder: Path, title: str, algorithm: str) -> Path:
     """The panels of a run over its optimizer updates."""
     with held():  # an import that a signal cuts in two cannot be done again
         import matplotlib
@@ -71,7 +71,7 @@ def draw_curves(folder: Path, title: str) -> Path:
         from matplotlib import pyplot as plt
 
     rows = read_metrics(folder)
-    panels = panels_of(rows)
+    panels = panels_of(rows, algorithm)
     columns = (len(panels) + 1) // 2
     fig, axes = plt.subplots(2, columns, figsize=(5 * columns, 6.4), constrained_layout=True)
     for ax, panel in zip(axes.T.flat if columns > 2 else axes.flat, panels, strict=False):
@@ -123,19 +123,21 @@ def main(words: Sequence[str]) -> None:
         raise ConfigError(f"RUN={folder} holds no metrics.jsonl with a row in it: give the folder of a training run")
     console = Console()
     with console.wait("drawing the curves"):
-        picture = draw_curves(folder, title_of(folder))
+        picture = draw_curves(folder, title_of(folder), setting(folder, "algorithm"))
     console.say(f"curves: {picture}")
 
 
 def title_of(folder: Path) -> str:
     """Model, data, objective and seed of a run, from its `config.yaml`."""
-    config = OmegaConf.load(folder / "config.yaml")
+    model, data, loss, algorithm, seed = (
+        setting(folder, key) for key in ("model.name", "data.name", "loss.loss_type", "algorithm", "seed")
+    )
+    return f"{model}, {data}: {f'loss={loss}' if loss else algorithm}, seed {seed}"
 
-    def named(key: str) -> str:
-        return str(OmegaConf.select(config, key, default=""))  # another version's config may lack it
 
-    objective = f"loss={loss}" if (loss := named("loss.loss_type")) else named("algorithm")
-    return f"{named('model.name')}, {named('data.name')}: {objective}, seed {named('seed')}"
+def setting(folder: Path, key: str) -> str:
+    """One setting of a run; empty where another version's `config.yaml` lacks it."""
+    return str(OmegaConf.select(OmegaConf.load(folder / "config.yaml"), key, default=""))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What can go wrong quietly in a step, said in words. It knows flat metrics; it must not know tensors or models.
+"""What can go wrong quietly in a step, said in a sentence.
 
-Each guard reads the numbers that the step recorded anyway. A notice is printed when it first appears and then
+Each monitor reads the numbers that the step recorded anyway. A notice is printed when it first appears and then
 counted, so that a long run stays readable; the counts go into `summary.json`.
 """
 
@@ -21,7 +21,7 @@ def _identical(m: Metrics, group_size: int) -> str | None:
 
 
 def _nothing_to_learn(m: Metrics, group_size: int) -> str | None:
-    if group_size < 2 or m.get("reward/live_groups", 1.0) > 0 or "ei/kept" in m:  # imitation compares nothing
+    if group_size < 2 or m.get("reward/frac_reward_zero_std", 0.0) < 1:  # GRPO's: imitation compares nothing
         return None
     share = m["reward/mean"]
     return (
@@ -52,7 +52,7 @@ MONITORS: dict[str, Callable[[Metrics, int], str | None]] = {
 
 
 class Monitors:
-    """Looks over every step; says a new notice at once and repeats it at its 10th, 100th ... appearance.
+    """Check every step; say a new notice at once and repeat it at its 10th, 100th ... appearance.
 
     `step` is None where there are no steps, as in a job that only evaluates. `eval_limit`: the setting at which
     evaluations cut responses, where that is not said of the rollouts anyway.
@@ -71,41 +71,44 @@ class Monitors:
         self.counts: Counter[str] = Counter()
         self.stopped = ""  # why guards.parity=stop ends the run
 
-    def look(self, step: int | None, metrics: Metrics) -> None:
-        self._parity(step, metrics)
-        for name, guard in MONITORS.items():
-            if notice := guard(metrics, self.group_size):
-                self.notice(step, name, notice)
+    def check(self, step: int | None, metrics: Metrics) -> None:
+        """Warn of what the numbers of a step or an evaluation show."""
+        self._mismatch(step, metrics)
+        for name, monitor in MONITORS.items():
+            if notice := monitor(metrics, self.group_size):
+                self.warn(step, name, notice)
         share = metrics.get("eval/truncated", 0.0)
         if self.eval_limit and share > MOST_CUT:
             text = f"{share:.0%} of the responses were cut at {self.eval_limit}"
             cure = "raise it, as what is cut before its answer counts as wrong"
-            self.notice(step, "truncated_evaluation", f"{'' if step is None else 'in evaluation: '}{text}: {cure}")
+            self.warn(step, "truncated_evaluation", f"{'' if step is None else 'in evaluation: '}{text}: {cure}")
 
     def verdict(self) -> tuple[str, str]:
-        """(status, reason): whether a guard that was asked to stop the run has seen what it waits for."""
+        """(status, reason): whether a monitor that was asked to stop the run has seen what it waits for."""
         return ("stopped:parity", self.stopped) if self.stopped else ("finished", "")
 
-    def look_at_grades(self, step: int | None, warnings: Sequence[str], when: str = "") -> None:
-        """What the grader has to say of the grades of a step or an evaluation."""
+    def check_grades(self, step: int | None, warnings: Sequence[str], when: str = "") -> None:
+        """Pass on the grader's warnings of a step or an evaluation."""
         for warning in warnings:
-            self.notice(step, "grader", f"{when}{warning}")
+            self.warn(step, "grader", f"{when}{warning}")
 
-    def _parity(self, step: int | None, m: Metrics) -> None:
+    def _mismatch(self, step: int | None, m: Metrics) -> None:
         """Engine and trainer must give sampled tokens the same probability, while they hold the same weights."""
-        gap = max(m.get("rollout/logprob_gap_mean", 0.0), m.get("eval/logprob_gap_mean", 0.0))
-        if gap <= self.parity_bound or m.get("rollout/staleness", 0.0):
+        mismatch = max(m.get("rollout/mismatch_mean", 0.0), m.get("eval/mismatch_mean", 0.0))
+        if mismatch <= self.parity_bound or m.get("rollout/staleness", 0.0):
             return
-        text = f"engine and trainer disagree by {gap:.3f} nats per token (guards.parity_bound={self.parity_bound:g})"
+        text = (
+            f"engine and trainer disagree by {mismatch:.3f} nats per token (guards.parity_bound={self.parity_bound:g})"
+        )
         if self.parity == "stop" and not self.stopped:
             self.stopped = (
                 f"{_at(step)}{text}: weights, temperature or precision differ; use rollout=hf, model.dtype=float32, "
                 "or guards.parity=correct with mismatch=truncate"
             )
         corrected = "; mismatch weights correct for it" if self.parity == "correct" else ""
-        self.notice(step, "logprob_gap", f"{text}: weights, temperature or precision differ{corrected}")
+        self.warn(step, "mismatch", f"{text}: weights, temperature or precision differ{corrected}")
 
-    def notice(self, step: int | None, name: str, text: str) -> None:
+    def warn(self, step: int | None, name: str, text: str) -> None:
         """Count a notice of this name, and say it if it is its 1st, 10th, 100th ... time."""
         self.counts[name] += 1
         if str(self.counts[name]).strip("0") == "1":

@@ -68,6 +68,10 @@ class RunWriter:
         self.metrics_path = folder / "metrics.jsonl"
         write_whole(self.metrics_path, "")
 
+    def mirror_to(self, sink: MetricSink | None) -> None:
+        """Log to this sink as well from now on; it is made after the folder, in which it logs."""
+        self.mirror = sink
+
     def metrics(self, row: dict[str, float]) -> None:
         """One flat row, every counter of `counters.py` in it."""
         with held():
@@ -163,7 +167,7 @@ def response_row(step: int, s: Sample, problem: Problem) -> dict[str, Any]:
         "response": s.response.text,
         **grade_columns(s.grade),
         "advantage": round(s.advantage, 6),
-        "kept": s.kept,
+        "kept": s.has_loss,
         "length": len(s.response.token_ids),
         "entropy": None if s.entropy is None else round(s.entropy, 5),
         "facts": problem.facts,
@@ -202,7 +206,7 @@ def sample_of(row: dict[str, Any]) -> Sample:
         weight_version=row["weight_version"],
     )
     beside = grade_of(row["prompt_reward"]) if "prompt_reward" in row else None
-    return Sample(response, grade_of(row), beside, log_probs=row.get("trainer_log_probs", []))
+    return Sample(response, grade_of(row), beside, log_probs=row.get("trainer_log_probs"))
 
 
 def provenance() -> dict[str, Any]:

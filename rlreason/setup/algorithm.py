@@ -8,13 +8,13 @@ from rlreason.algorithms.base import Algorithm
 from rlreason.algorithms.expert_iteration import ExpertIteration
 from rlreason.algorithms.grpo import GRPO
 from rlreason.algorithms.problem_sampler import ProblemSampler
-from rlreason.algorithms.rollouts import LogProbScorer
 from rlreason.algorithms.sft import SFT
 from rlreason.config.grpo import GRPOConfig
 from rlreason.config.sft import EIConfig, SFTConfig
 from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
+from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.setup.components import Components, scorer
 from rlreason.setup.traces import make_traces
@@ -57,7 +57,7 @@ def make_grpo(run: GRPOConfig, components: Components) -> GRPO:
         epochs=run.epochs_per_rollout,
         objective=run.objective(),
         reference=make_reference(run, components.policy),
-        behaviour=components.measure if scored_before_learning(run) else None,
+        behaviour=components.scorer if scored_before_learning(run) else None,
         old_log_probs=ratio_divisor(run),
     )
 
@@ -93,7 +93,7 @@ def make_reference(run: GRPOConfig, policy: Policy) -> LogProbScorer | None:
         return None
     model = copy.deepcopy(policy.model).requires_grad_(False)
     frozen = Policy(model, policy.tokenizer, policy.compute_dtype, policy.device, policy.weights, policy.attention)
-    return scorer(run, run, frozen, entropy=False)
+    return scorer(run, run, frozen)
 
 
 def check_schedule(run: TrainingConfig, n_steps: int) -> None:

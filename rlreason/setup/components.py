@@ -10,15 +10,17 @@ from pathlib import Path
 
 import torch
 
-from rlreason.algorithms.rollouts import LogProbScorer, Rollouts
+from rlreason.algorithms.rollouts import Rollouts
 from rlreason.config.evaluation import EvalProtocolConfig
 from rlreason.config.run import Asking, RunConfig
 from rlreason.data.files import fingerprint
 from rlreason.data.splits import subset
 from rlreason.engines.base import Engine, Sampling
 from rlreason.errors import ConfigError
+from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading import Grader
 from rlreason.model.policy import Policy
+from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.records.wandb_logger import WandbLogger
 from rlreason.records.writer import MetricSink
@@ -37,31 +39,7 @@ from rlreason.setup.probe import own_functions, refusal
 from rlreason.setup.prompts import PromptIds, check_prompts, encoder, end_of_turn, remarks
 from rlreason.setup.read_data import read_splits
 from rlreason.setup.start import Start
-from rlreason.types import Problem, Sample
-
-
-@dataclass(frozen=True, slots=True)
-class Examiner:
-    """What an evaluation asks and judges with, which training may do otherwise."""
-
-    settings: EvalProtocolConfig
-    rollouts: Rollouts
-    sampling: Sampling
-    measure: LogProbScorer  # under the evaluation's temperature
-    grader: Grader  # decides what is correct
-    beside: Grader | None  # of the prompt's own reward, where another decides
-
-    @property
-    def rewards(self) -> tuple[str, str | None]:
-        """By name: the one that counts, and the one beside it."""
-        return self.grader.reward, None if self.beside is None else self.beside.reward
-
-    def warnings(self, samples: Sequence[Sample]) -> list[str]:
-        """What went wrong in grading these, by either grader, in one sentence each."""
-        said = self.grader.warnings([s.grade for s in samples])
-        if self.beside is not None:
-            said += self.beside.warnings([s.prompt_grade for s in samples if s.prompt_grade is not None])
-        return list(dict.fromkeys(said))
+from rlreason.types import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +51,8 @@ class Components:
     grader: Grader
     rollouts: Rollouts
     sampling: Sampling
-    measure: LogProbScorer
-    examiner: Examiner
+    scorer: LogProbScorer  # at training's temperature
+    evaluator: Evaluator
     train_problems: list[Problem]
     eval_problems: list[Problem]  # of the evaluations on the way
     final_problems: list[Problem]  # of the last one, or of a job that does not train; the others are among them
@@ -84,24 +62,14 @@ class Components:
     mirror: MetricSink | None
     seconds_to_build: float
 
-    def drawn(self) -> str:
-        """What the engine has sampled so far, for a line of progress."""
-        return f", {self.engine.drawn} tokens"
-
     def close(self) -> None:
         """End the engine and every grader, whatever becomes of the one before."""
         try:
             self.engine.close()
         finally:
-            for grader in (self.grader, self.examiner.grader, self.examiner.beside):
+            for grader in (self.grader, self.evaluator.grader, self.evaluator.second_grader):
                 if grader is not None:
                     grader.close()
-
-    def prompts(self, samples: Sequence[Sample]) -> list[str]:
-        """The text that each of these is a response to, as the model read it."""
-        decode = self.policy.tokenizer.decode
-        texts = {s.group: str(decode(s.response.prompt_ids, clean_up_tokenization_spaces=False)) for s in samples}
-        return [texts[s.group] for s in samples]
 
 
 def build_components(run: RunConfig, folder: Path, console: Console) -> Components:
@@ -135,8 +103,8 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
         grader=graders.training,
         rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part),
         sampling=sampled(run.asking, policy),
-        measure=scorer(run, run.asking, policy),
-        examiner=make_examiner(run, policy, engine, graders, asked_ids, console),
+        scorer=scorer(run, run.asking, policy),
+        evaluator=make_evaluator(run, policy, engine, graders, asked_ids, console),
         train_problems=loaded.train,
         eval_problems=asked(evaluation, loaded.validation, evaluation.problems),
         final_problems=asked(evaluation, loaded.validation, evaluation.final_problems),
@@ -174,17 +142,17 @@ def read_all(run: RunConfig, graders: Graders, console: Console) -> tuple[Loaded
         return loaded, read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
 
 
-def make_examiner(
+def make_evaluator(
     run: RunConfig, policy: Policy, engine: Engine, graders: Graders, asked_ids: PromptIds, console: Console
-) -> Examiner:
+) -> Evaluator:
     """What evaluations ask and judge with; `asked_ids` makes their prompts."""
-    return Examiner(
+    return Evaluator(
         settings=run.evaluation,
         rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.beside),
         sampling=sampled(run.evaluation, policy),
-        measure=scorer(run, run.evaluation, policy),
+        scorer=scorer(run, run.evaluation, policy),
         grader=graders.evaluation,
-        beside=graders.beside,
+        second_grader=graders.beside,
     )
 
 
@@ -200,12 +168,9 @@ def sampled(asking: Asking, policy: Policy) -> Sampling:
     return Sampling(**asdict(asking.sampling), stop=tuple(asking.prompt.stop), end_ids=ends)
 
 
-def scorer(run: RunConfig, asking: Asking, policy: Policy, entropy: bool = True) -> LogProbScorer:
-    """Measures responses under the distribution they were drawn from; greedy ones under the plain distribution."""
-    temperature, budget = asking.sampling.temperature or 1.0, run.micro_batch_tokens
-    if entropy:
-        return lambda pairs: policy.score_with_entropy(pairs, temperature, budget)
-    return lambda pairs: [(log_probs, []) for log_probs in policy.score(pairs, temperature, budget)]
+def scorer(run: RunConfig, asking: Asking, policy: Policy) -> LogProbScorer:
+    """Scores responses under the distribution they were drawn from; greedy ones under the plain distribution."""
+    return LogProbScorer(policy, asking.sampling.temperature or 1.0, run.micro_batch_tokens)
 
 
 def check_reward(run: RunConfig, grader: Grader, problems: Sequence[Problem]) -> None:

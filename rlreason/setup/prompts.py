@@ -11,7 +11,8 @@ from rlreason.config.model import ModelConfig
 from rlreason.config.run import RunConfig
 from rlreason.model.chat import Chat
 from rlreason.model.policy import Policy, load_tokenizer
-from rlreason.setup.templates import Render, filling, template_of
+from rlreason.model.prompt_encoder import PromptEncoder
+from rlreason.setup.templates import filling, template_of
 from rlreason.types import Problem
 
 PromptIds = Callable[[Problem], list[int]]
@@ -39,20 +40,9 @@ def chat_of(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> Chat:
     return Chat(tokenizer, prompt.system, prompt.enable_thinking)
 
 
-def encoder(policy: Policy, prompt: PromptConfig) -> PromptIds:
-    """A problem -> the token ids of its prompt: the one that came with it word for word, or these settings', filled."""
-    fill: Render = filling(prompt)
-    if not prompt.chat:
-        return lambda p: policy.encode_prompt(fill(p.question) if p.prompt is None else p.prompt)
-    chat = chat_of(prompt, policy.tokenizer)
-
-    def of_chat(problem: Problem) -> list[int]:
-        if problem.prompt is not None:
-            return policy.encode_prompt(problem.prompt)
-        ids: list[int] = policy.tokenizer.encode(chat.prompt(fill(problem.question)), add_special_tokens=False)
-        return ids
-
-    return of_chat
+def encoder(policy: Policy, prompt: PromptConfig) -> PromptEncoder:
+    """A problem -> the token ids of its prompt, by these settings."""
+    return PromptEncoder(policy, filling(prompt), chat_of(prompt, policy.tokenizer) if prompt.chat else None)
 
 
 def end_of_turn(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:

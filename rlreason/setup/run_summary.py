@@ -1,7 +1,9 @@
 """What is said around a run: what is about to happen, and how it ended."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,18 @@ from rlreason.config.groups import PromptConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.store import resource_dir
 from rlreason.config.training import TrainingConfig
-from rlreason.evaluation.accuracy import describe_accuracies
+from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.records.console import Console, closing_table
 from rlreason.records.writer import MetricSink
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.setup.components import Components
+from rlreason.setup.protocol import protocol_of
 from rlreason.types import Problem, Sample
 
 
-def header(console: Console, run: TrainingConfig, components: Components, folder: Path) -> None:
+def header(console: Console, run: TrainingConfig, components: Components, folder: Path, n_steps: int) -> None:
     """What is about to be trained, on what, and where its records go."""
     console.say(
         f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"
@@ -32,7 +35,7 @@ def header(console: Console, run: TrainingConfig, components: Components, folder
     console.say(f"data       {run.data.name}: {sizes}; {describe_prompt(run.prompt, run.reads_traces)}")
     for line in evaluated_otherwise(run, components):
         console.say(line)
-    console.say(f"batch      {run.describe_batch(console.n_steps)}, learning rate {run.learning_rate:g}")
+    console.say(f"batch      {run.describe_batch(n_steps)}, learning rate {run.learning_rate:g}")
     console.say(f"records    {shown(folder)}")
 
 
@@ -62,15 +65,15 @@ def describe_job(run: RunConfig) -> str:
 
 def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str]:
     """What evaluations do otherwise than training, if anything."""
-    asks, beside = components.examiner.settings, components.examiner.beside
+    asks, second = components.evaluator.settings, components.evaluator.second_grader
     told = [f"data={asks.data.name}"] if asks.data is not run.data else []
     told += [describe_job(run)] if asks.prompt is not run.prompt else []
     if asks.sampling != run.sampling:
         told.append(asks.sampling.describe())
     told += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []
     lines = [f"evaluates  with {'; '.join(told)}"] if told else []
-    if beside is not None:
-        lines.append(f"counts     by {components.examiner.grader.reward}, and beside it by {beside.reward}")
+    if second is not None:
+        lines.append(f"counts     by {components.evaluator.grader.reward}, and beside it by {second.reward}")
     return lines
 
 
@@ -118,6 +121,30 @@ def tell_mirror(console: Console, mirror: MetricSink | None) -> None:
     """Where the run is in Weights & Biases, if it is."""
     if mirror and mirror.place:
         console.say(f"W&B        {mirror.place}")
+
+
+def summed_up(components: Components, status: str, reason: str, before: Evaluated, after: Evaluated) -> dict[str, Any]:
+    """The run in numbers. `accuracy` is that of the last evaluation, over the whole split where that was asked."""
+    lost = status == "diverged:weights"  # what was measured before says nothing about such a model
+    evaluator, tokenizer = components.evaluator, components.policy.tokenizer
+    return {
+        "status": status,
+        "reason": reason,
+        "accuracy_before": before.metrics["eval/accuracy"],
+        "accuracy_after": math.nan if lost else after.metrics["eval/accuracy"],  # on the same problems
+        "accuracy": math.nan if lost else after.whole["eval/accuracy"],
+        "accuracy_interval": [after.whole["eval/accuracy_low"], after.whole["eval/accuracy_high"]],
+        "length_before": before.metrics["eval/length"],
+        "length": after.whole["eval/length"],
+        "interim_eval_problems": len(components.eval_problems),
+        "eval_problems": int(after.whole["eval/problems"]),
+        **({"start": asdict(components.start)} if components.start else {}),
+        "data": components.data_hash,
+        "data_sizes": components.sizes,
+        **more_accuracies(after.whole, *evaluator.rewards),
+        "protocol": protocol_of(evaluator.settings, after.problems, tokenizer),
+        "protocol_on_the_way": protocol_of(evaluator.settings, components.eval_problems, tokenizer)["hash"],
+    }
 
 
 def closing(

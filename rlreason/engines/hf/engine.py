@@ -26,13 +26,14 @@ class HFEngine:
         self.policy = policy
         self.max_rows = max_rows
         self.weight_version = self.drawn = 0
-        self.sync_metrics: dict[str, float] = {}  # there is nothing to hand over
         self._stops: dict[tuple[tuple[str, ...], int], Stops] = {}
 
-    def load_weights(self, policy: Policy) -> None:
+    def load_weights(self, policy: Policy) -> dict[str, float]:
+        """Count the sync; there is nothing to copy and nothing to measure."""
         if policy is not self.policy:
             raise ValueError("the embedded engine samples from the policy it was made with; make a new engine")
         self.weight_version += 1
+        return {}
 
     def close(self) -> None:
         """Nothing to stop: the engine owns no process and no memory between calls."""
@@ -40,6 +41,7 @@ class HFEngine:
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> list[Response]:
+        """n samples of each prompt, by continuous batching of at most `max_rows` rows."""
         responses: dict[int, Response] = {}
         self.drawn = 0
         stops = self._stops_of(sampling)

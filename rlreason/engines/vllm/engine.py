@@ -36,6 +36,7 @@ from rlreason.engines.vllm.startup import (
 from rlreason.engines.weight_check import PROBE, WeightCheck, differing_tensors, gap_bound, largest_gap, probe_prompt
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import Policy
+from rlreason.model.scoring import LogProbScorer
 from rlreason.types import Response
 
 T = TypeVar("T")
@@ -106,10 +107,11 @@ class VLLMEngine:
     def _make(self, folder: str, settings: dict[str, Any]) -> Any:
         return self._vllm.LLM(folder, **settings)
 
-    def load_weights(self, policy: Policy) -> None:
+    def load_weights(self, policy: Policy) -> dict[str, float]:
         self.policy = policy
         self.weight_version += 1
         self._push()
+        return self.sync_metrics
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
@@ -212,7 +214,8 @@ class VLLMEngine:
         """Compare engine and trainer as they are now. The probe stays in the prefix cache, to betray a stale one."""
         began = time.monotonic()
         probe = self._sample([self._probe], PROBE, 1)[0]
-        trainer = self.policy.score([(probe.prompt_ids, probe.token_ids)], PROBE.temperature, self.max_len)[0]
+        scorer = LogProbScorer(self.policy, PROBE.temperature, self.max_len)
+        trainer = scorer.log_probs([(probe.prompt_ids, probe.token_ids)])[0]
         compared, differing = self._call(self._differing)
         gap = largest_gap(probe.log_probs, trainer)
         self.sync_metrics |= {

@@ -1,0 +1,48 @@
+"""Log-probabilities and entropies of given responses under a model, without gradient."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from rlreason.model.packing import pack, within_budget
+from rlreason.model.policy import Policy
+
+Pairs = Sequence[tuple[list[int], list[int]]]  # (prompt ids, response ids)
+
+
+class TokenScores(NamedTuple):
+    """One number for each token of a response."""
+
+    log_probs: list[float]  # natural logarithms
+    entropies: list[float]  # nats, of the distribution that the token was drawn from
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbScorer:
+    """Scores responses under a policy, with the weights that it has at the time of the call."""
+
+    policy: Policy
+    temperature: float  # above 0
+    token_budget: int  # of one pass: prompts and responses of several pairs are packed up to so many tokens
+
+    def __call__(self, pairs: Pairs) -> list[TokenScores]:
+        """Log-probabilities and entropies of the response tokens of each (prompt ids, response ids) pair, in order."""
+        return self._score(pairs, want_entropy=True)
+
+    def log_probs(self, pairs: Pairs) -> list[list[float]]:
+        """The log-probabilities alone, which cost less."""
+        return [scores.log_probs for scores in self._score(pairs, want_entropy=False)]
+
+    @torch.no_grad()
+    def _score(self, pairs: Pairs, want_entropy: bool) -> list[TokenScores]:
+        found = [TokenScores([], [])] * len(pairs)
+        for rows in within_budget([len(p) + len(r) for p, r in pairs], self.token_budget):
+            batch = pack([pairs[i] for i in rows], self.policy.device)
+            log_probs, entropy = self.policy.log_probs(batch, self.temperature, want_entropy)
+            sizes = batch.lengths.tolist()
+            entropies = entropy.split(sizes) if want_entropy else [entropy] * len(rows)  # not wanted: empty
+            for i, of_tokens, of_choices in zip(rows, log_probs.split(sizes), entropies, strict=True):
+                found[i] = TokenScores(of_tokens.tolist(), of_choices.tolist())
+        return found
