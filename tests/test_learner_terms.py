@@ -349,8 +349,9 @@ def test_any_split_gives_the_same_gradient_with_every_term_on(policy, reference,
     assert 0 < sum(s.has_loss for s in samples) < COUNT
     whole = Learner(policy, objective, OptimizationConfig(1e-3), micro_batch_tokens=10_000).gradient(samples)
     assert whole.clipped > 0
-    for settings in ({"micro_batch_tokens": 40}, {"micro_batch_size": 1}, {"micro_batch_size": 3}):
-        learner = Learner(policy, objective, OptimizationConfig(1e-3), **settings)
+    for tokens, size in ((40, None), (10_000, 1), (10_000, 3)):
+        optimization = OptimizationConfig(1e-3, micro_batch_size=size)
+        learner = Learner(policy, objective, optimization, micro_batch_tokens=tokens)
         assert len(learner.micro_batches([s for s in samples if s.has_loss])) > 1
         split = learner.gradient(samples)
         assert split.loss == pytest.approx(whole.loss, rel=1e-4, abs=1e-6)
