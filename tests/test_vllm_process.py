@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarnin
 def engine(tokenizer, tmp_path_factory):
     policy = Policy(build_model(len(tokenizer), width=128, init_scale=0.3, seed=1), tokenizer)
     log = tmp_path_factory.mktemp("log") / "vllm.log"
-    run = settings("rollout=vllm", "rollout.placement=second_gpu", "rollout.timeout_s=120")
+    run = settings("rollout=vllm", "rollout.placement=second_gpu", "rollout.timeout_s=300")
     recording = Recording(run)
     made = VLLMEngine(policy, run.rollout, HostTransfer(), log, Demand(512, 32), lambda _: None)
     compare(run, recording.read, VLLM_SETTINGS)
