@@ -1,4 +1,4 @@
-"""The embedded engine: the sampled distribution is the trainer's, samples are independent and repeatable."""
+"""The in-process engine: the sampled distribution is the trainer's, samples are independent and repeatable."""
 
 import pytest
 import torch

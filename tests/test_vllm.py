@@ -85,7 +85,7 @@ def worst_mismatch(engine, responses, temperature: float) -> float:
     return max(largest_mismatch(r.log_probs, score) for r, score in zip(responses, scores, strict=True))
 
 
-def test_greedy_tokens_are_the_embedded_engines(engine, problems):
+def test_greedy_tokens_are_the_in_process_engines(engine, problems):
     prompts, sampling = prompts_for(engine.policy, problems), Sampling(0.0, max_tokens=24, stop=("</answer>",))
     theirs, ours = (e.generate(prompts, sampling, 1) for e in (engine, HFEngine(engine.policy)))
     assert [r.token_ids for r in theirs] == [r.token_ids for r in ours]
@@ -290,7 +290,7 @@ def test_a_stale_prefix_cache_is_seen(engine):
 
 
 def test_a_stale_output_head_is_seen(engine):
-    """The processor's packed copy of a tied head stays as it was when nobody renews it, in most versions of vLLM."""
+    """The processor's packed copy of a tied head stays as it was until it is packed again, in most versions of vLLM."""
     move(engine.policy, seed=5)
     engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": engine.policy.named_weights()})
     engine.llm.reset_prefix_cache()

@@ -58,7 +58,7 @@ def move(policy: Policy, factor: float) -> None:
             parameter.add_(factor * parameter.flip(0))
 
 
-def test_tokens_and_log_probs_are_the_embedded_engines(engine, problems):
+def test_tokens_and_log_probs_are_the_in_process_engines(engine, problems):
     assert len(engine_processes()) == 1
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"  # the next engine may be one inside this process
     prompts = prompts_for(engine.policy, problems)

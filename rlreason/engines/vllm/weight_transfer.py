@@ -79,7 +79,7 @@ class InProcessTransfer(WeightTransfer):
 
 
 def repack_tied_head(model: nn.Module) -> None:
-    """On the processor, vLLM multiplies with a packed copy of a tied output head, which a reload does not renew."""
+    """On the processor, vLLM multiplies with a packed copy of a tied output head, which a reload leaves as it was."""
     head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
     if head is not None and embedding is not None and head.weight is embedding.weight and not head.weight.is_cuda:
         head.quant_method.process_weights_after_loading(head)
