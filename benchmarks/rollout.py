@@ -18,11 +18,13 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from rlreason.config.rollout import RolloutConfig  # noqa: E402
 from rlreason.data.prompts import load_template, render  # noqa: E402
 from rlreason.data.stories import make_stories  # noqa: E402
-from rlreason.engines.base import Engine, Prompt, Sampling, seed_for  # noqa: E402
+from rlreason.engines.base import Demand, Engine, Prompt, Sampling, seed_for  # noqa: E402
 from rlreason.engines.hf.engine import HFEngine  # noqa: E402
 from rlreason.engines.vllm.engine import VLLMEngine  # noqa: E402
+from rlreason.engines.vllm.weight_transfer import InProcessTransfer  # noqa: E402
 from rlreason.model.policy import Policy, load_policy  # noqa: E402
 from rlreason.types import Response  # noqa: E402
 
@@ -75,7 +77,8 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         log, room = Path(folder) / "vllm.log", longest + args.max_tokens
-        vllm = VLLMEngine(policy, log, room, args.rows, kv_cache_gb=args.cache_gb)
+        rollout = RolloutConfig("vllm", max_rows=args.rows, kv_cache_gb=args.cache_gb)
+        vllm = VLLMEngine(policy, rollout, InProcessTransfer(), log, Demand(room, args.rows))
         engines: dict[str, Engine] = {"hf": HFEngine(policy, args.rows), "vllm": vllm}
         try:
             compare(engines, policy, prompts, sampling, args)

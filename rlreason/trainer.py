@@ -95,6 +95,7 @@ def loop(
     # The gap to the engine can be measured where training scores the distribution that was sampled.
     same_temperature = learner.temperature == run.sampling.temperature
     status, reason = guards.verdict()
+    synced: dict[str, float] = {}  # of the newest weight sync
     for step in range(1, feed.n_steps + 1 if status == "finished" else 1):
         counters.resume()
         times = Stopwatch()
@@ -140,12 +141,12 @@ def loop(
         feed.wait()  # what is sampled ahead keeps the weights it began with
         if updates and status != "diverged:weights":
             with console.wait(f"step {step}: handing the weights to the engine", logged=True):
-                components.engine.load_weights(components.policy)
+                synced = components.engine.load_weights(components.policy)
         times.lap("sync")
 
         if not updates:
             of_step |= sampled(collected, held)
-        seconds = components.engine.sync_metrics | times.laps
+        seconds = synced | times.laps
         records.metrics(counters.row() | (updates[-1] if updates else {}) | (of_step if count < 2 else {}) | seconds)
         if collected.samples and run.save_rollouts_every and step % run.save_rollouts_every == 0:
             records.responses("rollouts", step, collected.samples, components.train_problems)
