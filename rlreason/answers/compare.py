@@ -5,10 +5,10 @@ from itertools import permutations
 
 from rlreason.answers import units
 from rlreason.answers.equality import ratio, same
-from rlreason.answers.evaluate import exact, symbols
-from rlreason.answers.expression import Node, number
+from rlreason.answers.evaluate import exact
 from rlreason.answers.intervals import as_reals, order
 from rlreason.answers.names import is_ratio
+from rlreason.answers.tree import Node, number, symbols
 from rlreason.answers.values import (
     Based,
     Clock,
@@ -85,7 +85,7 @@ def _readings(quantity: Quantity, other_percent: bool, settings: Settings) -> li
     if not quantity.percent or other_percent:
         return [quantity.node]
     share = Node("div", (Node("group", (quantity.node,)), number(100)))
-    value = None if symbols(quantity.node) else exact(quantity.node, {})
+    value = None if symbols(quantity.node) else exact(quantity.node)
     droppable = settings.percent and (value is None or abs(value) >= 1)
     return [quantity.node, share] if droppable else [share]
 

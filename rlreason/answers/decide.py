@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from rlreason.answers import compare, structures
 from rlreason.answers import limits as guard
-from rlreason.answers.evaluate import UndefinedError
+from rlreason.answers.arithmetic import UndefinedError
 from rlreason.answers.lexer import UnreadableError
 from rlreason.answers.normalize import clean, plain
 from rlreason.answers.values import Quantity, Value, Words

@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 
 from rlreason.answers import units
-from rlreason.answers.evaluate import symbols
 from rlreason.answers.lexer import Token
 from rlreason.answers.quantities import is_constant, is_product
+from rlreason.answers.tree import symbols
 from rlreason.answers.values import Collection, Quantity, Ratio, Value
 from rlreason.answers.vocabulary import DENIALS, GREEK, OPERATORS, words
 

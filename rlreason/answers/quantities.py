@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from rlreason.answers import units
-from rlreason.answers.expression import Node, Reader, number
 from rlreason.answers.lexer import Token, UnreadableError
+from rlreason.answers.parser import parse
+from rlreason.answers.tree import Node, number
 from rlreason.answers.values import Quantity
 from rlreason.answers.vocabulary import (
     CONSTANTS,
@@ -37,11 +38,6 @@ def is_product(found: Sequence[Token]) -> bool:
     )
 
 
-def bare(found: Sequence[Token]) -> Node:
-    """An expression and nothing else."""
-    return Reader(found).whole()
-
-
 def read(found: Sequence[Token]) -> Quantity:
     found, currency = _without_currency(list(found))
     end = _end_of_number(found)
@@ -63,7 +59,7 @@ def read(found: Sequence[Token]) -> Quantity:
         raise UnreadableError("words that are no unit")
     if currency and unit not in ("", currency, "usd"):
         unit = currency + unit if unit.startswith("/") else f"{currency} {unit}"
-    node = bare(found[:end])
+    node = parse(found[:end])
     if scale != 1:
         node = Node("mul", (Node("group", (node,)), number(scale)))
     return Quantity(node, unit or currency, percent)

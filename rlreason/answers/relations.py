@@ -6,12 +6,11 @@ It must not know brackets or tokens beyond a piece, nor compare two answers.
 from collections.abc import Callable, Sequence
 
 from rlreason.answers import intervals as reals
-from rlreason.answers import quantities
 from rlreason.answers.equality import near, same
-from rlreason.answers.evaluate import symbols
-from rlreason.answers.expression import Node
 from rlreason.answers.lexer import Token, UnreadableError
 from rlreason.answers.names import family, name_of, occurs_in
+from rlreason.answers.parser import parse
+from rlreason.answers.tree import Node, symbols
 from rlreason.answers.values import Collection, Equation, Inequality, Inequation, Quantity, Reals, Value
 
 Inner = Callable[[Sequence[Token]], Value]
@@ -24,7 +23,7 @@ def read(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) 
         return equation(pieces, inner)
     if "\\in" in signs:
         return membership(pieces, signs, inner)
-    nodes = [quantities.bare(piece) for piece in pieces]
+    nodes = [parse(piece) for piece in pieces]
     if len(signs) == 1 and signs[0] == "\\ne":
         return Inequation(minus(nodes[0], nodes[1]))
     gaps = []
@@ -53,7 +52,7 @@ def equation(pieces: Sequence[Sequence[Token]], inner: Inner) -> Value:
         return values[-1]
     if len(pieces) != 2:
         raise UnreadableError("=")
-    return Equation("", None, minus(quantities.bare(pieces[0]), quantities.bare(pieces[1])))
+    return Equation("", None, minus(parse(pieces[0]), parse(pieces[1])))
 
 
 def approximation(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
@@ -79,7 +78,7 @@ def check_chain(values: Sequence[Value]) -> None:
 
 def _gap(left: Sequence[Token], right: Sequence[Token]) -> Node | None:
     try:
-        return minus(quantities.bare(left), quantities.bare(right))
+        return minus(parse(left), parse(right))
     except UnreadableError:
         return None
 

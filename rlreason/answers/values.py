@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rlreason.answers.expression import Node
+from rlreason.answers.tree import Node
 
 
 class Quantity(NamedTuple):
