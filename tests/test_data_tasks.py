@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlreason.config.groups import GradingConfig
 from rlreason.config.tasks import CountdownConfig, GymConfig
 from rlreason.data.countdown import is_validation, load_countdown, make_countdown
 from rlreason.data.gym import make_gym
@@ -260,7 +261,7 @@ def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
     assert [p.id.rsplit("-", 1)[0] for p in problems[:6]] == [*tasks, tasks[0]]
     assert problems == make_gym(tasks, 23, seed=0) != make_gym(tasks, 23, seed=1)
     golds = [p.answer for p in problems]
-    with Grader(reward=f"{GYM}:r1_zero", timeout_s=10) as grader:
+    with Grader(GradingConfig(timeout_s=10), f"{GYM}:r1_zero") as grader:
         right = grader.grade_batch([f"</think> <answer> {json.loads(g)['answer']} </answer>" for g in golds], golds)
         shifted = [*golds[5:], *golds[:5]]  # the answer to another problem of, mostly, the same task
         wrong = grader.grade_batch([f"</think> <answer>{json.loads(g)['answer']}</answer>" for g in shifted], golds)

@@ -1,7 +1,7 @@
 """Whether two expressions have the same value, for every value of their symbols.
 
 Fractions are compared exactly, irrational numbers at a precision that grows with the numbers written, and
-expressions with symbols at fixed random points. It must not know lists, units or how answers are written.
+expressions with symbols at fixed random points.
 """
 
 import random
@@ -45,6 +45,7 @@ def _counts(node: Node) -> bool:
 
 
 def same_constant(first: Node, second: Node) -> bool:
+    """Whether two expressions without symbols have the same value, infinities included."""
     infinite = infinity(first), infinity(second)
     if any(infinite):
         return infinite[0] == infinite[1]

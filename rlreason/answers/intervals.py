@@ -1,7 +1,4 @@
-"""Sets of real numbers: intervals, unions and inequalities in one variable, in one normal form.
-
-It must not know text or tokens.
-"""
+"""Sets of real numbers: intervals, unions and inequalities in one variable, in one normal form."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -52,6 +49,7 @@ def _by_low_end(first: Piece, second: Piece) -> int:
 
 
 def intersection(first: Reals, second: Reals) -> Reals:
+    """The numbers that are in both sets."""
     pieces = [
         (_farther(a[0], b[0], 1, either=False), _farther(a[1], b[1], -1, either=False))
         for a in first.pieces
@@ -61,6 +59,7 @@ def intersection(first: Reals, second: Reals) -> Reals:
 
 
 def complement(value: Reals) -> Reals:
+    """The real numbers that are not in the set."""
     rest = EVERYTHING._replace(name=value.name)
     for low, high in value.pieces:
         below = (End(MINUS, False), End(low.node, not low.closed))

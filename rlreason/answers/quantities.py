@@ -1,7 +1,4 @@
-r"""One expression with what may stand around it: currency signs, units, percent, `thousand` and `million`.
-
-It must not know lists, relations or equality.
-"""
+r"""One expression with what may stand around it: currency signs, units, percent, `thousand` and `million`."""
 
 import re
 from collections.abc import Sequence
@@ -25,6 +22,7 @@ from rlreason.answers.vocabulary import (
 
 
 def is_constant(text: str) -> bool:
+    """Whether a word names a constant, a function or a Greek letter."""
     return text in CONSTANTS or text in FUNCTIONS or text in GREEK or text == "sqrt"
 
 
@@ -39,6 +37,7 @@ def is_product(found: Sequence[Token]) -> bool:
 
 
 def read(found: Sequence[Token]) -> Quantity:
+    """All tokens as one quantity. Raises `UnreadableError` where words that mean more than a unit stand behind it."""
     found, currency = _without_currency(list(found))
     end = _end_of_number(found)
     tail = found[end:]
@@ -125,7 +124,7 @@ def _only_units(tail: Sequence[Token]) -> bool:
 
 
 def _letter_unit(tail: Sequence[Token], index: int) -> bool:
-    """Beside words, alone or in a quotient: `5 miles a day` and `9.8 m s^{-2}` have units, `2 m g` is a product."""
+    """Next to words, alone or in a quotient: `5 miles a day` and `9.8 m s^{-2}` have units, `2 m g` is a product."""
     if tail[0].kind != "letter" or any(token.kind in ("text", "word") for token in tail):
         return True
     alone = sum(token.kind == "letter" for token in tail) == 1

@@ -1,7 +1,4 @@
-r"""Equations, inequalities and membership, read from pieces between relation signs.
-
-It must not know brackets or tokens beyond a piece, nor compare two answers.
-"""
+r"""Equations, inequalities and membership, read from pieces between relation signs."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,6 +14,10 @@ Inner = Callable[[Sequence[Token]], Value]
 
 
 def read(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
+    """The relation that these signs make between these pieces; `inner` reads the value of a piece.
+
+    Raises `UnreadableError` for signs that make none together.
+    """
     if "\\approx" in signs:
         return approximation(pieces, signs, inner)
     if set(signs) == {"="}:
@@ -84,10 +85,12 @@ def _gap(left: Sequence[Token], right: Sequence[Token]) -> Node | None:
 
 
 def minus(left: Node, right: Node) -> Node:
+    """The tree of `left - right`."""
     return Node("add", (left, Node("neg", (right,))))
 
 
 def membership(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
+    r"""`x \in A`: the set of reals for x where A is one, else x named with the value A."""
     name = name_of(pieces[0])
     if list(signs) != ["\\in"] or not name:
         raise UnreadableError("\\in")
