@@ -170,7 +170,7 @@ def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
 def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solution(settings):
     for problem in make_countdown(300, seed=1, **settings):
         numbers, target = numbers_and_target(problem)
-        assert verifier.read_gold(problem.answer) == (numbers, target)
+        assert verifier.read_ground_truth(problem.answer) == (numbers, target)
         assert verifier.solves(problem.answer, f"{' '.join(map(str, numbers))} -> {target}")
         steps = [step.split(" = ") for step in problem.solution.split(", ")]
         assert len(steps) == len(numbers) - 1
@@ -210,7 +210,7 @@ def test_rows_with_nums_and_target_become_problems_that_cannot_meet(tmp_path):
     assert (len(train), len(validation), notes) == (200, 30, [])
     assert len({p.id for p in train + validation}) == 230
     for problem in train + validation:
-        numbers, target = verifier.read_gold(problem.answer)
+        numbers, target = verifier.read_ground_truth(problem.answer)
         assert (numbers, target) == numbers_and_target(problem)
         assert is_validation(numbers, int(target)) == (problem in validation)
     assert train[:50] == load_countdown(path, "rows", 50, 1, skip=False)[0]
