@@ -14,8 +14,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rlreason.answers.decide import decide_pair  # noqa: E402
-from rlreason.answers.verdict import Settings  # noqa: E402
+from rlreason.answers.verdict import ComparisonSettings  # noqa: E402
+from rlreason.config.groups import GradingConfig  # noqa: E402
 from rlreason.grading import Grader  # noqa: E402
+from rlreason.grading.metrics import grading_metrics  # noqa: E402
 
 CASES = ROOT / "tests" / "grading_cases"
 FORMS = (CASES / "number_forms.txt").read_text(encoding="utf-8").splitlines()
@@ -36,9 +38,9 @@ def times_per_path(pairs: list[Pair]) -> None:
     """Processor milliseconds of the decision in process, by path; each pair was seen before."""
     found: dict[str, list[float]] = defaultdict(list)
     for answer, gold, _ in pairs:
-        decide_pair(answer, gold, Settings())
+        decide_pair(answer, gold, ComparisonSettings())
         begin = time.process_time_ns()
-        verdict = decide_pair(answer + " ", " " + gold, Settings())
+        verdict = decide_pair(answer + " ", " " + gold, ComparisonSettings())
         found[verdict.path if verdict else "(to a worker)"].append((time.process_time_ns() - begin) / 1e6)
     show("path, gold and answer seen before", found)
     numbers = [str(17 * index % 1009) for index in range(6000)]
@@ -46,7 +48,7 @@ def times_per_path(pairs: list[Pair]) -> None:
     for index, number in enumerate(numbers):
         answer = FORMS[index % len(FORMS)].format(number)
         begin = time.process_time_ns()
-        decide_pair(answer, number, Settings())
+        decide_pair(answer, number, ComparisonSettings())
         forms.append((time.process_time_ns() - begin) / 1e6)
     show("surface forms of whole numbers", {"GSM8K forms": forms})
 
@@ -66,7 +68,7 @@ def against_math_verify(pairs: list[Pair]) -> None:
         ("this grader", "r1_zero"),
         ("math-verify", "rlreason.grading.peers:r1_zero_math_verify"),
     ):
-        with Grader(reward=reward, timeout_s=5.0) as grader:
+        with Grader(GradingConfig(timeout_s=5.0), reward) as grader:
             grader.grade_batch([tagged(r"\int_0^1 x\,dx")], ["0.5"])  # start the worker
             begin = time.perf_counter()
             grades = grader.grade_batch(responses, golds)
@@ -94,15 +96,14 @@ def hostile_batch(pairs: list[Pair]) -> None:
             begin = time.perf_counter()
             grader.grade_batch([response for response, _ in batch], [gold for _, gold in batch])
             print(f"  {name:<38}{time.perf_counter() - begin:>8.2f}")
-    slowest, accepted = (0.0, ""), 0
+    slowest, grades = (0.0, ""), []
     with Grader() as grader:
         grader.grade_batch([tagged(r"\int_0^1 x\,dx")], ["0.5"])
         for text in hostile:
             begin = time.perf_counter()
-            (grade,) = grader.grade_batch([tagged(text)], ["38"])
+            grades += grader.grade_batch([tagged(text)], ["38"])
             slowest = max(slowest, (time.perf_counter() - begin, text))
-            accepted += grade.reward > 0
-        metrics = grader.take_metrics()
+    accepted, metrics = sum(grade.reward > 0 for grade in grades), grading_metrics(grades)
     counts = ", ".join(
         f"{metrics[f'grading/{name}']:.0f} {name}" for name in ("refusals", "timeouts", "kills", "errors")
     )

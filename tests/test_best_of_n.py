@@ -11,6 +11,7 @@ import torch
 
 from rlreason.analysis import compare
 from rlreason.cli.check import check_words
+from rlreason.config.groups import GradingConfig
 from rlreason.config.ranges import MAX_SEED
 from rlreason.engines.base import Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
@@ -18,6 +19,7 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.protocol import make_protocol
 from rlreason.evaluation.selection import best_at, majority_at, pass_at, subsets_of
 from rlreason.evaluation.votes import answer_classes
+from rlreason.grading import Grader
 from rlreason.jobs.best_of_n import first_alone, load_scorer, with_intervals
 from rlreason.statistics import wilson_interval
 from rlreason.types import Grade, Response, Sample
@@ -105,10 +107,10 @@ def test_random_subsets_come_near_all_of_them():
 
 def test_votes_are_equal_by_the_graders_rules_right_or_wrong():
     told = ["\\boxed{0.5}", "\\boxed{\\frac12}", "it is 7", "\\boxed{7}", "\\boxed{7.0}", "\\boxed{}"]
-    assert answer_classes(told, "question_only", "strict", percent=True, rel_tol=1e-6) == [0, 0, None, 1, 1, None]
+    assert answer_classes(told, Grader(reward="question_only")) == [0, 0, None, 1, 1, None]
     said = [f"</think> <answer>{text}</answer>" for text in ("It costs 18 dollars", "18", "19")]
-    assert answer_classes(said, "r1_zero", "sentence", percent=True, rel_tol=1e-6) == [0, 0, 1]  # as they are graded
-    assert answer_classes(said, "r1_zero", "strict", percent=True, rel_tol=1e-6) == [0, 1, 2]
+    assert answer_classes(said, Grader(GradingConfig(extract="sentence"))) == [0, 0, 1]  # as they are graded
+    assert answer_classes(said, Grader()) == [0, 1, 2]
 
 
 def test_intervals_hold_their_values_and_problems_are_drawn_together():

@@ -68,7 +68,7 @@ def run(tmp_path):
 @pytest.mark.parametrize(("reward", "told"), [("r1_zero", R1_ZERO), ("question_only", QUESTION_ONLY)])
 def test_the_guess_names_what_is_wrong(reward, told):
     for row, expected in zip(rows_of(told, reward), told.values(), strict=True):
-        found = why(row["response"], row["gold"], RunGrading(reward, {}), row["outcome"], truncated=False)
+        found = why(row["response"], row["gold"], Grader(reward=reward), row["outcome"], truncated=False)
         assert str(found[0]).startswith(expected), row["response"]
 
 
@@ -103,11 +103,11 @@ def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
 
 
 def test_what_else_is_worth_knowing_comes_behind():
-    plain = RunGrading("r1_zero", {})
+    plain = Grader()
     found = list(map(str, why("I think 18", "18", plain, "unformatted", truncated=True)))
     assert found == ["no </think>", "cut at the token limit", "the last number in it is the right one: 18"]
     assert str(why("</think> <answer>x^y</answer>", "18", plain, "timeout", False)[0]).endswith("timeout")
-    assert "rules of its own" in str(why("x", "18", RunGrading("mine:reward", {}), "wrong", False)[0])
+    assert "rules of its own" in str(why("x", "18", Grader(reward="mine:reward"), "wrong", False)[0])
 
 
 def test_every_category_is_shown_with_its_count_and_written(run, capsys):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.cli.entry import Parser, answered, complain, ended
+from rlreason.config.groups import NAMED_REWARDS
 from rlreason.errors import ConfigError, DataError
-from rlreason.grading.grader import FORMATS, Grader
 from rlreason.grading.metrics import grading_warnings
 from rlreason.grading.run_grading import RunGrading, read_grading
 from rlreason.records.console import Console
@@ -47,7 +47,7 @@ def audit(run: Path, other: str | None, write: bool) -> None:
         raise ConfigError(f"{graded.reward} fails on every response of {run}: start this where it can be imported")
     marks = {"saved": [row["outcome"] == "correct" for row in rows], "now": right(fresh)}
     others = [("math-verify", f"rlreason.grading.peers:{graded.reward}_math_verify")]
-    if graded.reward not in FORMATS:
+    if graded.reward not in NAMED_REWARDS:
         console.say(f"math-verify is left out: it compares values, and {graded.reward} has rules of its own")
         others = []
     for name, function in others + ([(other, other)] if other else []):
@@ -86,11 +86,7 @@ def right(grades: Sequence[Grade]) -> list[bool]:
 
 def grade_rows(rows: Sequence[Row], graded: RunGrading) -> list[Grade]:
     """The rows' responses graded again, in order; what the grader warns of goes to stderr."""
-    try:
-        grader = Grader(reward=graded.reward, **graded.settings)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from None
-    with grader, Console().wait(f"grading with {graded.reward}"):
+    with graded.grader() as grader, Console().wait(f"grading with {graded.reward}"):
         grades = grader.grade_batch([row["response"] for row in rows], [row["gold"] for row in rows])
         for warning in [*grading_warnings(grades), *([grader.broken] if grader.broken else [])]:
             complain(f"{graded.reward}: {warning}")

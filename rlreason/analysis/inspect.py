@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rlreason.analysis.audit import grade_rows
 from rlreason.cli.entry import Parser, answered, ended
+from rlreason.config.groups import NAMED_REWARDS
 from rlreason.errors import ConfigError
 from rlreason.evaluation import cases
 from rlreason.evaluation.cases import Row
-from rlreason.grading.grader import FORMATS
 from rlreason.grading.run_grading import RunGrading, read_grading
 from rlreason.records.console import Console
 from rlreason.runtime.atomic_files import write_whole
@@ -48,12 +48,13 @@ def inspect(run: Path, category: str | None, n: int, step: int | None, rollouts:
     if not chosen:
         console.say(f"none of them is in category {category}: choose another, or leave it out")
         return
-    counted = dict(cases.tally(chosen, graded))
+    grader = graded.grader(symbolic=False)
+    counted = dict(cases.tally(chosen, grader))
     console.say(f"\nwhy (a guess), over all {len(chosen)} of {category or 'any category'}:")
     for kind, count in counted.items():
         console.say(f"{count:>7}  {kind}")
     shown = chosen[:n]
-    found = [cases.reasons(row, graded, second) for row, second in zip(shown, opinions(shown, graded), strict=True)]
+    found = [cases.reasons(row, grader, second) for row, second in zip(shown, opinions(shown, graded), strict=True)]
     target = file or run / "inspect.md"
     heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {category or 'any category'}."
     write_whole(target, cases.markdown(run, heading, shown, found, counted))
@@ -64,7 +65,7 @@ def inspect(run: Path, category: str | None, n: int, step: int | None, rollouts:
 
 def opinions(rows: Sequence[Row], graded: RunGrading) -> list[bool | None]:
     """What plain math-verify thinks of each formatted answer; None where it was not asked or could not say."""
-    asked = [row for row in rows if row["format_reward"] > 0] if graded.reward in FORMATS else []
+    asked = [row for row in rows if row["format_reward"] > 0] if graded.reward in NAMED_REWARDS else []
     if not asked:
         return [None] * len(rows)
     grades = grade_rows(asked, graded._replace(reward=f"rlreason.grading.peers:{graded.reward}_math_verify"))
@@ -77,9 +78,9 @@ def opinions(rows: Sequence[Row], graded: RunGrading) -> list[bool | None]:
 
 def disagreeing(rows: Sequence[Row], graded: RunGrading) -> list[Row]:
     """Rows whose answer a second grader judges otherwise."""
-    if graded.reward not in FORMATS:
+    if graded.reward not in NAMED_REWARDS:
         raise ConfigError(
-            f"--category disagree: {graded.reward} has no second grader; only {' and '.join(FORMATS)} have one"
+            f"--category disagree: {graded.reward} has no second grader; only {' and '.join(NAMED_REWARDS)} have one"
         )
     return [
         row

@@ -1,9 +1,9 @@
-"""Ground truth for rows that bring none: a row whose prompt holds a known question takes that problem's answer.
+"""Ground truths of a data set: found for rows that bring none, and checked before a run is spent on them.
 
-A whole prompt is a template with a question in it. The run's own template is tried first. In a prompt that was
-written with another one, the question asked is the known one that stands between the same words as in other rows: an
-example in the prompt, or a question that happens to be part of another, has words around it that no other row has.
-Pure functions of problems; they must not know config, files or graders.
+A row whose prompt holds a known question takes that problem's answer. A whole prompt is a template with a question in
+it. The run's own template is tried first. In a prompt that was written with another one, the question asked is the
+known one that stands between the same words as in other rows: an example in the prompt, or a question that happens to
+be part of another, has words around it that no other row has.
 """
 
 import re
@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate
 
-from rlreason.data.files import question_hash
+from rlreason.data.files import few, question_hash
+from rlreason.errors import DataError
+from rlreason.grading import Grader
 from rlreason.types import Problem
 
 Words = tuple[str, ...]
@@ -22,6 +24,36 @@ LEAST_SHARE = 0.05  # of the prompts must have the same words around a question,
 
 # What chat templates write next to a question without white space between.
 _MARKER = re.compile(r"(<\|[^<>|\s]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>)")
+
+
+def check_ground_truths(
+    problems: Sequence[Problem], grader: Grader, on_bad: str, needed: bool = True
+) -> tuple[list[Problem], list[str]]:
+    """(problems, notes): those that cannot be earned are named, and with `on_bad="drop"` left out.
+
+    Raises `DataError` where nothing can be earned at all, unless answers are not `needed`: SFT learns without them. A
+    plug-in's form of an answer is unknown, so nothing is checked for one.
+    """
+    if grader.plugin:
+        return list(problems), []
+    wrong = {problems[i].id for i in grader.unearnable([p.answer for p in problems])}
+    none = [p.id for p in problems if not p.answer]
+    if len(none) == len(problems) and not needed:
+        return list(problems), ["! no validation problem has a ground truth: accuracy stays 0 and says nothing"]
+    if len(wrong) == len(problems):
+        what = "has a ground truth" if len(none) == len(problems) else "has a ground truth that grades itself right"
+        raise DataError(
+            f"none of {len(problems)} problems {what}, so nothing can be earned ({few([p.id for p in problems], 3)}): "
+            "choose data with answers, or say where they stand (data.gold, data.fields.answer, or a file of their own: "
+            "data.ground_truth)"
+        )
+    done = "dropped" if on_bad == "drop" else "cannot be earned"
+    notes = []
+    if none:
+        notes.append(f"! {len(none)} of {len(problems)} problems have no ground truth; {done}: {few(none)}")
+    if bad := [p.id for p in problems if p.id in wrong and p.answer]:
+        notes.append(f"! {len(bad)} of {len(problems)} ground truths do not grade themselves right; {done}: {few(bad)}")
+    return [p for p in problems if p.id not in wrong or on_bad == "keep"], notes
 
 
 def with_ground_truth(

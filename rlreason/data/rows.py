@@ -1,4 +1,4 @@
-r"""One row of a data set -> one `Problem`: which fields are read, and where the gold answer stands.
+r"""One row of a data set -> one `Problem`: which fields are read, and where the ground truth stands.
 
 Rows of these shapes are understood, and others by naming their fields: `question`/`answer`, `problem`/`solution`,
 `prompt`/`response`, and chat `messages` of one user message and its answer. It must not know files, hubs,
@@ -48,7 +48,7 @@ def to_problem(
 ) -> Problem:
     """The row as a problem, or `BadRowError`. `wrap` takes a given response for a solution, to be put into a form.
 
-    The gold answer may be read out of a given response, unless that response is to be judged by it.
+    The ground truth may be read out of a given response, unless that response is to be judged by it.
     """
     if not isinstance(row, dict):
         raise BadRowError("is no JSON object")
@@ -97,7 +97,7 @@ def own_id(row: Any, names: Names) -> str | None:
 
 
 def gold_answer(rule: str, answer: str | None, trace: str | None) -> str:
-    r"""The gold answer by `rule`; "" where `auto` finds none.
+    r"""The ground truth by `rule`; "" where `auto` finds none.
 
     `hash` is what follows `####`, `boxed` the last `\boxed{}`, `final` what Minerva's closing sentence states, `tag`
     the last `<answer>`, `field` the answer field as it is. `auto` takes the first of these that is there, in the
@@ -117,7 +117,7 @@ def gold_answer(rule: str, answer: str | None, trace: str | None) -> str:
             return without_thousands_commas(text.strip())
     if rule == "auto":
         return ""
-    raise BadRowError(f"has no gold answer for data.gold={rule}")
+    raise BadRowError(f"has no ground truth for data.gold={rule}")
 
 
 def without_thousands_commas(gold: str) -> str:
@@ -151,7 +151,7 @@ def _tagged(text: str) -> str | None:
 
 def _filled(gold: str) -> str:
     if not gold.strip():
-        raise BadRowError("has an empty gold answer")
+        raise BadRowError("has an empty ground truth")
     return gold.strip()
 
 

@@ -69,12 +69,12 @@ def with_traces(problems: list[Problem], template: str, skip: bool) -> tuple[lis
 def filter_correct(
     problems: list[Problem], trace: Callable[[Problem], str], grade: Grades
 ) -> tuple[list[Problem], str]:
-    """(problems whose trace the grader accepts against the gold answer, how many of how many and why not)."""
+    """(problems whose trace the grader accepts against the ground truth, how many of how many and why not)."""
     graded = [p for p in problems if p.answer]
     grades = grade([trace(p) for p in graded], [p.answer for p in graded])
     kept = [p for p, g in zip(graded, grades, strict=True) if g.outcome == "correct"]
     dropped = Counter[str](g.outcome for g in grades if g.outcome != "correct")
-    dropped["without a gold answer"] = len(problems) - len(graded)
+    dropped["without a ground truth"] = len(problems) - len(graded)
     said = f"kept {len(kept)} of {len(problems)} traces whose answer the grader accepts"
     reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.most_common() if n)
     said += f"; dropped: {reasons}" if reasons else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation.reasons import Reason, why
-from rlreason.grading.run_grading import RunGrading
+from rlreason.grading import Grader
 
 Row = dict[str, Any]
 CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
@@ -70,18 +70,18 @@ def is_in(row: Row, category: str | None) -> bool:
     return category is None or category_of(row) == category
 
 
-def reasons(row: Row, graded: RunGrading, second: bool | None = None) -> list[Reason]:
+def reasons(row: Row, grader: Grader, second: bool | None = None) -> list[Reason]:
     """Why this row earned what it did; `second` is what another grader thinks of its answer."""
-    found = why(row["response"], row["gold"], graded, row["outcome"], row["finish_reason"] == "length")
+    found = why(row["response"], row["gold"], grader, row["outcome"], row["finish_reason"] == "length")
     if second is None or second == (row["outcome"] == "correct"):
         return found
     called = "right" if second else "wrong"
     return [Reason(f"parser suspect, a second grader calls it {called}"), *found]
 
 
-def tally(rows: Sequence[Row], graded: RunGrading) -> list[tuple[str, int]]:
+def tally(rows: Sequence[Row], grader: Grader) -> list[tuple[str, int]]:
     """How often each first reason occurs, the most frequent first."""
-    return Counter(reasons(row, graded)[0].kind for row in rows).most_common()
+    return Counter(reasons(row, grader)[0].kind for row in rows).most_common()
 
 
 def counts_line(rows: Sequence[Row]) -> str:

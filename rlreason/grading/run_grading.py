@@ -1,22 +1,17 @@
-"""How the responses of a run were graded, from its folder: the one place that reads a run's reward and settings.
+"""How the responses of a run were graded, from its folder: the one place that reads a run's reward and settings."""
 
-It knows `config.yaml`; it must not know responses or training.
-"""
-
-from inspect import signature
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from rlreason.answers.verdict import Settings
+from rlreason.config.groups import GradingConfig
 from rlreason.errors import ConfigError
-from rlreason.grading.formats import Extract
 from rlreason.grading.grader import Grader
 from rlreason.grading.verifiers import reward_name
 
-#: What a run's `grading` group may hold: all that a grader takes beside the reward and what is no setting.
-SETTINGS = tuple(name for name in signature(Grader).parameters if name not in ("reward", "log_path", "symbolic"))
+SETTINGS = tuple(field.name for field in fields(GradingConfig))
 
 
 class RunGrading(NamedTuple):
@@ -25,14 +20,9 @@ class RunGrading(NamedTuple):
     reward: str
     settings: dict[str, Any]
 
-    @property
-    def extract(self) -> Extract:
-        extract: Extract = self.settings.get("extract", "strict")
-        return extract
-
-    @property
-    def comparison(self) -> Settings:
-        return Settings(**{key: self.settings[key] for key in ("percent", "rel_tol") if key in self.settings})
+    def grader(self, symbolic: bool = True) -> Grader:
+        """A grader with the run's settings. Raises `ConfigError` for settings that no grader can have."""
+        return Grader(GradingConfig(**self.settings), self.reward, symbolic=symbolic)
 
 
 def read_grading(run: Path, evaluates: bool = False) -> RunGrading:

@@ -7,12 +7,10 @@ from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.cases import case_text, reasons
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.evaluation.tables import by_facts, categories, category_table, fact_tables, figure_lines, ungraded
-from rlreason.grading.run_grading import RunGrading
 from rlreason.jobs.respond import Responses, asked_problems, conclude, respond
 from rlreason.jobs.response_log import WHOLE, enter, row_of
 from rlreason.records.console import Console
 from rlreason.setup.components import Components, build_components
-from rlreason.setup.graders import grading_settings
 from rlreason.setup.run_summary import describe_job, shown, tell_mirror
 
 SHOWN_CHARS = 400  # of a response in the terminal
@@ -59,11 +57,11 @@ def announce(console: Console, run: EvalJobConfig, components: Components, folde
 
 def cases(console: Console, run: EvalJobConfig, components: Components, responses: Responses) -> None:
     """The first few responses, so that a wrong format or prompt is seen at once."""
-    reward, n = components.examiner.grader.reward, components.examiner.settings.samples
-    by_id, graded = {p.id: p for p in responses.problems}, RunGrading(reward, grading_settings(run.grading, reward))
+    grader, n = components.examiner.grader, components.examiner.settings.samples
+    by_id = {p.id: p for p in responses.problems}
     for number, sample in enumerate(responses.samples[::n][: run.log_generations], 1):
         row = row_of(sample, by_id[sample.group], 0)
-        console.say("\n" + case_text(number, row, reasons(row, graded), SHOWN_CHARS))
+        console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
 
 
 def closing(console: Console, components: Components, responses: Responses, folder: Path) -> None:

@@ -18,8 +18,7 @@ from rlreason.config.tasks import CountdownConfig, GymConfig
 from rlreason.config.uses import handles_traces, uses_training_data
 from rlreason.data.countdown import load_countdown, make_countdown
 from rlreason.data.files import Row, Table, file_rows, hub_splits, locate, may_be_hub_name, read_table
-from rlreason.data.golds import check_answers
-from rlreason.data.ground_truth import with_ground_truth
+from rlreason.data.ground_truth import check_ground_truths, with_ground_truth
 from rlreason.data.gym import make_gym
 from rlreason.data.rows import Names, field_names, own_id, to_problem
 from rlreason.data.splits import by_pass_rate, hold_out, identified, read_pass_rates, subset, without_overlap
@@ -109,8 +108,8 @@ def enough(run: RunConfig, asked: Problems) -> Problems:
 def gold_checked(
     problems: Problems, grader: Grader | None, data: DataConfig, needed: bool = True
 ) -> tuple[Problems, Sequence[str]]:
-    """(problems, notes on gold answers that cannot be earned); which form a plug-in expects is unknown."""
-    return (problems, []) if not grader or grader.plugin else check_answers(problems, grader, data.bad_gold, needed)
+    """(problems, notes on ground truths that cannot be earned); which form a plug-in expects is unknown."""
+    return check_ground_truths(problems, grader, data.bad_gold, needed) if grader else (problems, [])
 
 
 def asked_checked(run: RunConfig, asked: Problems, judge: Grader | None, say: Say, needed: bool = True) -> Problems:

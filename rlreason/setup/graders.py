@@ -38,8 +38,7 @@ def make_graders(run: RunConfig, folder: Path) -> Graders:
     made: dict[str, Grader] = {}
     try:
         for reward in dict.fromkeys(filter(None, (training, counts, beside))):
-            settings = grading_settings(run.grading, reward)
-            made[reward] = Grader(reward=reward, log_path=folder / "grading_incidents.jsonl", **settings)
+            made[reward] = Grader(run.grading, reward, log_path=folder / "grading_incidents.jsonl")
             made[reward].start()
     except BaseException:
         for grader in made.values():

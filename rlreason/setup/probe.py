@@ -4,13 +4,14 @@ It knows settings and the grader, and no torch.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlreason.config.groups import GradingConfig
 from rlreason.config.jobs import BestOfNConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.uses import judges, judges_to_learn
 from rlreason.grading import Grader
-from rlreason.setup.graders import grading_settings, reward_name
+from rlreason.setup.graders import reward_name
 from rlreason.types import Problem
 
 
@@ -43,7 +44,7 @@ def unusable(setting: str, name: str, grading: GradingConfig, reference: str | N
     With a `reference` answer of the data that it is to judge, it must judge a response, too. Without one it is not
     called: which form of answer it can read is not known.
     """
-    with Grader(reward=name, **grading_settings(grading, name) | {"workers": 1}) as grader:
+    with Grader(replace(grading, workers=1), name) as grader:
         if why := grader.wait():
             return f"{setting}: {why}"
         return "" if reference is None else refusal(setting, grader, reference, grading.timeout_s)
