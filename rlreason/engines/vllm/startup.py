@@ -23,7 +23,7 @@ from rlreason.config.rollout import INSTALL_VLLM as INSTALL
 from rlreason.config.rollout import WITHOUT_VLLM
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.model.memory import model_size
+from rlreason.model.parameters import model_size
 from rlreason.model.policy import Policy
 from rlreason.runtime.signals import temporary_folder
 
