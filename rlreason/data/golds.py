@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from rlreason.data.files import few
 from rlreason.errors import DataError
 from rlreason.grading import Grader, check_golds
+from rlreason.runtime.text import few
 from rlreason.types import Problem
 
 

@@ -1,9 +1,8 @@
-"""Ground truth for rows that bring none: a row whose prompt holds a known question takes that problem's answer.
+"""Ground truth for rows without one: a row whose prompt holds a known question takes that problem's answer.
 
 A whole prompt is a template with a question in it. The run's own template is tried first. In a prompt that was
 written with another one, the question asked is the known one that stands between the same words as in other rows: an
 example in the prompt, or a question that happens to be part of another, has words around it that no other row has.
-Pure functions of problems; they must not know config, files or graders.
 """
 
 import re
@@ -17,8 +16,8 @@ from rlreason.types import Problem
 
 Words = tuple[str, ...]
 
-ANCHOR = 6  # so many first words of a question lead to it, or all of them where it has fewer
-LEAST_SHARE = 0.05  # of the prompts must have the same words around a question, or it is not what is asked
+ANCHOR_WORDS = 6  # the first words of a question, by which the index finds it; all of them where it has fewer
+MIN_FRACTION = 0.05  # of the prompts must have the same words around a question for it to be the one asked
 
 # What chat templates write next to a question without white space between.
 _MARKER = re.compile(r"(<\|[^<>|\s]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>)")
@@ -27,10 +26,9 @@ _MARKER = re.compile(r"(<\|[^<>|\s]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>
 def with_ground_truth(
     problems: Sequence[Problem], known: Sequence[Problem], fill: Callable[[str], str]
 ) -> tuple[list[Problem], int]:
-    """(problems, how many found an answer), those without an answer with the one of the known problem they ask.
+    """(problems, how many found an answer): those without an answer get that of the known problem they ask.
 
-    `fill` writes a question into the run's prompt. A whole prompt that found its problem is known by the bare question
-    from then on.
+    `fill` writes a question into the run's prompt. A whole prompt whose problem was found gets the bare question.
     """
     known = [p for p in known if p.answer]
     partners = _by_template(known, fill)
@@ -63,13 +61,13 @@ def _by_place(prompts: Mapping[str, str], known: Sequence[Problem]) -> dict[str,
     after = {text: _openings(words[::-1]) for text, words in texts.items()}
 
     def frame(text: str, span: tuple[int, int]) -> tuple[int, int]:
-        """What stands before and behind a question."""
+        """Hashes of the words before and after a question."""
         return before[text][span[0]], after[text][len(texts[text]) - span[1]]
 
     frames = [frame(text, span) for text, found in spans.items() for span in found]
     begin_alike = _counted(before.values(), {begin for begin, _ in frames})
     end_alike = _counted(after.values(), {end for _, end in frames})
-    enough = min(len(texts), max(2, len(texts) * LEAST_SHARE))  # a single prompt has nothing to be compared with
+    enough = min(len(texts), max(2, len(texts) * MIN_FRACTION))  # a single prompt has nothing to be compared with
     chosen: dict[str, Problem] = {}
     for text, found in spans.items():
         ranked = []
@@ -91,7 +89,7 @@ class _Index:
         for p in known:
             words = _words(p.question)
             self.problems.setdefault(words, p)
-            self._lengths.setdefault(words[:ANCHOR], set()).add(len(words))
+            self._lengths.setdefault(words[:ANCHOR_WORDS], set()).add(len(words))
         self._anchors = sorted({len(anchor) for anchor in self._lengths})
 
     def places(self, words: Words) -> Iterator[tuple[int, int]]:

@@ -5,8 +5,9 @@ symbolic library lives. This package must not know the trainer, prompts or devic
 """
 
 from rlreason.answers.verdict import Gold
+from rlreason.grading.formats import boxed
 from rlreason.grading.golds import check_golds
 from rlreason.grading.grader import Grader
 from rlreason.grading.rewards import question_only_reward_fn, r1_zero_reward_fn
 
-__all__ = ["Gold", "Grader", "check_golds", "question_only_reward_fn", "r1_zero_reward_fn"]
+__all__ = ["Gold", "Grader", "boxed", "check_golds", "question_only_reward_fn", "r1_zero_reward_fn"]

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlreason.errors import ConfigError
+from rlreason.runtime.text import first_line
 
 MARK = "How many are 19 and 23?"  # a message to look for in a prompt; templates trim whitespace at its ends
 
@@ -89,12 +90,11 @@ class Chat:
                 **choices,
             )
         except Exception as error:  # a template may raise anything
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
             cure = "choose another model, or a prompt without a chat template"
             if self.system is not None:
                 cure = "set prompt.system=null, and say it in the user's turn (prompt.file=FILE)"
             raise ConfigError(
-                f"prompt.chat=true, prompt.system={self.system!r}: this model's chat template refuses that ({reason}): "
-                f"{cure}"
+                f"prompt.chat=true, prompt.system={self.system!r}: this model's chat template refuses that "
+                f"({first_line(error)}): {cure}"
             ) from error
         return str(text)

@@ -20,6 +20,7 @@ from rlreason.model.packing import PackedBatch, pack, within_budget
 from rlreason.model.parameters import model_size, round_weights
 from rlreason.model.policy_checks import check_kernel, check_model
 from rlreason.runtime.atomic_files import whole
+from rlreason.runtime.text import first_line
 
 Pairs = Sequence[tuple[list[int], list[int]]]  # (prompt ids, response ids)
 
@@ -208,10 +209,9 @@ def _loading(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"model.path={path} cannot be loaded ({reason}): give a folder with config.json, safetensors weights and "
-            "a tokenizer, or a hub name that this machine can reach"
+            f"model.path={path} cannot be loaded ({first_line(error)}): give a folder with config.json, safetensors "
+            "weights and a tokenizer, or a hub name that this machine can reach"
         ) from error
 
 

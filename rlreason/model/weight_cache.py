@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, uint8
 
+from rlreason.runtime.text import first_line
+
 Weights = dict[str, Tensor]
 
 MAX_BYTES = 200 * 2**20  # of all entries together, about a hundred models of the default size
@@ -127,7 +129,7 @@ class WeightCache:
             lock.release()
 
     def _cannot(self, error: Exception) -> None:
-        reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+        reason = getattr(error, "strerror", None) or first_line(error)
         self.say(f"! model.cache: {self.folder} cannot be written ({reason}): this model is not kept")
 
     def _tidy(self, newest: Path) -> None:
