@@ -1,13 +1,13 @@
 """What only a GPU can show of rollout=vllm, in one command: `python benchmarks/gpu_check.py --model DIR`.
 
-1. hf and vllm side by side: log-probability gaps to the trainer, in float32 and bfloat16.
-2. Twenty rounds of generate, sleep, wake, hand over: seconds of each hand-over, and memory in use, which must not grow.
-3. vLLM in a process and on a GPU of its own (`rollout.placement=second_gpu`), where there are two: twenty hand-overs,
-   each attested, and the gap after them.
+1. The train-inference mismatch of hf and of vllm, in float32 and bfloat16.
+2. Twenty rounds of generate, sleep, wake, weight sync: seconds of each sync, and memory in use, which must not grow.
+3. vLLM in a process and on a GPU of its own (`rollout.placement=second_gpu`), where there are two: twenty weight
+   syncs, each with its weight check, and the mismatch after them.
 4. Two short GRPO runs, `rollout.async_steps=0` and `1`: seconds per step.
 
-Exits with 1 when a check fails. It has not been run on a GPU yet; without one it says so and does the first three on
-the processor, where sleeping gives nothing back and weights reach the other process through a memory file.
+Exits with 1 when a check fails. It has not been run on a GPU yet; without one it prints that and does the first three
+on the CPU, where sleeping frees no memory and weights reach the other process through a memory file.
 """
 
 import argparse
@@ -37,7 +37,7 @@ GROWTH_ALLOWED = 0.1  # GB between the fifth and the last round; the first round
 
 
 def used_gb() -> float:
-    """GPU memory that anybody uses; without a GPU, this process's."""
+    """GPU memory in use by all processes; without a GPU, this process's main memory."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
@@ -46,11 +46,12 @@ def used_gb() -> float:
 
 
 def prompts_for(policy: Policy, count: int = 32) -> list[Prompt]:
+    """`count` different prompts with their seeds."""
     texts = [f"Question: What is {i} + {2 * i + 3}? Let us think step by step." for i in range(count)]
     return [Prompt(str(i), policy.encode_prompt(text), seed_for("gpu check", i)) for i, text in enumerate(texts)]
 
 
-def gap(engine: Engine, policy: Policy, temperature: float) -> float:
+def mismatch(engine: Engine, policy: Policy, temperature: float) -> float:
     """Mean |log p_engine - log p_trainer|, nats per sampled token."""
     responses = engine.generate(prompts_for(policy), Sampling(temperature, 0, 64), 4)
     scores = policy.score([(r.prompt_ids, r.token_ids) for r in responses], temperature, 8192)
@@ -58,59 +59,64 @@ def gap(engine: Engine, policy: Policy, temperature: float) -> float:
     return statistics.fmean(abs(a - b) for r, score in pairs for a, b in zip(r.log_probs, score, strict=True))
 
 
-def parity(model: str, dtype: str, log: Path) -> bool:
+def check_mismatch(model: str, dtype: str, log: Path) -> bool:
+    """Whether vllm's mismatch is within the bound, or at most twice that of hf, at three temperatures."""
     policy, ok = load_policy(model, dtype), True
     engine = VLLMEngine(policy, log, 512, 128, kv_cache_gb=2)
     for temperature in (0.7, 1.0, 1.3):
-        ours, theirs = gap(HFEngine(policy), policy, temperature), gap(engine, policy, temperature)
-        bound = max(gap_bound(policy.compute_dtype) / 5, 2 * ours)
-        ok &= theirs <= bound
-        print(f"{dtype:9} T={temperature}: mean gap, hf {ours:.2g}, vllm {theirs:.2g} (bound {bound:.2g})")
+        of_hf, of_vllm = mismatch(HFEngine(policy), policy, temperature), mismatch(engine, policy, temperature)
+        bound = max(gap_bound(policy.compute_dtype) / 5, 2 * of_hf)
+        ok &= of_vllm <= bound
+        print(f"{dtype:9} T={temperature}: mean gap, hf {of_hf:.2g}, vllm {of_vllm:.2g} (bound {bound:.2g})")
     engine.close()
     return ok
 
 
-def nudge(policy: Policy) -> None:
+def change_weights(policy: Policy) -> None:
+    """A small change of every weight, in place of an optimizer step."""
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.0001)
 
 
-def sleeping(model: str, log: Path) -> bool:
+def check_sleep(model: str, log: Path) -> bool:
+    """Whether memory in use stays the same over rounds of sleeping and waking."""
     policy = load_policy(model)
     engine = VLLMEngine(policy, log, 512, 128, sleep=True, kv_cache_gb=2)
     prompts, memory, asleep, seconds = prompts_for(policy), [], [], []
     for _ in range(ROUNDS):
         engine.generate(prompts, Sampling(1.0, 0, 32), 4)
         asleep.append(used_gb())
-        nudge(policy)
+        change_weights(policy)
         engine.load_weights(policy)
         memory.append(used_gb())
         seconds.append(engine.sync_metrics["time/push"])
     engine.close()
     growth = memory[-1] - memory[4]
-    print(f"{ROUNDS} rounds: hand-over {statistics.median(seconds):.2f} s (largest {max(seconds):.2f})")
+    print(f"{ROUNDS} rounds: weight sync {statistics.median(seconds):.2f} s (largest {max(seconds):.2f})")
     print(f"GB in use: {memory[-1]:.2f} awake, {asleep[-1]:.2f} asleep, {used_gb():.2f} closed; growth {growth:+.3f}")
     return growth < GROWTH_ALLOWED
 
 
-def own_process(model: str, log: Path) -> bool:
-    policy, seconds, looks = load_policy(model), [], []
+def check_process(model: str, log: Path) -> bool:
+    """Whether an engine in a process of its own gets every weight sync, and ends with its process."""
+    policy, seconds, checks = load_policy(model), [], []
     transport = "nccl" if torch.cuda.is_available() else "host"
     engine = VLLMProcess(policy, log, 512, 128, kv_cache_gb=2, transport=transport)
     for _ in range(ROUNDS):
-        nudge(policy)
-        engine.load_weights(policy)  # raises when the attestation fails
+        change_weights(policy)
+        engine.load_weights(policy)  # raises when the weight check fails
         seconds.append(engine.sync_metrics["time/push"])
-        looks.append(engine.sync_metrics["time/attest"])
-    theirs, bound = gap(engine, policy, 1.0), gap_bound(policy.compute_dtype) / 5
+        checks.append(engine.sync_metrics["time/attest"])
+    mean, bound = mismatch(engine, policy, 1.0), gap_bound(policy.compute_dtype) / 5
     engine.close()
-    print(f"own process, {transport}: {ROUNDS} hand-overs of {statistics.median(seconds):.2f} s and", end=" ")
-    print(f"{statistics.median(looks):.2f} s of attesting; mean gap {theirs:.2g} (bound {bound:.2g})")
-    return theirs <= bound and not engine_processes()
+    print(f"own process, {transport}: {ROUNDS} weight syncs of {statistics.median(seconds):.2f} s and", end=" ")
+    print(f"{statistics.median(checks):.2f} s of weight checks; mean gap {mean:.2g} (bound {bound:.2g})")
+    return mean <= bound and not engine_processes()
 
 
-def overlap(model: str, folder: Path) -> bool:
+def time_async(model: str, folder: Path) -> bool:
+    """Seconds per step of two short runs; whether both ran."""
     for steps in (0, 1):
         run = folder / f"async_{steps}"
         chosen = ["model=local", f"model.path={model}", "rollout=vllm", "rollout.sleep=false", "data=stories"]
@@ -126,22 +132,23 @@ def overlap(model: str, folder: Path) -> bool:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--model", required=True, help="a model folder")
-    model = str(Path(ask.parse_args().model).resolve())
+    """Run the checks; exit code 1 where one fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a model folder")
+    model = str(Path(parser.parse_args().model).resolve())
     gpu = torch.cuda.is_available()
-    print(torch.cuda.get_device_name() if gpu else "no GPU here: the processor, and no fourth check")
+    print(torch.cuda.get_device_name() if gpu else "no GPU here: the CPU, and no fourth check")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checks = {
-            "parity float32": lambda: parity(model, "float32", folder / "float32.log"),
-            "parity bfloat16": lambda: parity(model, "bfloat16", folder / "bfloat16.log"),
-            "sleeping": lambda: sleeping(model, folder / "sleep.log"),
+            "mismatch float32": lambda: check_mismatch(model, "float32", folder / "float32.log"),
+            "mismatch bfloat16": lambda: check_mismatch(model, "bfloat16", folder / "bfloat16.log"),
+            "sleep": lambda: check_sleep(model, folder / "sleep.log"),
         }
         if torch.cuda.device_count() != 1:
-            checks["own process"] = lambda: own_process(model, folder / "process.log")
+            checks["own process"] = lambda: check_process(model, folder / "process.log")
         if gpu:
-            checks["overlap"] = lambda: overlap(model, folder)
+            checks["async"] = lambda: time_async(model, folder)
         failed = [name for name, check in checks.items() if not check()]
     print("failed: " + ", ".join(failed) if failed else "all checks passed")
     sys.exit(bool(failed))
