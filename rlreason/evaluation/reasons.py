@@ -13,6 +13,7 @@ from rlreason.answers.verdict import Settings, gold_texts
 from rlreason.grading.formats import THINK_TO_ANSWER, Extract, candidates
 from rlreason.grading.grader import FORMATS
 from rlreason.grading.run_grading import RunGrading
+from rlreason.runtime.text import shorten
 
 _ATTRIBUTE = re.compile(r"<answer\s[^>]*>")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -58,7 +59,7 @@ def format_reason(response: str, reward: str) -> Reason:
     if reward == "question_only":
         return Reason("\\boxed is never closed" if "\\boxed" in response else "no \\boxed{}")
     if attribute := _ATTRIBUTE.search(response):
-        return Reason("the answer tag has attributes", _short(attribute.group()))
+        return Reason("the answer tag has attributes", shorten(attribute.group(), SHOWN_CHARS))
     if "</think>" not in response:
         return Reason("no </think>", "it answers without ending its thinking" if "<answer>" in response else "")
     if "<answer>" not in response:
@@ -70,7 +71,7 @@ def format_reason(response: str, reward: str) -> Reason:
     if not thought:
         return Reason("<answer> comes before </think>")
     if between.strip():
-        return Reason("text between </think> and <answer>", _short(between.strip()))
+        return Reason("text between </think> and <answer>", shorten(between, SHOWN_CHARS))
     return Reason("not exactly one space between </think> and <answer>", repr(between))
 
 
@@ -86,7 +87,7 @@ def answer_reason(answer: str | None, golds: list[str], graded: RunGrading) -> R
         return Reason("no answer can be read", "text behind </answer>")
     if not answer.strip():
         return Reason("the answer is empty")
-    shown = repr(_short(answer.strip()))
+    shown = repr(shorten(answer, SHOWN_CHARS))
     settings = graded.comparison
     if _right(answer, golds, graded.extract, settings):
         return Reason("right by the grader's rules of now, not of then", shown)
@@ -102,7 +103,7 @@ def answer_reason(answer: str | None, golds: list[str], graded: RunGrading) -> R
         return Reason("the right number is one of several", shown)
     if not re.search(r"\d", answer) and any(re.search(r"\d", gold) for gold in golds):
         return Reason("no number in the answer", shown)
-    return Reason("another answer", f"{shown} instead of {_short(' or '.join(golds))!r}")
+    return Reason("another answer", f"{shown} instead of {shorten(' or '.join(golds), SHOWN_CHARS)!r}")
 
 
 def states(response: str, golds: list[str], settings: Settings) -> str:
@@ -122,8 +123,3 @@ def _equal(answer: str, gold: str, settings: Settings) -> bool:
 
 def _bare(text: str) -> str:
     return re.sub(r"[^\w.]+", "", text).lower().rstrip(".")
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + " ..."
