@@ -124,13 +124,13 @@ def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
     raise BadRowError(f"has no gold answer for data.gold={rule}")
 
 
-def without_thousands_commas(gold: str) -> str:
+def without_thousands_commas(answer: str) -> str:
     """A plain number without its thousands commas; anything else as it is.
 
     >>> without_thousands_commas("-1,234,567.5"), without_thousands_commas("(1,2)"), without_thousands_commas("1,2,3")
     ('-1234567.5', '(1,2)', '1,2,3')
     """
-    return gold.replace(",", "") if re.fullmatch(r"-?\$?\d{1,3}(,\d{3})+(\.\d+)?", gold) else gold
+    return answer.replace(",", "") if re.fullmatch(r"-?\$?\d{1,3}(,\d{3})+(\.\d+)?", answer) else answer
 
 
 def _after_hash(text: str) -> str | None:
@@ -153,10 +153,10 @@ def _tagged(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
-def _non_empty(gold: str) -> str:
-    if not gold.strip():
+def _non_empty(answer: str) -> str:
+    if not answer.strip():
         raise BadRowError("has an empty gold answer")
-    return gold.strip()
+    return answer.strip()
 
 
 def _before_hash(answer: str) -> str | None:
