@@ -6,8 +6,8 @@
    each verified, and the mismatch after them.
 4. Two short GRPO runs, `rollout.async_steps=0` and `1`: seconds per step.
 
-Exits with 1 when a check fails. It has not been run on a GPU yet; without one it says so and does the first three on
-the processor, where sleeping gives nothing back and weights reach the other process through a memory file.
+Exits with 1 when a check fails. It has not been run on a GPU yet; without one it prints that and does the first three
+on the CPU, where sleeping frees no memory and weights reach the other process through a memory file.
 """
 
 import argparse
@@ -39,7 +39,7 @@ GROWTH_ALLOWED = 0.1  # GB between the fifth and the last round; the first round
 
 
 def used_gb() -> float:
-    """GPU memory that anybody uses; without a GPU, this process's."""
+    """GPU memory in use by all processes; without a GPU, this process's main memory."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
@@ -48,6 +48,7 @@ def used_gb() -> float:
 
 
 def prompts_for(policy: Policy, count: int = 32) -> list[Prompt]:
+    """`count` different prompts with their seeds."""
     texts = [f"Question: What is {i} + {2 * i + 3}? Let us think step by step." for i in range(count)]
     return [Prompt(str(i), policy.encode_prompt(text), seed_for("gpu check", i)) for i, text in enumerate(texts)]
 
@@ -64,7 +65,8 @@ def mismatch(engine: Engine, policy: Policy, temperature: float) -> float:
     return statistics.fmean(abs(a - b) for r, score in pairs for a, b in zip(r.log_probs, score, strict=True))
 
 
-def parity(model: str, dtype: str, log: Path) -> bool:
+def check_mismatch(model: str, dtype: str, log: Path) -> bool:
+    """Whether vllm's mismatch is within the bound, or at most twice that of hf, at three temperatures."""
     policy, ok = load_policy(model, dtype), True
     engine = make_vllm(policy, InProcessTransfer(), log)
     for temperature in (0.7, 1.0, 1.3):
@@ -76,20 +78,22 @@ def parity(model: str, dtype: str, log: Path) -> bool:
     return ok
 
 
-def nudge(policy: Policy) -> None:
+def change_weights(policy: Policy) -> None:
+    """A small change of every weight, in place of an optimizer step."""
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.0001)
 
 
-def sleeping(model: str, log: Path) -> bool:
+def check_sleep(model: str, log: Path) -> bool:
+    """Whether memory in use stays the same over rounds of sleeping and waking."""
     policy = load_policy(model)
     engine = make_vllm(policy, InProcessTransfer(), log, sleep=True)
     prompts, memory, asleep, seconds = prompts_for(policy), [], [], []
     for _ in range(ROUNDS):
         engine.generate(prompts, Sampling(1.0, 0, 32), 4)
         asleep.append(used_gb())
-        nudge(policy)
+        change_weights(policy)
         seconds.append(engine.load_weights(policy)["time/weight_sync"])
         memory.append(used_gb())
     engine.close()
@@ -99,14 +103,15 @@ def sleeping(model: str, log: Path) -> bool:
     return growth < GROWTH_ALLOWED
 
 
-def own_process(model: str, log: Path) -> bool:
+def check_process(model: str, log: Path) -> bool:
+    """Whether an engine in a process of its own gets every weight sync, and ends with its process."""
     from host_transport import HostTransfer  # imports vLLM
 
     policy, seconds, checks = load_policy(model), [], []
     transfer = NCCLTransfer() if torch.cuda.is_available() else HostTransfer()
     engine = make_vllm(policy, transfer, log)
     for _ in range(ROUNDS):
-        nudge(policy)
+        change_weights(policy)
         metrics = engine.load_weights(policy)  # raises when the weight check fails
         seconds.append(metrics["time/weight_sync"])
         checks.append(metrics["time/weight_check"])
@@ -117,7 +122,8 @@ def own_process(model: str, log: Path) -> bool:
     return theirs <= bound and not engine_processes()
 
 
-def overlap(model: str, folder: Path) -> bool:
+def time_async(model: str, folder: Path) -> bool:
+    """Seconds per step of two short runs; whether both ran."""
     for steps in (0, 1):
         run = folder / f"async_{steps}"
         chosen = ["model=local", f"model.path={model}", "rollout=vllm", "rollout.sleep=false", "data=stories"]
@@ -133,22 +139,23 @@ def overlap(model: str, folder: Path) -> bool:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--model", required=True, help="a model folder")
-    model = str(Path(ask.parse_args().model).resolve())
+    """Run the checks; exit code 1 where one fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a model folder")
+    model = str(Path(parser.parse_args().model).resolve())
     gpu = torch.cuda.is_available()
-    print(torch.cuda.get_device_name() if gpu else "no GPU here: the processor, and no fourth check")
+    print(torch.cuda.get_device_name() if gpu else "no GPU here: the CPU, and no fourth check")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checks = {
-            "parity float32": lambda: parity(model, "float32", folder / "float32.log"),
-            "parity bfloat16": lambda: parity(model, "bfloat16", folder / "bfloat16.log"),
-            "sleeping": lambda: sleeping(model, folder / "sleep.log"),
+            "mismatch float32": lambda: check_mismatch(model, "float32", folder / "float32.log"),
+            "mismatch bfloat16": lambda: check_mismatch(model, "bfloat16", folder / "bfloat16.log"),
+            "sleep": lambda: check_sleep(model, folder / "sleep.log"),
         }
         if torch.cuda.device_count() != 1:
-            checks["own process"] = lambda: own_process(model, folder / "process.log")
+            checks["own process"] = lambda: check_process(model, folder / "process.log")
         if gpu:
-            checks["overlap"] = lambda: overlap(model, folder)
+            checks["async"] = lambda: time_async(model, folder)
         failed = [name for name, check in checks.items() if not check()]
     print("failed: " + ", ".join(failed) if failed else "all checks passed")
     sys.exit(bool(failed))

@@ -1,7 +1,7 @@
 """Tokens per second of `rollout=hf` and `rollout=vllm` on the same prompts: `python benchmarks/rollout.py --model DIR`.
 
-One process, one policy, one Sampling; the engines take turns, so that other programs on the machine slow both alike.
-Processor seconds are those of this process, all threads together: they bear a busy machine better than wall time.
+One process, one policy, one Sampling; the engines take turns, so that other programs slow both alike.
+Processor seconds are those of this process, all threads together: on a busy machine they vary less than wall time.
 
 Before any speed is printed, both engines' log-probabilities are compared with the trainer's on what they sampled.
 """
@@ -30,20 +30,22 @@ from rlreason.types import Response  # noqa: E402
 
 
 def arguments() -> argparse.Namespace:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--model", required=True, help="a model folder")
-    ask.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
-    ask.add_argument("--threads", type=int, default=torch.get_num_threads())
-    ask.add_argument("--prompts", type=int, default=64)
-    ask.add_argument("--samples", type=int, default=4, help="of each prompt")
-    ask.add_argument("--max-tokens", type=int, default=128)
-    ask.add_argument("--rows", type=int, default=256, help="samples decoded side by side, at most")
-    ask.add_argument("--cache-gb", type=float, help="of vLLM; left out: planned from rows and free memory")
-    ask.add_argument("--rounds", type=int, default=3, help="turns of each engine; the median is printed")
-    return ask.parse_args()
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a model folder")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=4, help="of each prompt")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--rows", type=int, default=256, help="samples decoded in one batch, at most")
+    parser.add_argument("--cache-gb", type=float, help="of vLLM; left out: planned from rows and free memory")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each engine; the median is printed")
+    return parser.parse_args()
 
 
 def prompts_for(policy: Policy, count: int) -> list[Prompt]:
+    """The prompts of `count` stories, with their seeds."""
     template = load_template("r1_zero.prompt", ROOT / "prompts")
     stories = make_stories(count, seed=0)
     return [
@@ -52,6 +54,7 @@ def prompts_for(policy: Policy, count: int) -> list[Prompt]:
 
 
 def timed(engine: Engine, prompts: list[Prompt], sampling: Sampling, n: int) -> tuple[list[Response], float, float]:
+    """(responses, wall seconds, processor seconds) of `n` samples per prompt."""
     wall, processor = time.monotonic(), time.process_time()
     responses = engine.generate(prompts, sampling, n)
     return responses, time.monotonic() - wall, time.process_time() - processor
@@ -66,6 +69,7 @@ def gaps(policy: Policy, responses: list[Response], temperature: float) -> tuple
 
 
 def main() -> None:
+    """Load the policy and both engines, and compare them."""
     args = arguments()
     torch.set_num_threads(args.threads)
     policy = load_policy(args.model, args.dtype)
@@ -89,13 +93,14 @@ def main() -> None:
 def compare(
     engines: dict[str, Engine], policy: Policy, prompts: list[Prompt], sampling: Sampling, args: argparse.Namespace
 ) -> None:
+    """Print both engines' mismatch and speed."""
     for name, engine in engines.items():  # the first call of each warms it up
         mean, worst = gaps(policy, engine.generate(prompts[:4], sampling, args.samples), sampling.temperature)
         print(f"{name:5} |log p - trainer's|: mean {mean:.2g}, largest {worst:.2g} nats")
     speed: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     for _ in range(args.rounds):
         for name, engine in engines.items():
-            engine.load_weights(policy)  # as after each step, so that no prompt is still in a cache
+            engine.load_weights(policy)  # as after each step, so that no prompt is left in a cache
             responses, wall, processor = timed(engine, prompts, sampling, args.samples)
             tokens = sum(len(r.token_ids) for r in responses)
             speed[name].append((tokens / wall, tokens / processor))

@@ -5,7 +5,7 @@ import sys
 __version__ = "0.1.0"
 
 if sys.argv[:1] == ["-m"]:  # Python is looking for the module to run, and most have nothing to run
-    from rlreason.runtime.early_signals import quiet as heed_signals
+    from rlreason.runtime.early_signals import heed_signals
 
     heed_signals()
 

@@ -1,10 +1,10 @@
 """`python -m rlreason`, and the `rlreason` script: nothing slow is imported before signals are heeded."""
 
-from rlreason.runtime.early_signals import quiet
+from rlreason.runtime.early_signals import heed_signals
 
 
 def main() -> None:
-    quiet()
+    heed_signals()
     from rlreason.main import cli
 
     cli()

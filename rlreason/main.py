@@ -160,18 +160,18 @@ def tell(asked: Asked) -> int:
 def sweep(hydra: Hydra, asked: Asked) -> int:
     """Every run of a sweep, then the table of what they came to, of those so far where it was stopped."""
     with signals.temporary_folder("rlreason-sweep-") as place:
-        runs = Sweep(asked.sources(), str(Path(place) / "arms.jsonl"))
-        runs.announce()
+        log = Sweep(asked.sources(), str(Path(place) / "runs.jsonl"))
+        log.announce()
         try:
             hydra.multirun(asked.config_name, main, [*asked.overrides, "hydra.mode=MULTIRUN"])
         finally:
-            arms = runs.arms()
-            if arms:
-                print("\n" + runs_table(arms))
-    if not arms:  # a launcher on machines that share no files with this one
+            runs = log.runs()
+            if runs:
+                print("\n" + runs_table(runs))
+    if not runs:  # a launcher on machines that share no files with this one
         print("rlreason: no run of the sweep has reported here how it ended: see their folders", file=sys.stderr)
         return 1
-    return sweep_code([arm.status for arm in arms])
+    return sweep_code([run.status for run in runs])
 
 
 if __name__ == "__main__":

@@ -113,10 +113,10 @@ def test_a_killed_run_is_marked_by_its_sweep(tmp_path):
 
 def test_the_runs_of_a_sweep_are_noted_by_whichever_process_starts_them(tmp_path):
     sweep = Sweep(["--config-dir=/mine"], str(tmp_path / "arms.jsonl"))
-    assert sweep.arms() == []
+    assert sweep.runs() == []
     sweep.note(SweepRun("a", {"status": "finished"}))
     sweep.note(SweepRun("b", {"status": "failed"}, "exit code 2"))
-    assert [arm.name for arm in Sweep([], sweep.log).arms()] == ["a", "b"]
+    assert [run.name for run in Sweep([], sweep.log).runs()] == ["a", "b"]
 
 
 @pytest.mark.slow

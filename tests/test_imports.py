@@ -30,7 +30,7 @@ RULES = {
     "config": Rule("errors objectives", "hydra"),
     "answers": Rule("errors types"),
     "grading": Rule("errors types config answers"),
-    "data": Rule("errors types config grading"),
+    "data": Rule("errors types runtime config grading"),
     "optimization": Rule("errors config", "torch"),
     "model": Rule("errors types runtime config data", "torch transformers"),
     "distributed": Rule("errors types runtime config model", "torch"),

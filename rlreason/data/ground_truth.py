@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate
 
-from rlreason.data.files import few, question_hash
+from rlreason.data.files import question_hash
 from rlreason.errors import DataError
 from rlreason.grading import Grader
+from rlreason.runtime.text import few
 from rlreason.types import Problem
 
 Words = tuple[str, ...]
 
-ANCHOR = 6  # so many first words of a question lead to it, or all of them where it has fewer
-LEAST_SHARE = 0.05  # of the prompts must have the same words around a question, or it is not what is asked
+ANCHOR_WORDS = 6  # the first words of a question, by which the index finds it; all of them where it has fewer
+MIN_FRACTION = 0.05  # of the prompts must have the same words around a question for it to be the one asked
 
 # What chat templates write next to a question without white space between.
 _MARKER = re.compile(r"(<\|[^<>|\s]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>)")
@@ -59,10 +60,9 @@ def check_ground_truths(
 def with_ground_truth(
     problems: Sequence[Problem], known: Sequence[Problem], fill: Callable[[str], str]
 ) -> tuple[list[Problem], int]:
-    """(problems, how many found an answer), those without an answer with the one of the known problem they ask.
+    """(problems, how many found an answer): those without an answer get that of the known problem they ask.
 
-    `fill` writes a question into the run's prompt. A whole prompt that found its problem is known by the bare question
-    from then on.
+    `fill` writes a question into the run's prompt. A whole prompt whose problem was found gets the bare question.
     """
     known = [p for p in known if p.answer]
     partners = _by_template(known, fill)
@@ -95,13 +95,13 @@ def _by_place(prompts: Mapping[str, str], known: Sequence[Problem]) -> dict[str,
     after = {text: _openings(words[::-1]) for text, words in texts.items()}
 
     def frame(text: str, span: tuple[int, int]) -> tuple[int, int]:
-        """What stands before and behind a question."""
+        """Hashes of the words before and after a question."""
         return before[text][span[0]], after[text][len(texts[text]) - span[1]]
 
     frames = [frame(text, span) for text, found in spans.items() for span in found]
     begin_alike = _counted(before.values(), {begin for begin, _ in frames})
     end_alike = _counted(after.values(), {end for _, end in frames})
-    enough = min(len(texts), max(2, len(texts) * LEAST_SHARE))  # a single prompt has nothing to be compared with
+    enough = min(len(texts), max(2, len(texts) * MIN_FRACTION))  # a single prompt has nothing to be compared with
     chosen: dict[str, Problem] = {}
     for text, found in spans.items():
         ranked = []
@@ -123,7 +123,7 @@ class _Index:
         for p in known:
             words = _words(p.question)
             self.problems.setdefault(words, p)
-            self._lengths.setdefault(words[:ANCHOR], set()).add(len(words))
+            self._lengths.setdefault(words[:ANCHOR_WORDS], set()).add(len(words))
         self._anchors = sorted({len(anchor) for anchor in self._lengths})
 
     def places(self, words: Words) -> Iterator[tuple[int, int]]:

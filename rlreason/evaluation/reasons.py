@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rlreason.grading import Grader
-from rlreason.grading.formats import short
+from rlreason.grading.formats import SHOWN_CHARS
 from rlreason.grading.ground_truth import reference_answers
+from rlreason.runtime.text import shorten
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 COARSEST = 0.05  # of a value: 0.3 and 0.33 are thirds, rounded
@@ -52,7 +53,7 @@ def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
     """
     if not answer.strip():
         return Reason("the answer is empty")
-    shown = repr(short(answer.strip()))
+    shown = repr(shorten(answer, SHOWN_CHARS))
     if _right(answer, references, grader):
         return Reason("right by the grader's rules of now, not of then", shown)
     if _right(answer, references, grader, percent=True):
@@ -67,7 +68,7 @@ def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
         return Reason("the right number is one of several", shown)
     if not re.search(r"\d", answer) and any(re.search(r"\d", reference) for reference in references):
         return Reason("no number in the answer", shown)
-    return Reason("another answer", f"{shown} instead of {short(' or '.join(references))!r}")
+    return Reason("another answer", f"{shown} instead of {shorten(' or '.join(references), SHOWN_CHARS)!r}")
 
 
 def last_number(response: str, references: list[str], grader: Grader) -> str:

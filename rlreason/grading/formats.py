@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rlreason.runtime.text import shorten
+
 THINK_TO_ANSWER = "</think> <answer>"
 OPEN, CLOSE = "<answer>", "</answer>"
 
@@ -94,7 +96,7 @@ def _what_r1_zero_misses(response: str) -> tuple[str, str]:
     ('text between </think> and <answer>', 'It is')
     """
     if attribute := _ATTRIBUTE.search(response):
-        return "the answer tag has attributes", short(attribute.group())
+        return "the answer tag has attributes", shorten(attribute.group(), SHOWN_CHARS)
     if "</think>" not in response:
         return "no </think>", "it answers without ending its thinking" if OPEN in response else ""
     if OPEN not in response:
@@ -106,7 +108,7 @@ def _what_r1_zero_misses(response: str) -> tuple[str, str]:
     if not thought:
         return "<answer> comes before </think>", ""
     if between.strip():
-        return "text between </think> and <answer>", short(between)
+        return "text between </think> and <answer>", shorten(between, SHOWN_CHARS)
     return "not exactly one space between </think> and <answer>", repr(between)
 
 
@@ -126,12 +128,6 @@ FORMATS = {
     "r1_zero": Format(r1_zero, "</think> <answer>{}</answer>"),
     "question_only": Format(question_only, "\\boxed{{{}}}"),
 }
-
-
-def short(text: str) -> str:
-    """The first characters of a text on one line, as a reason quotes them."""
-    text = " ".join(text.split())
-    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + " ..."
 
 
 def candidates(answer: str, extract: str) -> list[str]:

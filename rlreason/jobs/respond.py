@@ -19,7 +19,7 @@ import torch
 from rlreason.algorithms.rollouts import score_samples
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.jobs import EvalJobConfig
-from rlreason.data.files import few, question_hash
+from rlreason.data.files import question_hash
 from rlreason.errors import DataError
 from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, is_correct, more_accuracies
 from rlreason.evaluation.protocol import Protocol
@@ -33,6 +33,7 @@ from rlreason.records.status import write_status
 from rlreason.records.writer import finite
 from rlreason.runtime.atomic_files import write_whole
 from rlreason.runtime.signals import held
+from rlreason.runtime.text import few
 from rlreason.setup.components import Components
 from rlreason.setup.protocol import protocol_of
 from rlreason.types import Problem, Sample

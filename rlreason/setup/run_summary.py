@@ -23,9 +23,12 @@ from rlreason.evaluation.protocol import format_accuracy
 from rlreason.objectives.card import Card, imitation_card, objective_card
 from rlreason.records.console import Console, closing_table
 from rlreason.records.writer import MetricSink
+from rlreason.runtime.text import shorten
 from rlreason.setup.components import Components
 from rlreason.sweeps.table import SWEEP_VARIABLE
 from rlreason.types import Problem, Sample
+
+SHOWN_CHARS = 300  # of a question or a response
 
 
 def header(console: Console, run: TrainingConfig, components: Components, folder: Path) -> None:
@@ -52,7 +55,7 @@ def describe_prompt(prompt: PromptConfig, traces: bool, key: str = "prompt") -> 
     chat = ("system", "enable_thinking") if prompt.chat else ()
     names = ("file", *chat, "reward", "stop", *(["trace"] if traces else []))
     used = {name: getattr(prompt, name) for name in names}
-    apart = [f"{key}.{name}={_short(str(value), 60)}" for name, value in used.items() if value != shipped.get(name)]
+    apart = [f"{key}.{name}={shorten(str(value), 60)}" for name, value in used.items() if value != shipped.get(name)]
     return f"prompt={prompt.name}" + f" with {', '.join(apart)}" * bool(apart)
 
 
@@ -108,13 +111,9 @@ def shown_generations(console: Console, samples: Sequence[Sample], problems: Seq
     for s in samples[:count]:
         problem = by_id[s.group]
         entropy = "" if s.entropy is None else f", entropy {s.entropy:.2f}"
-        console.say(f"  {_short(problem.question)}   (answer: {problem.answer})")
-        console.say(f"    {_short(s.response.text)}   [{s.grade.outcome}, {len(s.response.token_ids)} tokens{entropy}]")
-
-
-def _short(text: str, most: int = 300) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= most else text[:most] + " ..."
+        console.say(f"  {shorten(problem.question, SHOWN_CHARS)}   (answer: {problem.answer})")
+        graded = f"[{s.grade.outcome}, {len(s.response.token_ids)} tokens{entropy}]"
+        console.say(f"    {shorten(s.response.text, SHOWN_CHARS)}   {graded}")
 
 
 def shown(folder: Path) -> str:
@@ -128,7 +127,7 @@ def shown(folder: Path) -> str:
 def before_and_after(problem: Problem, before: Sample, after: Sample) -> list[str]:
     lines = [f"\nThe same question, before and after:\n  {problem.question}   (answer: {problem.answer})"]
     for label, sample in (("before", before), ("after", after)):
-        lines.append(f"  {label:6} {_short(sample.response.text)}   [{sample.grade.outcome}]")
+        lines.append(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
     return lines
 
 

@@ -115,7 +115,7 @@ class Batch:
         """The cache of the prompts end to end in one row, without padding; their next logits; where each ends."""
         batch = pack([(prompt.token_ids, []) for prompt in prompts], self.policy.device)
         cache = DynamicCache()
-        hidden = self.policy.read(batch, cache)
+        hidden = self.policy.hidden_states(batch, cache)
         ends = batch.bounds[1:].long()
         return cache, self.policy.logits(hidden[ends - 1]), ends
 
