@@ -13,6 +13,7 @@ from rlreason.answers.verdict import Settings, gold_texts
 from rlreason.grading.formats import THINK_TO_ANSWER, Extract, candidates
 from rlreason.grading.grader import FORMATS
 from rlreason.grading.run_grading import RunGrading
+from rlreason.runtime.streams import one_line, shorten
 
 _ATTRIBUTE = re.compile(r"<answer\s[^>]*>")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -125,5 +126,4 @@ def _bare(text: str) -> str:
 
 
 def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + " ..."
+    return shorten(one_line(text), SHOWN_CHARS)

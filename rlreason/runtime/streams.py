@@ -12,7 +12,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from rlreason.errors import ReaderGone
 
@@ -75,6 +75,13 @@ def settle_streams() -> None:
         sys.stderr = Outlet(sys.stderr, "backslashreplace")
 
 
+def print_stderr(text: str) -> None:
+    """Print a message line by line on standard error; on a terminal, each is broken at its width."""
+    for line in text.splitlines():
+        message = f"rlreason: {line}" if line else ""
+        print(folded(message, width_of(sys.stderr), below=10) if sys.stderr.isatty() else message, file=sys.stderr)
+
+
 def width_of(stream: TextIO) -> int:
     """Columns for text in a stream: the terminal's (COLUMNS, where it is set), and 120 elsewhere."""
     if not stream.isatty():
@@ -112,3 +119,21 @@ def _fold(line: str, width: int, below: int | None) -> str:
     return textwrap.fill(
         line, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False, expand_tabs=False
     )
+
+
+def shorten(text: str, limit: int, keep: Literal["start", "end", "both"] = "start") -> str:
+    """At most `limit` characters of a text, from its start, its end or half from each, and a mark for what is left out.
+
+    >>> shorten("abcdefgh", 4), shorten("abcdefgh", 4, "end"), shorten("abcdefgh", 4, "both"), shorten("abcd", 4)
+    ('abcd ...', '... efgh', 'ab [... 4 characters ...] gh', 'abcd')
+    """
+    if len(text) <= limit:
+        return text
+    if keep == "both":
+        return f"{text[: limit // 2]} [... {len(text) - limit} characters ...] {text[-(limit // 2) :]}"
+    return f"{text[:limit]} ..." if keep == "start" else f"... {text[-limit:]}"
+
+
+def one_line(text: str) -> str:
+    """A text in one line: each run of white space becomes a space."""
+    return " ".join(text.split())
