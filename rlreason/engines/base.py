@@ -6,10 +6,12 @@ An engine knows token ids and sampling numbers. It must not know rewards, proble
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rlreason.model.policy import Policy
 from rlreason.types import Response
+
+if TYPE_CHECKING:  # what asks for a Prompt or a Sampling need not load torch
+    from rlreason.model.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Engine(Protocol):
         """
         ...
 
-    def load_weights(self, policy: Policy) -> None:
+    def load_weights(self, policy: "Policy") -> None:
         """Sample from these weights from now on."""
         ...
 
