@@ -20,7 +20,6 @@ from rlreason.cli.check import check_rules, check_words
 from rlreason.cli.entry import run_cli
 from rlreason.cli.flags import Asked, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.modules import find_modules_here
 from rlreason.cli.queries import answer, rerun_config
 from rlreason.cli.verbs import refuse_wrong_verb, verbs_help
 from rlreason.config.leaves import refuse_own_input
@@ -120,7 +119,6 @@ def cli() -> None:
 
 def command() -> int:
     """Check the words, then answer them or start what they ask for; returns the exit code."""
-    find_modules_here()
     words = sys.argv[1:]
     with mistakes_in(words):
         refuse_wrong_verb(words)
@@ -175,9 +173,3 @@ def start_sweep(hydra: Hydra, asked: Asked) -> int:
         print("rlreason: no run of the sweep has reported here how it ended: see their folders", file=sys.stderr)
         return 1
     return sweep_code([arm.status for arm in arms])
-
-
-if __name__ == "__main__":
-    from rlreason.__main__ import main as entry
-
-    entry()

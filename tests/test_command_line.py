@@ -230,7 +230,7 @@ def test_every_module_runs_or_says_what_to_type():
         for path in PACKAGE.rglob("*.py")
     }
     runnable = {name for name in names if modules.runs(name)}
-    assert runnable == {"rlreason", "rlreason.main", "rlreason.setup.ship", "rlreason.grading.workers.worker"}
+    assert runnable == {"rlreason", "rlreason.__main__", "rlreason.setup.ship", "rlreason.grading.workers.worker"}
     for name in names - runnable:
         text = modules.instead(name)
         assert text.startswith(f"{name} is no command: type ")
@@ -250,7 +250,7 @@ def test_a_module_that_cannot_run_ends_with_exit_code_2(name, tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_main_is_the_entry_and_knows_its_version(tmp_path):
+def test_the_module_of_before_is_the_entry_too(tmp_path):
     done = python_m("rlreason.main", "--version", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"rlreason {__version__}\n")
 

@@ -12,7 +12,7 @@ import pytest
 from rlreason.cli.entry import exit_code_of
 from rlreason.cli.flags import composing, read
 from rlreason.cli.modules import FORWARDS, PACKAGE
-from rlreason.cli.suggestions import keys_below, options
+from rlreason.cli.suggestions import chosen, keys_below, options
 from rlreason.cli.verbs import VERBS, named_verb, refuse_wrong_verb, run_verb, verbs_help
 from rlreason.errors import ConfigError
 from rlreason.records.writer import RunWriter
@@ -56,7 +56,7 @@ def run(tmp_path_factory) -> Path:
     problems = [Problem("p0", "How many?", "7"), Problem("p1", "How many more?", "8")]
     right = Response("p0", [5], [1, 2], [-0.5, -1.0], "so </think> <answer>7</answer>", "stop")
     wrong = Response("p1", [5], [1, 2], [-0.5, -1.0], "so </think> <answer>9</answer>", "length")
-    samples = [Sample(right, Grade(1.0, 1.0, 1.0, "correct")), Sample(wrong, Grade(0.0, 1.0, 0.0, "wrong"))]
+    samples = [Sample(right, Grade(1.0, 1.0, 1.0, "correct")), Sample(wrong, Grade(1.0, 0.0, 0.0, "wrong"))]
     for kind, step in (("rollouts", 1), ("rollouts", 2), ("evals", 0)):
         records.responses(kind, step, samples, problems)
     (folder / "metrics.jsonl").write_text('{"train_step": 1, "reward/mean": 0.5, "train/loss": NaN}\n')
@@ -155,10 +155,10 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_verb():
         refuse_wrong_verb(words)
 
 
-def test_no_group_or_setting_is_nearly_a_verb(composed):
+def test_no_group_or_setting_is_nearly_a_verb():
     with composing(read([])):
-        groups = options()
-    for word in {*groups, *(name for names in groups.values() for name in names), *keys_below(composed())}:
+        groups, settings = options(), keys_below(chosen([], "config"))
+    for word in {*groups, *settings, *(name for names in groups.values() for name in names)}:
         refuse_wrong_verb([word])
 
 

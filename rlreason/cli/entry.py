@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from rlreason.errors import ConfigError, ReaderGone
@@ -10,6 +11,20 @@ from rlreason.records.status import RESOURCES, exit_code
 from rlreason.runtime import signals
 from rlreason.runtime.atomic_files import FULL, unwritable
 from rlreason.runtime.streams import print_stderr, settle_streams
+
+
+def find_modules_here() -> None:
+    """Look for modules in the current folder too, as `python -m` does: for a `module:function` of one's own.
+
+    A script that pip installed looks in its own folder instead. Python's own rule against it (`-P`, `-I`,
+    PYTHONSAFEPATH) is kept. Processes that grade get the whole path; those of a sweep are started by `python -m`.
+    """
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:
+        raise ConfigError("the current folder is gone: go to another, or make it again and enter it anew") from None
+    if not sys.flags.safe_path and "" not in sys.path and here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def print_error(error: BaseException) -> bool:
@@ -69,9 +84,14 @@ def run_cli(
     After a signal the command has `limit_s` seconds to tidy up, and a second signal ends it at once, unless its number
     is among the `patient` ones.
     """
+
+    def from_here() -> int | None:
+        find_modules_here()
+        return command()
+
     with signals.stoppable(limit_s, patient):
         try:
-            code = exit_code_of(command)
+            code = exit_code_of(from_here)
         except KeyboardInterrupt as error:  # it came while the error was being printed
             signals.arrived()
             print_error(error)

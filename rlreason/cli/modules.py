@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from rlreason.errors import ConfigError
-
 PACKAGE = Path(__file__).resolve().parents[1]
 #: Commands of an earlier version, and the words that follow `rlreason` instead. To be removed with the next version.
 FORWARDS = {
@@ -18,6 +16,7 @@ FORWARDS = {
     "rlreason.grading.audit": ("inspect", "--regrade"),
     "rlreason.jobs.compare": ("compare",),
     "rlreason.curves": ("curves",),
+    "rlreason.main": (),
 }
 #: Where the name of a module suggests a command: what to type for it. Algorithms need no line here.
 MEANT = {
@@ -44,7 +43,7 @@ def place_of_module(argv: list[str], original: list[str]) -> tuple[int, str]:
 def runs(name: str, package: Path = PACKAGE) -> bool:
     """Whether `python -m NAME` does something.
 
-    >>> runs("rlreason"), runs("rlreason.main"), runs("rlreason.trainer")
+    >>> runs("rlreason"), runs("rlreason.setup.ship"), runs("rlreason.trainer")
     (True, True, False)
     """
     path = package.joinpath(*name.split(".")[1:])
@@ -67,20 +66,6 @@ def instead(name: str) -> str:
     return f"{name} is no command: " + (f"type {meant}, or one of {others}" if meant else f"type one of {others}")
 
 
-def find_modules_here() -> None:
-    """Look for modules in the current folder too, as `python -m` does: for a `module:function` of one's own.
-
-    A script that pip installed looks in its own folder instead. Python's own rule against it (`-P`, `-I`,
-    PYTHONSAFEPATH) is kept. Processes that grade get the whole path; those of a sweep are started by `python -m`.
-    """
-    try:
-        here = str(Path.cwd())
-    except FileNotFoundError:
-        raise ConfigError("the current folder is gone: go to another, or make it again and enter it anew") from None
-    if not sys.flags.safe_path and "" not in sys.path and here not in sys.path:
-        sys.path.insert(0, here)
-
-
 def forward_or_refuse() -> None:
     """Called while `python -m` looks for its module: start what an old name is called now, refuse what cannot run.
 
@@ -89,8 +74,9 @@ def forward_or_refuse() -> None:
     """
     place, flags = place_of_module(sys.argv, sys.orig_argv)
     name = sys.orig_argv[place].removeprefix(flags)
-    if words := FORWARDS.get(name):
-        print(f"rlreason: python -m {name} is called rlreason {' '.join(words)} now", file=sys.stderr, flush=True)
+    if name in FORWARDS:
+        words = FORWARDS[name]
+        print(f"rlreason: python -m {name} is called {' '.join(('rlreason', *words))} now", file=sys.stderr, flush=True)
         module = flags + PACKAGE.name
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:place], module, *words, *sys.argv[1:]])
     if name.partition(".")[0] == PACKAGE.name and not runs(name):

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol, cast
 
 from rlreason.cli.entry import run_cli
-from rlreason.cli.modules import find_modules_here
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.writer import finite
@@ -91,12 +90,7 @@ def verbs_help() -> str:
 
 def verb_cli(verb: Verb, words: Sequence[str]) -> NoReturn:
     """Do what `rlreason VERB WORDS` asks and end the process with its exit code."""
-
-    def command() -> None:
-        find_modules_here()
-        run_verb(verb, words)
-
-    run_cli(command)
+    run_cli(lambda: run_verb(verb, words))
 
 
 def run_verb(verb: Verb, words: Sequence[str]) -> None:
@@ -128,7 +122,7 @@ def _json_alone(words: Sequence[str]) -> list[str]:
     >>> _json_alone(["--json", "/"]), _json_alone(["/", "--json"]), _json_alone(["/", "--json", "a.json"])
     (['--json', '-', '/'], ['/', '--json'], ['/', '--json', 'a.json'])
     """
-    out = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        out += [word, STDOUT] if word == "--json" and following and Path(following).is_dir() else [word]
+    out: list[str] = []
+    for word in words:
+        out += [STDOUT, word] if out[-1:] == ["--json"] and Path(word).is_dir() else [word]
     return out
