@@ -131,13 +131,13 @@ def command() -> int:
                 composing(asked) as hydra,
                 in_one_line(asked.overrides, asked.config_name, composing=not asked.starts),
             ):
-                return start(hydra, asked) if asked.starts else answer_question(asked)
+                return start_runs(hydra, asked) if asked.starts else answer_question(asked)
         except Ended as end:
             error = end.error
         raise error  # with its own cause and traceback
 
 
-def start(hydra: Hydra, asked: Asked) -> int:
+def start_runs(hydra: Hydra, asked: Asked) -> int:
     """Start the run or the sweep."""
     if asked.multirun:
         return start_sweep(hydra, asked)

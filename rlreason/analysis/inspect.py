@@ -38,7 +38,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="where the text for a write-up goes")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--regrade", action="store_true", help="grade the rollouts again; show where graders disagree")
-    ways.add_argument("--gradients", action="store_true", help="compare every objective on one step's rollouts")
+    ways.add_argument(
+        "--gradients", action="store_true", help="compare every objective on one step's rollouts; leaves RUN/lab/"
+    )
     parser.add_argument("--other", metavar="MODULE:FUNCTION", help="with --regrade: a reward function to compare with")
     parser.add_argument(
         "--write", action="store_true", help="with --regrade: save the new grades; the old ones go to previous_grade"

@@ -1,7 +1,4 @@
-"""Hydra's mistakes in one line each: the setting, its value, the rule, and the nearest right word.
-
-It knows the texts of Hydra's and OmegaConf's errors.
-"""
+"""Hydra's and OmegaConf's errors in one line each: the setting, its value, the rule, and the nearest right word."""
 
 import re
 from collections.abc import Iterator, Sequence

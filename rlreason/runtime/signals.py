@@ -1,12 +1,12 @@
 """How a process of this program ends on SIGINT, SIGTERM or SIGHUP: politely at the first, at once at the second.
 
-    while Python imports      quiet.py: one line, exit code 130
+    while Python imports      early_signals.py: one line, exit code 130
     in a command              `stoppable`: KeyboardInterrupt in the main thread, or where a `held` block ends
     a second signal, or       `leave_at_once`: what runs below this process is killed, its temporary folders go
     a stop that takes long
 
 A signal that was ignored when the process began stays ignored: SIGHUP under nohup, SIGINT behind a script's `&`.
-It knows processes and folders; it must not import anything slow, and it must not know runs.
+It imports nothing slow, since it is heeded from the first moment on.
 """
 
 import _thread

@@ -1,6 +1,6 @@
 """Standard output and standard error as every command uses them: any text can be written, and a reader may leave.
 
-It knows streams and columns of text; it must not know runs.
+And text as it is shown there: broken at a width, or shortened.
 """
 
 import errno
