@@ -118,7 +118,7 @@ def test_a_folder_that_is_no_runs_is_one_line_and_exit_code_2(words, run, tmp_pa
     says = {
         tmp_path / "nowhere": "is no folder: give the folder of a run, as printed at its start",
         tmp_path: "",
-        run.parent: f"holds several runs (one): give one of them, such as {run}",
+        run.parent: f"is no run and holds 1 of them: give one, such as {run}",
         run / "metrics.jsonl": "is no folder",
     }
     for folder, text in says.items():

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from rlreason.errors import ConfigError
 
-MOST_NAMED = 4  # runs of a folder that holds several, in a message
-
 
 class Answer(NamedTuple):
     """What a verb found out: `text` for a person, and the same as `figures` for `--json`."""
@@ -38,6 +36,7 @@ def run_folder(word: str) -> Path:
         raise ConfigError(f"RUN={word} is no folder: give the folder of a run, as printed at its start")
     inner = sorted(path.parent.name for path in folder.glob("*/config.yaml"))
     if inner and not (folder / "config.yaml").is_file():
-        named = ", ".join(inner[:MOST_NAMED]) + ", ..." * (len(inner) > MOST_NAMED)
-        raise ConfigError(f"RUN={word} holds several runs ({named}): give one of them, such as {folder / inner[-1]}")
+        raise ConfigError(
+            f"RUN={word} is no run and holds {len(inner)} of them: give one, such as {folder / inner[-1]}"
+        )
     return folder
