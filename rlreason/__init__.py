@@ -9,6 +9,6 @@ if sys.argv[:1] == ["-m"]:  # Python is looking for the module to run, and most 
 
     heed_signals()
 
-    from rlreason.cli.modules import refuse_idle
+    from rlreason.cli.modules import forward_or_refuse
 
-    refuse_idle()
+    forward_or_refuse()

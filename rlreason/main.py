@@ -1,7 +1,7 @@
-"""The command line: compose the config, check it, run one run per process, end with the run's own exit code.
+"""The command line of runs: compose the config, check it, run one run per process, end with the run's own exit code.
 
-The only room that starts jobs by Hydra. Heavy libraries are imported when a checked run starts, so that
-`--help` and a typo are answered at once.
+Hydra starts jobs from here alone. Heavy libraries are imported when a checked run starts, so that `--help` and a typo
+are answered at once.
 """
 
 import os
@@ -17,11 +17,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import check_rules, check_words
-from rlreason.cli.entry import ended, why_stopped
+from rlreason.cli.entry import run_cli
 from rlreason.cli.flags import Asked, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.modules import find_modules_here
 from rlreason.cli.queries import answer, rerun_config
+from rlreason.cli.verbs import refuse_wrong_verb, verbs_help
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.run import TrainingConfig
 from rlreason.config.store import register, typed
@@ -40,7 +40,7 @@ def main(cfg: DictConfig) -> float:
     """One job: a whole run, or, inside a sweep, the start of a process of its own."""
     try:
         if HydraConfig.get().mode is RunMode.MULTIRUN:
-            return arm(cfg)
+            return start_sweep_run(cfg)
         with stderr_logged():
             return job(cfg)
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
@@ -91,7 +91,7 @@ def mark_ended(folder: Path, error: BaseException) -> None:
         text = next(iter(str(error).splitlines()), "")
         named = f"{type(error).__name__}: {text}".rstrip(": ")
         if isinstance(error, KeyboardInterrupt):
-            named = why_stopped(error)
+            named = signals.why_stopped(error)
         write_status(folder, status_of(error), text if isinstance(error, ConfigError) else named)
 
 
@@ -101,7 +101,7 @@ def _stamp(folder: Path) -> int | None:
     return path.stat().st_mtime_ns if path.exists() else None
 
 
-def arm(cfg: DictConfig) -> float:
+def start_sweep_run(cfg: DictConfig) -> float:
     """One run of a sweep, in a process of its own; its accuracy is what a sweeper such as Optuna's goes by."""
     typed(cfg, of_sweep=True)
     config, hydra_config = OmegaConf.to_yaml(cfg, resolve=True), HydraConfig.get()
@@ -110,19 +110,20 @@ def arm(cfg: DictConfig) -> float:
 
 
 def cli() -> None:
-    """Entry of `python -m rlreason` and of the `rlreason` script. A user's mistake: one line, exit code 2."""
+    """Do what the settings and flags on the command line ask, and end the process. A user's mistake: exit code 2."""
     signals.follow()
     of_sweep = SWEEP_VARIABLE in os.environ
     # The sweep waits longer than its run may take; what it passes on to the run is no second signal there.
-    ended(command, patient=(signal.SIGTERM,)) if of_sweep else ended(command, limit_s=PATIENCE_S + 10)
+    run_cli(command, patient=(signal.SIGTERM,)) if of_sweep else run_cli(command, limit_s=PATIENCE_S + 10)
 
 
 def command() -> int:
     """Check the words, then answer them or start what they ask for; returns the exit code."""
-    find_modules_here()
     words = sys.argv[1:]
     with mistakes_in(words):
+        refuse_wrong_verb(words)
         register()
+        OmegaConf.register_new_resolver("verbs", verbs_help, replace=True)  # for --help: conf/config.yaml
         question = not read(words).starts
         asked = check_words(words, note=partial(print, file=sys.stderr if question else sys.stdout))
         try:
@@ -130,23 +131,23 @@ def command() -> int:
                 composing(asked) as hydra,
                 in_one_line(asked.overrides, asked.config_name, composing=not asked.starts),
             ):
-                return begin(hydra, asked) if asked.starts else tell(asked)
+                return start_runs(hydra, asked) if asked.starts else answer_question(asked)
         except Ended as end:
             error = end.error
         raise error  # with its own cause and traceback
 
 
-def begin(hydra: Hydra, asked: Asked) -> int:
+def start_runs(hydra: Hydra, asked: Asked) -> int:
     """Start the run or the sweep."""
     if asked.multirun:
-        return sweep(hydra, asked)
+        return start_sweep(hydra, asked)
     assert asked.folder is not None
     with undone_when_refused(asked.folder):
         hydra.run(asked.config_name, main, [*asked.overrides, "hydra.mode=RUN"])
     return 0
 
 
-def tell(asked: Asked) -> int:
+def answer_question(asked: Asked) -> int:
     """Answer a question."""
     if file := asked.flags.get("experimental_rerun"):
         main(rerun_config(file))
@@ -157,8 +158,8 @@ def tell(asked: Asked) -> int:
     return 0
 
 
-def sweep(hydra: Hydra, asked: Asked) -> int:
-    """Every run of a sweep, then the table of what they came to, of those so far where it was stopped."""
+def start_sweep(hydra: Hydra, asked: Asked) -> int:
+    """Run every run of a sweep, then print the table of their results; of those so far where it was stopped."""
     with signals.temporary_folder("rlreason-sweep-") as place:
         log = Sweep(asked.sources(), str(Path(place) / "runs.jsonl"))
         log.announce()
@@ -172,9 +173,3 @@ def sweep(hydra: Hydra, asked: Asked) -> int:
         print("rlreason: no run of the sweep has reported here how it ended: see their folders", file=sys.stderr)
         return 1
     return sweep_code([run.status for run in runs])
-
-
-if __name__ == "__main__":
-    from rlreason.main import cli as entry  # under its own name, by which a plug-in's processes find it again
-
-    entry()

@@ -16,7 +16,6 @@ import torch
 from rlreason.algorithms.base import Collected
 from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.algorithms.rollouts import rollout_metrics, score_samples
-from rlreason.cli.entry import why_stopped
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.run import RunConfig, TrainingConfig
 from rlreason.evaluation.accuracy import more_accuracies
@@ -63,7 +62,7 @@ def train(run: RunConfig, folder: Path, config: str) -> float:
         if signals.asked() is None and not isinstance(error, KeyboardInterrupt):
             raise
         stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
-        far = wind_up(run, components, feed, records, counters, console, why_stopped(stop))
+        far = wind_up(run, components, feed, records, counters, console, signals.why_stopped(stop))
         raise type(stop)(f"{stop} {far}".strip()) from None
     finally:
         components.close()  # first, so that what is being sampled ahead ends

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlreason.cli.entry import answered
+from rlreason.cli.entry import exit_code_of
 from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
 from rlreason.main import mark_ended
 from rlreason.records.status import read_status, write_status
@@ -46,7 +46,7 @@ def raising(error: BaseException):
     ],
 )
 def test_an_end_is_one_line_and_its_exit_code(command, code, says, capsys):
-    assert answered(command) == code
+    assert exit_code_of(command) == code
     said = capsys.readouterr().err.strip()
     assert says in said
     assert len(said.splitlines()) == says.count("rlreason: n_steps") + bool(says)
@@ -54,7 +54,7 @@ def test_an_end_is_one_line_and_its_exit_code(command, code, says, capsys):
 
 def test_an_error_of_the_program_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
-        answered(lambda: 1 // 0)
+        exit_code_of(lambda: 1 // 0)
 
 
 @pytest.mark.parametrize(

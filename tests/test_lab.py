@@ -4,8 +4,6 @@ import io
 import json
 import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +13,14 @@ from conftest import random_pairs
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from rlreason.analysis.gradients import add_reference, check_start, compare, length_weights, measure, position_weights
-from rlreason.analysis.lab import main
+from rlreason.analysis.gradients import (
+    add_reference,
+    check_start,
+    compare,
+    length_weights,
+    position_weights,
+    score_objective,
+)
 from rlreason.analysis.saved_run import read_run, read_step
 from rlreason.analysis.variants import OWN, variants, with_credit, with_objective
 from rlreason.config.store import resource_dir, typed
@@ -27,6 +31,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.setup.learner import make_learner
 from rlreason.setup.start import Start
 from rlreason.types import Grade, Problem, Response, Sample
+from tests.test_verbs import shell, verb
 
 QUIET = Console(1, out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests
 
@@ -56,7 +61,7 @@ def rewarded(policy, count=24, noise=0.3):
 
 def one(policy, samples, *overrides):
     run = typed(composed(*overrides))
-    return measure("one", run, policy, samples, [])
+    return score_objective("one", run, policy, samples, [])
 
 
 @pytest.fixture
@@ -184,8 +189,12 @@ def test_credit_is_the_one_that_the_run_recorded(folder):
     assert all(s.old_log_probs == r["log_probs"] for s, r in zip(samples, rows, strict=True))
 
 
+def laboratory(folder, *words):
+    return verb("inspect", folder, "--gradients", *words)
+
+
 def test_the_command_leaves_a_table_a_picture_and_numbers(folder, capsys):
-    main([str(folder), "--step", "1"])
+    assert laboratory(folder, "--step", "1", "--json", folder / "figures.json") == 0
     out = capsys.readouterr().out
     assert "step 1: 24 responses" in out
     assert "What to look for" in out
@@ -194,6 +203,7 @@ def test_the_command_leaves_a_table_a_picture_and_numbers(folder, capsys):
     assert lines["grpo"].split()[3] == "1.000"  # the run's own objective under its name
     assert (folder / "lab/step_00001.png").read_bytes().startswith(b"\x89PNG")
     numbers = json.loads((folder / "lab/step_00001.json").read_text())
+    assert numbers.items() <= json.loads((folder / "figures.json").read_text()).items()
     own, grpo = numbers["objectives"][:2]
     assert (own["name"], grpo["name"]) == (OWN, "grpo")
     assert grpo["loss"] == own["loss"]
@@ -205,7 +215,7 @@ def test_a_step_without_any_credit_is_said_and_not_divided_by(folder, capsys):
     path = folder / "rollouts/step_00003.jsonl"
     rows = [json.loads(line) | {"reward": 0.0} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    main([str(folder)])
+    assert laboratory(folder) == 0
     assert "gradient is 0 at this step" in capsys.readouterr().out
     own = json.loads((folder / "lab/step_00003.json").read_text())["objectives"][0]
     assert (own["cosine"], own["grad_norm"], own["zero_advantage"], own["short_to_long"]) == (None, 0.0, 1.0, None)
@@ -219,7 +229,7 @@ def test_the_reference_is_made_again_as_the_run_had_it(tmp_path):
         "model.width=32", "model.warm_start.steps=4", "rollout_batch_size=16", "group_size=4", "eval_problems=2",
         "eval_every=0", "sampling.max_tokens=16", "data.n_train=256", "data.n_validation=32", "hydra.run.dir=x",
     ]  # fmt: skip
-    done = shell("rlreason", *words, cwd=tmp_path)
+    done, _ = shell("-m", "rlreason", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "x")
     _, samples = read_step(tmp_path / "x", run)
@@ -246,12 +256,13 @@ def remove(path: Path) -> None:
         ("rollouts", [], "saved no rollouts"),
     ],
 )
-def test_a_mistake_names_its_cure(folder, missing, words, says):
+def test_a_mistake_names_its_cure(folder, missing, words, says, capsys):
     if missing:
         remove(folder / missing)
-    with pytest.raises(ConfigError, match=r"^[^\n]*$") as caught:
-        main([str(folder), *words])
-    assert says in str(caught.value)
+    assert laboratory(folder, *words) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert len(said.splitlines()) == 1
 
 
 def test_a_config_of_another_version_is_a_mistake_too(folder):
@@ -259,21 +270,6 @@ def test_a_config_of_another_version_is_a_mistake_too(folder):
     path.write_text(path.read_text() + "forgotten_setting: 1\n")
     with pytest.raises(ConfigError, match="forgotten_setting"):
         read_run(folder)
-
-
-def shell(module, *words, cwd):
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-m", module, *words]
-    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
-
-
-def test_a_mistake_is_one_line_and_exit_code_2_in_the_shell(tmp_path):
-    for words in (["nowhere"], []):
-        done = shell("rlreason.lab", *words, cwd=tmp_path)
-        assert done.returncode == 2
-        assert len(done.stderr.splitlines()) == 1
-        assert done.stderr.startswith("rlreason: ")
-        assert "Traceback" not in done.stderr
 
 
 def test_a_run_from_before_model_seed_started_from_the_model_of_its_seed(folder):

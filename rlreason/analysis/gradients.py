@@ -1,4 +1,4 @@
-"""Measure objectives on one batch of saved responses: loss, gradient, clipping, and the weight of each token.
+"""Score objectives on one batch of saved responses: loss, gradient, clipping, and the weight of each token.
 
 Every number comes from the learner that trains; nothing is stepped and nothing is sampled. Only two gradients
 are held at a time: the run's own and the one being compared.
@@ -38,7 +38,7 @@ class LengthBin:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ObjectiveScore:
     """One objective on one batch. A weight is |d loss / d log pi| of a token; None where nothing could be divided."""
 
     name: str
@@ -69,7 +69,7 @@ class Laboratory:
     samples: int
     tokens: int
     still_going: list[float]  # share of responses that have a token at each position
-    objectives: list[Measured]
+    objectives: list[ObjectiveScore]
 
 
 def laboratory(folder: Path, run: GRPOConfig, step: int, samples: list[Sample], console: Console) -> Laboratory:
@@ -106,22 +106,23 @@ def check_start(folder: Path, start: Start | None, console: Console) -> None:
 
 
 def compare(run: GRPOConfig, policy: Policy, step: int, samples: list[Sample], console: Console) -> Laboratory:
+    """Each objective on the samples under the policy, the run's own first."""
     own: list[Tensor] = []
-    measured = []
+    scores = []
     for name, other in variants(run).items():
         console.progress(f"{name} ...")
-        one, gradient = measure(name, other, policy, samples, own)
-        measured.append(one)
+        score, gradient = score_objective(name, other, policy, samples, own)
+        scores.append(score)
         own = own or gradient
         del gradient  # a whole model's size, before the next one is computed
     lengths = torch.tensor([len(s.response.token_ids) for s in samples])
     going = [(lengths > t).double().mean().item() for t in range(int(lengths.max()))]
-    return Laboratory(step, len(samples), int(lengths.sum()), going, measured)
+    return Laboratory(step, len(samples), int(lengths.sum()), going, scores)
 
 
-def measure(
+def score_objective(
     name: str, run: GRPOConfig, policy: Policy, samples: Sequence[Sample], own: list[Tensor]
-) -> tuple[Measured, list[Tensor]]:
+) -> tuple[ObjectiveScore, list[Tensor]]:
     """One objective, and its gradient by parameter; `own` is the one to compare with, itself when empty."""
     credited = with_credit(samples, run)
     gradient = make_learner(run, policy).gradient(credited)
@@ -129,7 +130,7 @@ def measure(
     advantages = torch.tensor([s.advantage for s in credited], dtype=torch.float64)
     norm = math.sqrt(dot(gradient.parameters, gradient.parameters))
     by_position = position_weights(gradient.tokens, advantages)
-    measured = Measured(
+    score = ObjectiveScore(
         name,
         in_words(run),
         gradient.loss,
@@ -141,7 +142,7 @@ def measure(
         *by_position,
         length_weights(gradient.tokens, advantages),
     )
-    return measured, gradient.parameters
+    return score, gradient.parameters
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:

@@ -1,7 +1,7 @@
 """What the courses' handouts and papers call a setting or a value, and what it is called here.
 
 One table. Names are translated on parsed overrides, so that every form of Hydra's grammar is covered: sweeps, lists,
-quotes, prefixes. It knows Hydra's override parser; it must not know what a setting does.
+quotes, prefixes.
 """
 
 import re
@@ -72,7 +72,7 @@ GPU_SHARE = "gpu_memory_utilization"
 
 
 def translated(words: Sequence[str], note: Callable[[str], object] = print) -> list[str]:
-    """The overrides under our names and options; `note` is told once per name what it is called here.
+    """The overrides under our names and options; `note` is called once per name, with what it is called here.
 
     What cannot be parsed stays as it is: whoever composes it says what is wrong. Hydra must be ready to compose.
     """

@@ -12,10 +12,15 @@ from typing import Any
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation.reasons import Reason, why
 from rlreason.grading import Grader
+from rlreason.runtime.text import shorten
 
 Row = dict[str, Any]
 CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
+#: What a case shows of a saved row.
+SHOWN = ["problem_id", "sample", "question", "gold", "response"]
+SHOWN += ["outcome", "path", "length", "finish_reason", "entropy"]
 LONGEST = 1500  # characters of a response that are shown, half of them from its end
+LINE = 70  # the same of a response in one line
 
 
 def response_file(run: Path, step: int | None, rollouts: bool) -> Path:
@@ -84,22 +89,29 @@ def tally(rows: Sequence[Row], grader: Grader) -> list[tuple[str, int]]:
     return Counter(reasons(row, grader)[0].kind for row in rows).most_common()
 
 
+def counts(rows: Sequence[Row]) -> dict[str, int]:
+    """How many responses there are of each category, and how many were cut at the token limit."""
+    by_category = Counter(map(category_of, rows))
+    found = {name: by_category[name] for name in ("correct", "format1_wrong", "format0")}
+    return found | {"truncated": sum(row["finish_reason"] == "length" for row in rows)}
+
+
 def counts_line(rows: Sequence[Row]) -> str:
-    counts = Counter(map(category_of, rows))
-    told = ", ".join(f"{counts[name]} {name}" for name in ("correct", "format1_wrong", "format0"))
-    cut = sum(row["finish_reason"] == "length" for row in rows)
-    return f"{len(rows)} responses: {told}; {cut} of them truncated"
+    """The counts in a line."""
+    found = counts(rows)
+    cut = found.pop("truncated")
+    return f"{len(rows)} responses: {', '.join(f'{n} {name}' for name, n in found.items())}; {cut} of them truncated"
 
 
-def shortened(text: str, most: int = LONGEST) -> str:
-    """Both ends of a long text: the format is decided at its end.
+def figures(row: Row, found: Sequence[Reason]) -> dict[str, Any]:
+    """A case for a program: what is shown of it, under the names of the saved row, its category and the guesses."""
+    return {key: row[key] for key in SHOWN if key in row} | {"category": category_of(row), "why": list(map(str, found))}
 
-    >>> shortened("abcdefgh", 4)
-    'ab [... 4 characters ...] gh'
-    """
-    if len(text) <= most:
-        return text
-    return f"{text[: most // 2]} [... {len(text) - most} characters ...] {text[-(most // 2) :]}"
+
+def case_line(row: Row) -> str:
+    """A case in one line: its reference answer, and the end of the response, where an answer stands."""
+    gold, response = shorten(str(row["gold"]), LINE), shorten(str(row["response"]), LINE, "end")
+    return f"  {row.get('problem_id', '?')}  gold {gold!r}  response {response!r}"
 
 
 def case_lines(row: Row, found: Sequence[Reason], most: int = LONGEST) -> list[tuple[str, str]]:
@@ -109,7 +121,7 @@ def case_lines(row: Row, found: Sequence[Reason], most: int = LONGEST) -> list[t
     return [
         ("question", row["question"]),
         ("gold", str(row["gold"])),
-        ("response", shortened(row["response"], most)),
+        ("response", shorten(row["response"], most, "both")),
         ("grade", f"{category_of(row)} ({row['outcome']}, {row['path']}); {row['length']} tokens, {ended}{entropy}"),
         ("why", "; ".join(map(str, found))),
     ]

@@ -70,5 +70,5 @@ def closing(console: Console, components: Components, responses: Responses, fold
         console.say(line)
     quoted = format_accuracy(m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"], responses.protocol)
     console.say(f"{quoted}; {responses.tokens_per_second:.0f} tokens/s, {responses.seconds:.0f} s of sampling")
-    console.say(f"\nall responses: {shown(folder / WHOLE)}; to read some: python -m rlreason.inspect {shown(folder)}")
+    console.say(f"\nall responses: {shown(folder / WHOLE)}; to read some: python -m rlreason inspect {shown(folder)}")
     tell_mirror(console, components.mirror)

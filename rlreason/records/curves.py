@@ -1,19 +1,11 @@
-"""`curves.png` of one run, drawn from its `metrics.jsonl` alone. It knows files; it must not know torch.
-
-`python -m rlreason.curves RUN` draws it again, or for a run that is still under way.
-"""
+"""`curves.png` of one run, drawn from its `metrics.jsonl` alone."""
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlreason.cli.entry import Parser, ended
-from rlreason.errors import ConfigError
-from rlreason.records.console import Console
 from rlreason.runtime.atomic_files import whole
 from rlreason.runtime.signals import held
 
@@ -115,18 +107,6 @@ def draw_panel(ax: Any, rows: list[dict[str, Any]], panel: Panel) -> None:
         ax.legend(fontsize=8, frameon=False)
 
 
-def main(words: Sequence[str]) -> None:
-    parser = Parser(prog="python -m rlreason.curves", description="Draw RUN/curves.png from RUN/metrics.jsonl.")
-    parser.add_argument("run", metavar="RUN", type=Path, help="a training run's folder, such as runs/grpo/DATE")
-    folder = parser.parse_args(words).run
-    if not (folder / "metrics.jsonl").is_file() or not read_metrics(folder):
-        raise ConfigError(f"RUN={folder} holds no metrics.jsonl with a row in it: give the folder of a training run")
-    console = Console()
-    with console.wait("drawing the curves"):
-        picture = draw_curves(folder, title_of(folder))
-    console.say(f"curves: {picture}")
-
-
 def title_of(folder: Path) -> str:
     """Model, data, objective and seed of a run, from its `config.yaml`."""
     config = OmegaConf.load(folder / "config.yaml")
@@ -136,7 +116,3 @@ def title_of(folder: Path) -> str:
 
     objective = f"loss={loss}" if (loss := named("loss.loss_type")) else named("algorithm")
     return f"{named('model.name')}, {named('data.name')}: {objective}, seed {named('seed')}"
-
-
-if __name__ == "__main__":
-    ended(lambda: main(sys.argv[1:]))

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
 
+from rlreason.errors import ReaderGone
 from rlreason.runtime.early_signals import CODE, end_with
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -95,6 +96,12 @@ def _install(handler: Callable[[int, FrameType | None], object]) -> dict[int, An
 def asked() -> str | None:
     """The name of the signal that requested the stop; None where there was none."""
     return None if _stop.first is None else signal.Signals(_stop.first).name
+
+
+def why_stopped(error: KeyboardInterrupt) -> str:
+    """What ended a command before its end, and how far it was, as far as the error tells."""
+    by = "" if isinstance(error, ReaderGone) else f"by {asked() or 'a signal'}"
+    return f"{by} {error}".strip()
 
 
 def arrived() -> None:

@@ -74,6 +74,13 @@ def settle_streams() -> None:
         sys.stderr = Outlet(sys.stderr, "backslashreplace")
 
 
+def print_stderr(text: str) -> None:
+    """Print a message line by line on standard error; on a terminal, each is broken at its width."""
+    for line in text.splitlines():
+        message = f"rlreason: {line}" if line else ""
+        print(folded(message, width_of(sys.stderr), below=10) if sys.stderr.isatty() else message, file=sys.stderr)
+
+
 def width_of(stream: TextIO) -> int:
     """Columns for text in a stream: the terminal's (COLUMNS, where it is set), or 120 for a file or pipe."""
     if not stream.isatty():

@@ -1,16 +1,24 @@
 """Short forms of texts for messages: a long text, a long list of names, an error's first line."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 
-def shorten(text: str, max_chars: int) -> str:
-    """The text on one line, cut after `max_chars` characters.
+def shorten(text: str, max_chars: int, keep: Literal["start", "end", "both"] = "start") -> str:
+    """At most `max_chars` characters of a text: its start or end on one line, or both ends; a mark says what is cut.
 
-    >>> shorten("one\\n  two three", 7), shorten("one", 7)
-    ('one two ...', 'one')
+    >>> shorten("one\\n  two three", 7), shorten("one two three", 5, "end"), shorten("one", 7)
+    ('one two ...', '... three', 'one')
+    >>> shorten("abcdefgh", 4, "both")
+    'ab [... 4 characters ...] gh'
     """
+    if keep == "both":
+        half, left_out = max_chars // 2, len(text) - max_chars
+        return text if left_out <= 0 else f"{text[:half]} [... {left_out} characters ...] {text[-half:]}"
     line = " ".join(text.split())
-    return line if len(line) <= max_chars else line[:max_chars] + " ..."
+    if len(line) <= max_chars:
+        return line
+    return f"{line[:max_chars]} ..." if keep == "start" else f"... {line[-max_chars:]}"
 
 
 def few(names: Sequence[str], show: int = 5) -> str:

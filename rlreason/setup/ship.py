@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from rlreason.cli.entry import ended
+from rlreason.cli.entry import run_cli
 from rlreason.config.model import TinyModelConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.store import register, resource_dir, typed
@@ -71,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    ended(main)
+    run_cli(main)

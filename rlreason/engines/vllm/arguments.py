@@ -10,7 +10,7 @@ import torch
 
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.model.memory import model_size
+from rlreason.model.parameters import model_size
 from rlreason.model.policy import Policy
 
 
