@@ -10,6 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from rlreason import __version__
+from rlreason.analysis import curves
 from rlreason.cli import modules
 from rlreason.cli.aliases import NAMES, translated
 from rlreason.cli.check import check_words
@@ -18,8 +19,7 @@ from rlreason.cli.multirun import runs_of
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.store import resource_dir, typed
 from rlreason.errors import ConfigError
-from rlreason.records import curves
-from rlreason.records.writer import CONTENTS
+from rlreason.records.files import CONTENTS
 
 PACKAGE = modules.PACKAGE
 
@@ -235,7 +235,7 @@ def test_every_module_runs_or_says_what_to_type():
     assert {
         "rlreason",
         "rlreason.main",
-        "rlreason.records.curves",
+        "rlreason.analysis.curves",
         "rlreason.analysis.lab",
         "rlreason.analysis.inspect",
     } <= runnable

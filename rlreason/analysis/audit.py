@@ -1,26 +1,26 @@
 """`python -m rlreason.grading.audit RUN [--other module:function] [--write]`: grade saved responses again.
 
 Compares the rewards that a run was trained on with this grader as it is now, with plain math-verify and with
-any other function, and prints where they disagree. It knows rollout files; it must not know training.
+any other function, and prints where they disagree.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rlreason.cli.entry import Parser, answered, complain, ended
+from rlreason.cli.entry import Parser, answered, ended
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading.grader import FORMATS, Grader
 from rlreason.grading.metrics import grading_warnings
-from rlreason.grading.run_grading import RunGrading, read_grading
+from rlreason.grading.run_grading import RunGrading
 from rlreason.records.console import Console
-from rlreason.runtime.atomic_files import whole
+from rlreason.records.reader import RunFolder
+from rlreason.records.rows import TO_REGRADE, Row, grade_columns
+from rlreason.records.writer import rewrite_rows
+from rlreason.runtime.streams import complain
 from rlreason.types import Grade
 
 EXAMPLES = 5
 SHOWN_CHARS = 70
-Row = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,15 +36,21 @@ def _main(arguments: Sequence[str] | None) -> None:
     audit(chosen.run, chosen.other, chosen.write)
 
 
-def audit(run: Path, other: str | None, write: bool) -> None:
-    console, graded = Console(), read_grading(run)
-    files = read_rollouts(run)
-    rows = [row for _, found in files for row in found]
+def audit(folder: Path, other: str | None, write: bool) -> None:
+    """Grade a run's saved rollouts again and tell where the grades differ; `write` replaces the saved ones."""
+    console, run = Console(), RunFolder(folder)
+    graded, files = RunGrading.of(*run.grading()), run.rollouts()
+    if not files:
+        raise ConfigError(f"{folder} has no rollouts/step_*.jsonl; only a run that saved its rollouts can be audited")
+    found = [run.rows(file, TO_REGRADE) for file in files]
+    rows = [row for of_file in found for row in of_file.values()]
+    if not rows:
+        raise DataError(f"{files[0].path.parent} holds no responses: choose another run")
     told = graded.settings or "default settings"
-    console.say(f"{len(rows)} responses in {len(files)} files of {run}; {graded.reward}, {told}")
+    console.say(f"{len(rows)} responses in {len(files)} files of {folder}; {graded.reward}, {told}")
     fresh = grade_rows(rows, graded)
     if rows and all(grade.outcome == "error" for grade in fresh):
-        raise ConfigError(f"{graded.reward} fails on every response of {run}: start this where it can be imported")
+        raise ConfigError(f"{graded.reward} fails on every response of {folder}: start this where it can be imported")
     marks = {"saved": [row["outcome"] == "correct" for row in rows], "now": right(fresh)}
     others = [("math-verify", f"rlreason.grading.peers:{graded.reward}_math_verify")]
     if graded.reward not in FORMATS:
@@ -53,31 +59,12 @@ def audit(run: Path, other: str | None, write: bool) -> None:
     for name, function in others + ([(other, other)] if other else []):
         marks[name] = right(grade_rows(rows, graded._replace(reward=function)))
     console.say(report(marks, rows))
-    if write:
-        save(files, fresh)
-        console.say(f"wrote {len(rows)} new grades into {run / 'rollouts'}; the old ones are in previous_grade")
-
-
-def read_rollouts(run: Path) -> list[tuple[Path, list[Row]]]:
-    paths = sorted((run / "rollouts").glob("step_*.jsonl"))
-    if not paths:
-        raise ConfigError(f"{run} has no rollouts/step_*.jsonl; only a run that saved its rollouts can be audited")
-    files = []
-    for path in paths:
-        rows = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                row["response"], row["gold"] = str(row["response"]), row["gold"]
-                row["outcome"] = str(row["outcome"])
-            except (ValueError, KeyError, TypeError) as error:
-                told = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-                raise DataError(f"line {number} of {path} is no rollout ({told}): mend or remove the line") from None
-            rows.append(row)
-        files.append((path, rows))
-    return files
+    if write:  # file by file, each replaced as a whole
+        grades = iter(fresh)
+        for file, of_file in zip(files, found, strict=True):
+            rewrite_rows(file.path, {number: regraded(row, next(grades)) for number, row in of_file.items()})
+        place = files[0].path.parent
+        console.say(f"wrote {len(rows)} new grades into {place}; the old ones are in previous_grade")
 
 
 def right(grades: Sequence[Grade]) -> list[bool]:
@@ -119,24 +106,9 @@ def _example(row: Row) -> str:
     return f"  {row.get('problem_id', '?')}  gold {str(row['gold'])[:SHOWN_CHARS]!r}  response ...{tail!r}"
 
 
-def save(files: Sequence[tuple[Path, list[Row]]], grades: Sequence[Grade]) -> None:
-    """Each file is replaced as a whole, so an interruption leaves every file either old or new."""
-    position = 0
-    for path, rows in files:
-        with whole(path) as partial, partial.open("w", encoding="utf-8") as lines:
-            for row, grade in zip(rows, grades[position : position + len(rows)], strict=True):
-                lines.write(json.dumps(regraded(row, grade), ensure_ascii=False) + "\n")
-        position += len(rows)
-
-
 def regraded(row: Row, grade: Grade) -> Row:
     """The row with its new grade; the one that the run was trained on is kept, however often this runs."""
-    new = {
-        "reward": grade.reward,
-        "format_reward": grade.format,
-        "answer_reward": grade.answer,
-        "outcome": grade.outcome,
-    }
+    new = {name: value for name, value in grade_columns(grade).items() if name != "path"}
     previous = row.get("previous_grade") or {key: row.get(key) for key in new}
     return {**row, **new, "previous_grade": previous}
 

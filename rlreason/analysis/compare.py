@@ -1,9 +1,8 @@
 """`python -m rlreason.jobs.compare RUN RUN ... [-o FILE]`: the best_of_n curves of several runs in one picture.
 
-Runs that were measured differently are refused, unless told to; then the picture says so. It knows files only.
+Runs that were measured differently are refused, unless told to; then the picture says so. Unfinished runs are left out.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from rlreason.evaluation.plot import draw_best_of_n
 from rlreason.evaluation.protocol import refuse_mixture
 from rlreason.evaluation.tables import curves_table
 from rlreason.records.console import Console
+from rlreason.records.files import BEST_OF_N_PICTURE, SUMMARY
+from rlreason.records.reader import RunFolder, runs_in
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,18 +23,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> None:
     parser = Parser(prog="python -m rlreason.jobs.compare", description=__doc__)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run of algorithm=best_of_n")
-    parser.add_argument("-o", type=Path, metavar="FILE", default=Path("best_of_n.png"), help="the picture")
+    parser.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="folder of a run of algorithm=best_of_n, or of several"
+    )
+    parser.add_argument("-o", type=Path, metavar="FILE", default=Path(BEST_OF_N_PICTURE), help="the picture")
     parser.add_argument("--mix-protocols", action="store_true", help="draw runs that were measured differently")
     chosen = parser.parse_args(arguments)
     compare(chosen.runs, chosen.o, chosen.mix_protocols)
 
 
 def compare(folders: Sequence[Path], picture: Path, mix: bool) -> None:
-    console = Console()
-    summaries = {folder.name or str(folder): read_summary(folder) for folder in folders}
-    if len(summaries) < len(folders):
-        raise ConfigError("two of the runs have folders of one name: rename one, so that they can be told apart")
+    """Draw the curves of these runs, or of a sweep's runs, into one picture."""
+    console, summaries = Console(), dict[str, dict[str, Any]]()
+    for folder in (run for given in folders for run in runs_in(given) or [given]):
+        name, summary = folder.name or str(folder), best_of_n_summary(folder)
+        if name in summaries:
+            raise ConfigError("two of the runs have folders of one name: rename one, so that they can be told apart")
+        if summary is None:
+            console.say(f"! {folder} is left out: it has not finished ({RunFolder(folder).status})")
+        else:
+            summaries[name] = summary
+    if not summaries:
+        raise ConfigError("none of these runs has finished: type the command of one again to go on with it")
     for line in refuse_mixture({name: s["protocol"] for name, s in summaries.items()}, allow=mix):
         console.say(f"! {line}")
     for name, s in summaries.items():
@@ -47,15 +58,16 @@ def compare(folders: Sequence[Path], picture: Path, mix: bool) -> None:
     console.say(f"\ncurves: {picture}")
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    path = folder / "summary.json"
-    try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: give the folder of a finished run of algorithm=best_of_n") from error
-    if "best_of_n" not in summary:
+def best_of_n_summary(folder: Path) -> dict[str, Any] | None:
+    """The summary of a finished run of algorithm=best_of_n; None where it is still under way or was interrupted."""
+    run = RunFolder(folder)
+    if run.summary is None:
+        if run.status is not None and run.setting("algorithm") == "best_of_n":
+            return None
+        raise ConfigError(f"{folder} holds no {SUMMARY}: give the folder of a finished run of algorithm=best_of_n")
+    if "best_of_n" not in run.summary:
         raise ConfigError(f"{folder} is no run of algorithm=best_of_n: give one that is")
-    return summary
+    return run.summary
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlreason.analysis.gradients import Laboratory, Measured
 from rlreason.analysis.variants import OWN
-from rlreason.records.writer import finite
+from rlreason.records.rows import finite
 from rlreason.runtime.atomic_files import whole, write_whole
 
 COLUMNS = (

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from rlreason.analysis.audit import grade_rows
 from rlreason.cli.entry import Parser, answered, ended
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation import cases
-from rlreason.evaluation.cases import Row
 from rlreason.grading.grader import FORMATS
-from rlreason.grading.run_grading import RunGrading, read_grading
+from rlreason.grading.run_grading import RunGrading
 from rlreason.records.console import Console
+from rlreason.records.files import CASES, ROLLOUTS
+from rlreason.records.reader import RunFolder
+from rlreason.records.rows import TO_SHOW, Row
 from rlreason.runtime.atomic_files import write_whole
 
 
@@ -36,11 +38,15 @@ def _main(arguments: Sequence[str] | None) -> None:
     inspect(chosen.run, chosen.category, chosen.n, chosen.step, chosen.rollouts, chosen.markdown)
 
 
-def inspect(run: Path, category: str | None, n: int, step: int | None, rollouts: bool, file: Path | None) -> None:
-    console, path = Console(), cases.response_file(run, step, rollouts)
-    rows = cases.read_rows(path)
-    graded = read_grading(run, evaluates=path.parent.name != "rollouts")
-    console.say(f"{path}\n{cases.counts_line(rows)}")
+def inspect(folder: Path, category: str | None, n: int, step: int | None, rollouts: bool, target: Path | None) -> None:
+    """Show `n` responses of a run that belong to a category, and write them as Markdown."""
+    console, run = Console(), RunFolder(folder)
+    file = run.responses(step, rollouts)
+    rows = list(run.rows(file, TO_SHOW).values())
+    if not rows:
+        raise DataError(f"{file.path} holds no responses: choose another run or step")
+    graded = RunGrading.of(*run.grading(evaluates=file.kind != ROLLOUTS))
+    console.say(f"{file.path}\n{cases.counts_line(rows)}")
     if category == "disagree":
         chosen = disagreeing(rows, graded)
     else:
@@ -54,9 +60,9 @@ def inspect(run: Path, category: str | None, n: int, step: int | None, rollouts:
         console.say(f"{count:>7}  {kind}")
     shown = chosen[:n]
     found = [cases.reasons(row, graded, second) for row, second in zip(shown, opinions(shown, graded), strict=True)]
-    target = file or run / "inspect.md"
+    target = target or folder / CASES
     heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {category or 'any category'}."
-    write_whole(target, cases.markdown(run, heading, shown, found, counted))
+    write_whole(target, cases.markdown(folder, heading, shown, found, counted))
     for number, (row, why) in enumerate(zip(shown, found, strict=True), 1):
         console.say("\n" + cases.case_text(number, row, why))
     console.say(f"\nwritten to {target}")

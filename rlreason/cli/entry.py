@@ -10,7 +10,7 @@ from rlreason.errors import ConfigError, ReaderGone
 from rlreason.records.status import RESOURCES, exit_code
 from rlreason.runtime import signals
 from rlreason.runtime.atomic_files import FULL, unwritable
-from rlreason.runtime.streams import folded, settle_streams, width_of
+from rlreason.runtime.streams import complain, settle_streams
 
 
 class Parser(argparse.ArgumentParser):
@@ -18,13 +18,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}: write {' '.join(self.format_usage().split()[1:])}")
-
-
-def complain(text: str) -> None:
-    """Lines about what went wrong; on a terminal they are broken at its width, elsewhere each stays one line."""
-    for line in text.splitlines():
-        told = f"rlreason: {line}" if line else ""
-        print(folded(told, width_of(sys.stderr), below=10) if sys.stderr.isatty() else told, file=sys.stderr)
 
 
 def say(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ MEANT = {
 FORWARDS = {
     "rlreason.inspect": "rlreason.analysis.inspect",
     "rlreason.lab": "rlreason.analysis.lab",
-    "rlreason.curves": "rlreason.records.curves",
+    "rlreason.curves": "rlreason.analysis.curves",
     "rlreason.grading.audit": "rlreason.analysis.audit",
     "rlreason.jobs.compare": "rlreason.analysis.compare",
 }

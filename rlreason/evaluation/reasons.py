@@ -1,7 +1,6 @@
 r"""A guess in plain words at why a response earned what it earned. Pure functions of text.
 
-A guess and no verdict: it reads the response as the grader's format rules do, then tries looser readings. It must
-not know files or processes.
+A guess and no verdict: it reads the response as the grader's format rules do, then tries looser readings.
 """
 
 import re

@@ -1,16 +1,10 @@
-"""How the responses of a run were graded, from its folder: the one place that reads a run's reward and settings.
+"""How the responses of a run were graded: its reward, and the settings of its grader."""
 
-It knows `config.yaml`; it must not know responses or training.
-"""
-
+from collections.abc import Mapping
 from inspect import signature
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from rlreason.answers.verdict import Settings
-from rlreason.errors import ConfigError
 from rlreason.grading.formats import Extract
 from rlreason.grading.grader import Grader
 from rlreason.grading.verifiers import reward_name
@@ -25,35 +19,18 @@ class RunGrading(NamedTuple):
     reward: str
     settings: dict[str, Any]
 
+    @classmethod
+    def of(cls, reward: str, verifier: str | None, grading: Mapping[str, Any]) -> "RunGrading":
+        """From a run's settings: its prompt's reward, its data's verifier and the group `grading`."""
+        return cls(reward_name(reward, verifier), {key: grading[key] for key in SETTINGS if key in grading})
+
     @property
     def extract(self) -> Extract:
+        """Where in a response its answer is looked for."""
         extract: Extract = self.settings.get("extract", "strict")
         return extract
 
     @property
     def comparison(self) -> Settings:
+        """How two answers are compared."""
         return Settings(**{key: self.settings[key] for key in ("percent", "rel_tol") if key in self.settings})
-
-
-def read_grading(run: Path, evaluates: bool = False) -> RunGrading:
-    """The grading of the run in this folder, or of what its evaluations count by.
-
-    Raises `ConfigError` where the folder is none of a run.
-    """
-    if not run.is_dir():
-        raise ConfigError(f"{run} is no folder: give the folder of a run, as printed at its start")
-    path = run / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"{run} has no config.yaml: give the folder of one run, not of several")
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        own = (config.get("eval") or {}) if evaluates else {}  # null, in all of them: as in training
-        reward = str(own.get("reward") or (own.get("prompt") or config["prompt"])["reward"])
-        verifier = (own.get("data") or config.get("data") or {}).get("verifier")
-        grading = config.get("grading") or {}
-        settings = {key: grading[key] for key in SETTINGS if key in grading}
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} does not name the run's reward, prompt.reward ({type(error).__name__}): give the folder of one run"
-        ) from None
-    return RunGrading(reward_name(reward, verifier), settings)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.errors import ConfigError
-from rlreason.sweeps.table import SWEEP_VARIABLE
+from rlreason.records.status import SWEEP_VARIABLE
 
 COLUMNS = (
     "question", "response", "gold", "format_reward", "answer_reward", "reward", "outcome", "entropy", "length",

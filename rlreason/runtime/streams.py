@@ -112,3 +112,10 @@ def _fold(line: str, width: int, below: int | None) -> str:
     return textwrap.fill(
         line, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False, expand_tabs=False
     )
+
+
+def complain(text: str) -> None:
+    """Lines about what went wrong; on a terminal they are broken at its width, elsewhere each stays one line."""
+    for line in text.splitlines():
+        told = f"rlreason: {line}" if line else ""
+        print(folded(told, width_of(sys.stderr), below=10) if sys.stderr.isatty() else told, file=sys.stderr)

@@ -20,6 +20,7 @@ from rlreason.engines.vllm.startup import require_vllm
 from rlreason.engines.weight_check import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
+from rlreason.records.files import ENGINE_LOG
 from rlreason.setup.prompts import PromptIds
 from rlreason.types import Problem
 
@@ -75,7 +76,7 @@ def make_engine(
     settings = vllm_settings(run, demand())
     if placement == "auto" and place == "cpu" and not settings["sleep"] and not run.rollout.async_steps:
         say("! rollout.sleep=false has no effect: it is about a GPU's memory, and vLLM runs on the processor here")
-    return make(policy, log=folder / "vllm.log", say=say, **settings)
+    return make(policy, log=folder / ENGINE_LOG, say=say, **settings)
 
 
 def vllm_settings(run: RunConfig, demand: Demand) -> dict[str, Any]:

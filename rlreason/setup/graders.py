@@ -10,6 +10,7 @@ from rlreason.config.groups import GradingConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.uses import judges_to_learn
 from rlreason.grading import Grader, verifiers
+from rlreason.records.files import INCIDENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def make_graders(run: RunConfig, folder: Path) -> Graders:
     try:
         for reward in dict.fromkeys(filter(None, (training, counts, beside))):
             settings = grading_settings(run.grading, reward)
-            made[reward] = Grader(reward=reward, log_path=folder / "grading_incidents.jsonl", **settings)
+            made[reward] = Grader(reward=reward, log_path=folder / INCIDENTS, **settings)
             made[reward].start()
     except BaseException:
         for grader in made.values():

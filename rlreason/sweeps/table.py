@@ -7,8 +7,6 @@ from typing import Any
 from rlreason.evaluation.protocol import refuse_mixture
 from rlreason.records.status import ending, known
 
-SWEEP_VARIABLE = "RLREASON_JOB_OF_SWEEP"  # environment: the sweep's name, for the processes that a sweep starts
-
 
 @dataclass(frozen=True, slots=True)
 class SweepRun:
