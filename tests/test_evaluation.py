@@ -164,7 +164,7 @@ def test_finished_problems_survive_and_torn_lines_do_not(tmp_path):
     log.write_text(log.read_text().replace("{", "", 1))
     with pytest.raises(ConfigError, match="responses of another model"):  # nobody knows whose they are
         ResponseLog(tmp_path, "one", problems, 2, said.append)
-    assert said == [f"{log}: left out line 4 (half a line)", f"{log}: left out line 1 (not JSON)"]
+    assert said == [f"{log}: left out line 5 (half a line)", f"{log}: left out line 1 (not JSON)"]
 
 
 WRITTEN = ("config.yaml", "provenance.json", "status.json", "metrics.jsonl")  # as soon as a run has its folder
