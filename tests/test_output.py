@@ -322,11 +322,11 @@ def test_a_job_without_steps_names_none():
 NOISE = """
 import logging, os, sys, threading, warnings
 from pathlib import Path
-from rlreason.runtime.stderr_log import keep_noise_in, noise_kept
-with noise_kept():
+from rlreason.runtime.stderr_log import log_stderr_in, stderr_logged
+with stderr_logged():
     warnings.warn("early")
     if {folder!r}:
-        keep_noise_in(Path({folder!r}))
+        log_stderr_in(Path({folder!r}))
     logging.getLogger("peft").warning("logged")
     os.write(2, b"native\\n")
     print("rlreason: ours", file=sys.stderr)

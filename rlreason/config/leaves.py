@@ -24,8 +24,8 @@ class Leaf(NamedTuple):
 def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
     """Every setting below a dataclass, those of the groups inside it too.
 
-    >>> from rlreason.config.groups import StdNorm
-    >>> list(leaves(StdNorm("none"), "std_norm."))
+    >>> from rlreason.config.groups import StdNormConfig
+    >>> list(leaves(StdNormConfig("none"), "std_norm."))
     [Leaf(key='std_norm.kind', value='none', default='???')]
     """
     for field in fields(settings):

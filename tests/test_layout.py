@@ -1,0 +1,166 @@
+"""The size of things, and that each public one says what it is for: limits that hold for the whole package."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).resolve().parents[1] / "rlreason"
+TOP_LEVEL_FILES = 10
+FUNCTION_LINES = 60
+FILE_LINES = 300
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Source(NamedTuple):
+    """One module: its path relative to the package's parent, its text and its syntax tree."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+
+@cache
+def sources_of(root: Path) -> list[Source]:
+    """Every module of the package at `root`."""
+    texts = {path.relative_to(root.parent).as_posix(): path.read_text("utf-8") for path in sorted(root.rglob("*.py"))}
+    return [Source(path, text, ast.parse(text)) for path, text in texts.items()]
+
+
+def top_level_files(sources: list[Source]) -> list[str]:
+    """Modules that lie in no package but the outermost."""
+    return [source.path for source in sources if source.path.count("/") == 1]
+
+
+def long_files(sources: list[Source], limit: int = FILE_LINES) -> list[str]:
+    """Files of more than `limit` lines."""
+    return [f"{s.path}: {n} lines" for s in sources if (n := len(s.text.splitlines())) > limit]
+
+
+def long_functions(sources: list[Source], limit: int = FUNCTION_LINES) -> list[str]:
+    """Functions of more than `limit` lines with their docstring; courses/ shows the handouts' own."""
+    return [
+        f"{s.path}:{node.lineno}: {node.name} has {n} lines"
+        for s in sources
+        for node in ast.walk(s.tree)
+        if isinstance(node, Function) and "/courses/" not in s.path
+        if (n := (node.end_lineno or 0) - node.lineno + 1) > limit
+    ]
+
+
+def undocumented(sources: list[Source]) -> tuple[list[str], int]:
+    """Public modules, classes, functions and methods without a docstring, and how many public ones there are.
+
+    A method counts as documented where the method of the same name in a base class of this package is. Classes are
+    known by their bare name; two of one name are asked both.
+    """
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for source in sources:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(node)
+    missing, count = [], 0
+    for source in sources:
+        if source.text.strip():
+            count += 1
+            missing += [] if ast.get_docstring(source.tree) else [f"{source.path}:1: the module"]
+        for name, node, owner in _public(source.tree):
+            count += 1
+            if not ast.get_docstring(node) and not (owner and _inherits(owner, node.name, classes)):
+                missing.append(f"{source.path}:{node.lineno}: {name}")
+    return missing, count
+
+
+def _public(
+    tree: ast.Module | ast.ClassDef, prefix: str = ""
+) -> Iterator[tuple[str, ast.ClassDef | Function, ast.ClassDef | None]]:
+    """Public definitions with their full name and, for methods, the class; those inside functions are nobody's."""
+    for node in _flat(tree.body):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            if not _is_accessory(node):
+                yield prefix + node.name, node, tree if isinstance(tree, ast.ClassDef) else None
+            if isinstance(node, ast.ClassDef):
+                yield from _public(node, f"{prefix}{node.name}.")
+
+
+def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements of a body, with those that stand under an `if` or `try` in it."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try):
+            yield from _flat([*node.body, *node.orelse])
+
+
+def _is_accessory(node: ast.ClassDef | Function) -> bool:
+    """Setters and overloads: their property or last definition speaks for them."""
+    return any(ast.unparse(mark).endswith((".setter", "overload")) for mark in node.decorator_list)
+
+
+def _inherits(owner: ast.ClassDef, method: str, classes: dict[str, list[ast.ClassDef]]) -> bool:
+    """Whether a base class of the package, at any distance, documents the method."""
+    for base in owner.bases:
+        bare = base.value if isinstance(base, ast.Subscript) else base
+        for ancestor in classes.get(ast.unparse(bare).rpartition(".")[2], []):
+            of_same_name = (n for n in ancestor.body if isinstance(n, Function) and n.name == method)
+            if ancestor is not owner and (
+                any(map(ast.get_docstring, of_same_name)) or _inherits(ancestor, method, classes)
+            ):
+                return True
+    return False
+
+
+def listed(title: str, lines: list[str]) -> str:
+    """A failure's text: the rule, and each place that breaks it."""
+    return "\n  ".join([title, *lines])
+
+
+def test_few_files_lie_at_the_top() -> None:
+    found = top_level_files(sources_of(PACKAGE))
+    rule = (
+        f"{len(found)} files lie in rlreason/ itself, more than {TOP_LEVEL_FILES}: put each into the package it serves"
+    )
+    assert len(found) <= TOP_LEVEL_FILES, listed(rule, found)
+
+
+def test_files_can_be_read_in_one_sitting() -> None:
+    bad = long_files(sources_of(PACKAGE))
+    assert not bad, listed(
+        f"{len(bad)} files of more than {FILE_LINES} lines: split each where its subject changes", bad
+    )
+
+
+def test_functions_are_short() -> None:
+    bad = long_functions(sources_of(PACKAGE))
+    rule = f"{len(bad)} functions of more than {FUNCTION_LINES} lines: give a step of each a name and a function"
+    assert not bad, listed(rule, bad)
+
+
+def test_everything_public_says_what_it_is_for() -> None:
+    bad, count = undocumented(sources_of(PACKAGE))
+    rule = f"{len(bad)} of {count} public names without a docstring: write one, or begin the name with an underscore"
+    assert not bad, listed(rule, bad)
+
+
+def test_the_reading_of_docstrings(tmp_path) -> None:
+    package = tmp_path / "rlreason"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "base.py").write_text(
+        '"""It."""\nclass Base:\n    """A base."""\n    def run(self):\n        """Run."""\n'
+    )
+    (package / "part.py").write_text(
+        "from rlreason import base\nclass Part(base.Base):\n    def __init__(self): ...\n    def run(self):\n"
+        "        def inner(): ...\n    def stop(self): ...\n    @property\n    def x(self):\n        '''An x.'''\n"
+        "    @x.setter\n    def x(self, to): ...\nclass _Own:\n    def run(self): ...\n"
+    )
+    sources = sources_of(package)
+    expected = ["rlreason/part.py:1: the module", "rlreason/part.py:2: Part", "rlreason/part.py:6: Part.stop"]
+    assert undocumented(sources) == (expected, 8)
+    assert long_functions(sources, limit=1)[1:] == [
+        "rlreason/part.py:4: run has 2 lines",
+        "rlreason/part.py:8: x has 2 lines",
+    ]
+    assert len(top_level_files(sources)) == 3
+    assert long_files(sources, limit=5) == ["rlreason/part.py: 13 lines"]
