@@ -68,6 +68,7 @@ def audit(folder: Path, other: str | None, write: bool) -> None:
 
 
 def right(grades: Sequence[Grade]) -> list[bool]:
+    """Which of the graded responses are correct."""
     return [grade.outcome == "correct" for grade in grades]
 
 

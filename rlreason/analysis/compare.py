@@ -65,7 +65,7 @@ def best_of_n_summary(folder: Path) -> dict[str, Any] | None:
         if run.status is not None and run.setting("algorithm") == "best_of_n":
             return None
         raise ConfigError(f"{folder} holds no {SUMMARY}: give the folder of a finished run of algorithm=best_of_n")
-    if "best_of_n" not in run.summary:
+    if not {"best_of_n", "n_list", "protocol"} <= run.summary.keys():
         raise ConfigError(f"{folder} is no run of algorithm=best_of_n: give one that is")
     return run.summary
 

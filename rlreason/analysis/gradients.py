@@ -111,7 +111,7 @@ def add_reference(run: GRPOConfig, samples: list[Sample], console: Console) -> S
 def check_start(folder: RunFolder, start: Start | None, console: Console) -> None:
     """Say where the built-in model's start, made again, is not the one that the run's summary names, if it has one."""
     recorded = (folder.summary or {}).get("start")
-    if start and recorded and recorded["weights"] != start.weights:
+    if start and recorded and recorded.get("weights") != start.weights:
         console.say(
             "! the start model made here is not the one of the run (made with another processor, torch or version "
             "of this code): this one is measured, and a KL term against it"

@@ -23,7 +23,7 @@ def read_run(folder: RunFolder) -> GRPOConfig:
         settings = _of_version_1(settings)
     try:
         run = retyped(settings, folder.schemas or _guessed_schemas(settings))
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, KeyError) as error:  # KeyError: a schema that this version does not have
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"RUN={folder.path}: its config.yaml is not of this version ({reason}): repeat the run with this version"

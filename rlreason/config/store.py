@@ -137,9 +137,13 @@ def schemas_of(run: RunConfig) -> dict[str, str]:
 
     "eval.data" is among them where evaluations have data of their own.
     """
-    names = {schema: name for group in SCHEMAS.values() for name, schema in group.items()}
     parts = {"algorithm": run, "model": run.model, "data": run.data, "eval.data": run.eval.data}
-    return {key: names[type(part)] for key, part in parts.items() if part is not None}
+    names = {schema: name for group in SCHEMAS.values() for name, schema in group.items()}
+    return {
+        key: next(names[kind] for kind in type(part).__mro__ if kind in names)
+        for key, part in parts.items()
+        if part is not None
+    }
 
 
 def retyped(settings: dict[str, Any], schemas: Mapping[str, str]) -> RunConfig:

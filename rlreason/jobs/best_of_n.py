@@ -140,6 +140,7 @@ def _classes(group: Sequence[Sample], run: BestOfNConfig, reward: str) -> list[i
 
 
 def mean(values: Sequence[float]) -> float:
+    """The mean; 0 of no values."""
     return math.fsum(values) / max(len(values), 1)
 
 

@@ -69,6 +69,7 @@ def cases(console: Console, run: EvalJobConfig, components: Components, response
 
 
 def closing(console: Console, components: Components, responses: Responses, folder: Path) -> None:
+    """The accuracies as they are to be quoted, and where the responses are."""
     m = responses.metrics
     for line in describe_accuracies(m["eval/accuracy"], more_accuracies(m, *components.examiner.rewards)):
         console.say(line)

@@ -193,6 +193,7 @@ class Progress:
         self.began, self.said = time.monotonic(), 0.0
 
     def add(self, sample: Sample) -> None:
+        """A response has ended and was graded."""
         length = len(sample.response.token_ids)
         self.done += 1
         self.answered += 1

@@ -64,7 +64,8 @@ class RunFolder:
         {"algorithm": "grpo", "model": "tiny", "data": "files"}, and "eval.data" where evaluations have data of their
         own.
         """
-        return dict(self.provenance.get("schemas") or {})
+        schemas = self.provenance.get("schemas")
+        return schemas if isinstance(schemas, dict) else {}
 
     @cached_property
     def provenance(self) -> dict[str, Any]:

@@ -9,24 +9,13 @@ from rlreason.types import Grade, Problem, Response, Sample
 Row = dict[str, Any]
 NUMBER = (int, float)
 
-#: The fields of a row, with the types that their values have.
+#: The fields of a row that something needs, with the types of their values.
 FIELDS: dict[str, type | tuple[type, ...]] = {
-    "problem_id": str,
-    "question": str,
     "gold": object,
-    "response": str,
-    "reward": NUMBER,
-    "format_reward": NUMBER,
-    "answer_reward": NUMBER,
-    "outcome": str,
-    "path": str,
-    "length": NUMBER,
-    "finish_reason": str,
-    "weight_version": NUMBER,
-    "prompt_ids": list,
-    "token_ids": list,
-    "log_probs": list,
     "sample": int,
+    **dict.fromkeys(("problem_id", "question", "response", "outcome", "path", "finish_reason"), str),
+    **dict.fromkeys(("reward", "format_reward", "answer_reward", "length", "weight_version"), NUMBER),
+    **dict.fromkeys(("prompt_ids", "token_ids", "log_probs"), list),
 }
 #: What a row needs to be graded again, to be shown to a person, and to be learned from.
 TO_REGRADE = ("response", "gold", "outcome")

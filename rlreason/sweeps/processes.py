@@ -1,7 +1,4 @@
-"""The runs of a sweep, each in a process of its own: what one crashes or leaks ends with it, the others go on.
-
-It knows processes, signals and the files of a run folder; it must not know torch or Hydra.
-"""
+"""The runs of a sweep, each in a process of its own: a crash or a leak ends with its run, the others go on."""
 
 import json
 import os
@@ -32,12 +29,15 @@ class Sweep:
 
     @classmethod
     def of_environment(cls) -> "Sweep":
+        """The sweep that this process is part of."""
         return cls(**json.loads(os.environ[SWEEP]))
 
     def announce(self) -> None:
+        """Make the sweep known to the processes that are started from here."""
         os.environ[SWEEP] = json.dumps(asdict(self))
 
     def note(self, arm: SweepRun) -> None:
+        """Add how a run ended to the sweep's log."""
         with Path(self.log).open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(arm)) + "\n")
 

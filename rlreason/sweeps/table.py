@@ -1,4 +1,4 @@
-"""What a finished sweep shows in the terminal: one line per run. It knows summaries, not torch or Hydra."""
+"""What a finished sweep shows in the terminal: one line per run."""
 
 import math
 from dataclasses import dataclass
@@ -18,15 +18,18 @@ class SweepRun:
 
     @property
     def accuracy(self) -> float:
+        """The final validation accuracy; nan where there is none."""
         accuracy = self.summary.get("accuracy")
         return math.nan if accuracy is None else float(accuracy)  # null: weights that are no numbers have none
 
     @property
     def status(self) -> str:
+        """A status of `records.status.STATUSES`."""
         return known(str(self.summary.get("status", "")))
 
     @property
     def failed(self) -> bool:
+        """Whether the run did not come to an end of its own."""
         return not ending(self.status).of_its_own
 
     @property
