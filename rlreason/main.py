@@ -28,15 +28,7 @@ from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONTENTS
-from rlreason.records.status import (
-    SWEEP_VARIABLE,
-    ending,
-    read_status,
-    status_of,
-    status_time,
-    sweep_code,
-    write_status,
-)
+from rlreason.records.status import SWEEP_VARIABLE, ending, read_status, status_of, sweep_code, write_status, written_at
 from rlreason.records.undo import Ended, undone_when_refused
 from rlreason.runtime import signals
 from rlreason.runtime.stderr_log import stderr_logged
@@ -67,7 +59,7 @@ def job(cfg: DictConfig) -> float:
     if sweep and SWEEP_VARIABLE not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
     refuse_own_input(run, folder, CONTENTS)
-    before = status_time(folder)
+    before = written_at(folder)
     try:
         with signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
             with Console().wait("loading torch and transformers"):
@@ -79,7 +71,7 @@ def job(cfg: DictConfig) -> float:
     except BaseException as error:
         if signals.asked() and not isinstance(error, KeyboardInterrupt):
             error = KeyboardInterrupt()
-        if status_time(folder) != before:  # the folder became this run's own
+        if written_at(folder) != before:  # the folder became this run's own
             with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
                 mark_ended(folder, error)
         raise error

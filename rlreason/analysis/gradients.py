@@ -6,7 +6,7 @@ are held at a time: the run's own and the one being compared.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -69,6 +69,7 @@ class Laboratory:
     tokens: int
     still_going: list[float]  # share of responses that have a token at each position
     objectives: list[Measured]
+    policy: str = "final"  # that scored the responses; "start" where the run saved none
 
 
 def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Sample], console: Console) -> Laboratory:
@@ -85,7 +86,8 @@ def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Samp
     choose_threads(run, policy)
     if run.kl_placement != "none":
         check_start(folder, add_reference(run, samples, console), console)
-    return compare(run, policy, step, samples, console)
+    result = compare(run, policy, step, samples, console)
+    return replace(result, policy="final" if folder.model else "start")
 
 
 def start_policy(run: GRPOConfig, console: Console) -> tuple[Policy, Start | None]:

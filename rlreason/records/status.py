@@ -71,7 +71,7 @@ def read_status(folder: Path) -> str | None:
     return None
 
 
-def status_time(folder: Path) -> int | None:
+def written_at(folder: Path) -> int | None:
     """When the folder's status was last written, in nanoseconds; None before its first."""
     path = folder / STATUS
     return path.stat().st_mtime_ns if path.exists() else None
