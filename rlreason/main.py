@@ -27,13 +27,13 @@ from rlreason.config.run import TrainingConfig
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.records.status import ending, read_status, status_of, sweep_code, write_status
+from rlreason.records.files import CONTENTS
+from rlreason.records.status import SWEEP_VARIABLE, ending, read_status, status_of, sweep_code, write_status, written_at
 from rlreason.records.undo import Ended, undone_when_refused
-from rlreason.records.writer import CONTENTS
 from rlreason.runtime import signals
 from rlreason.runtime.stderr_log import stderr_logged
 from rlreason.sweeps.processes import PATIENCE_S, Sweep
-from rlreason.sweeps.table import SWEEP_VARIABLE, runs_table
+from rlreason.sweeps.table import runs_table
 
 
 def main(cfg: DictConfig) -> float:
@@ -59,7 +59,7 @@ def job(cfg: DictConfig) -> float:
     if sweep and SWEEP_VARIABLE not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
     refuse_own_input(run, folder, CONTENTS)
-    before = _stamp(folder)
+    before = written_at(folder)
     try:
         with signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
             with Console().wait("loading torch and transformers"):
@@ -71,7 +71,7 @@ def job(cfg: DictConfig) -> float:
     except BaseException as error:
         if signals.asked() and not isinstance(error, KeyboardInterrupt):
             error = KeyboardInterrupt()
-        if _stamp(folder) != before:  # the folder became this run's own
+        if written_at(folder) != before:  # the folder became this run's own
             with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
                 mark_ended(folder, error)
         raise error
@@ -93,12 +93,6 @@ def mark_ended(folder: Path, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt):
             named = signals.why_stopped(error)
         write_status(folder, status_of(error), text if isinstance(error, ConfigError) else named)
-
-
-def _stamp(folder: Path) -> int | None:
-    """When the folder's status was last written; None before its first."""
-    path = folder / "status.json"
-    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def start_sweep_run(cfg: DictConfig) -> float:

@@ -18,6 +18,7 @@ from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.algorithms.rollouts import rollout_metrics, score_samples
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.run import RunConfig, TrainingConfig
+from rlreason.config.store import schemas_of
 from rlreason.evaluation.accuracy import more_accuracies
 from rlreason.evaluation.evaluator import Evaluated, Evaluator
 from rlreason.grading.metrics import grading_metrics
@@ -27,9 +28,11 @@ from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.optimization import evaluation_due, learning_rate_at
 from rlreason.records.console import Console, Stopwatch
 from rlreason.records.counters import Counters
-from rlreason.records.curves import draw_curves, title_of
+from rlreason.records.curves import draw_curves
+from rlreason.records.files import OBJECTIVE, ROLLOUTS
 from rlreason.records.monitors import Monitors
-from rlreason.records.writer import RunWriter, refuse_occupied
+from rlreason.records.reader import RunFolder
+from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import Components, build_components
@@ -41,14 +44,11 @@ from rlreason.setup.run_summary import closing, header, objective_of, shown_gene
 def train(run: RunConfig, folder: Path, config: str) -> float:
     """Train as `run` says, leave everything in `folder`, return the final validation accuracy."""
     assert isinstance(run, TrainingConfig)
-    refuse_occupied(folder)
     console, counters = Console(), Counters()
     counters.start()
-    records = RunWriter(folder, config)
-    if records.set_aside:
-        console.say(f"a broken-off run was here: its records are now in {records.set_aside}")
+    records = RunWriter(folder, config, schemas=schemas_of(run), say=console.say)
     card = objective_of(run)
-    records.document("objective.md", card.markdown)
+    records.document(OBJECTIVE, card.markdown)
     components, feed = build_components(run, folder, console), None
     try:
         algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
@@ -148,7 +148,7 @@ def loop(
         seconds = synced | times.laps
         records.metrics(counters.row() | (updates[-1] if updates else {}) | (of_step if count < 2 else {}) | seconds)
         if collected.samples and run.save_rollouts_every and step % run.save_rollouts_every == 0:
-            records.responses("rollouts", step, collected.samples, components.train_problems)
+            records.responses(ROLLOUTS, step, collected.samples, components.train_problems)
         metrics = averaged(updates) | of_step | seconds
         guards.look(step, metrics)
         for name, notice in collected.notices.items():
@@ -179,7 +179,7 @@ def loop(
         console.say(f"! {status}: {reason}{cure}")
     if run.save_model:
         with console.wait("saving the model"):
-            components.policy.save(records.folder / "model")
+            components.policy.save(records.model)
     summary = summed_up(run, components, status, reason, before, after) | {
         "notices": dict(guards.counts),
         **{name: round(value, 1) for name, value in counters.row().items()},
@@ -187,7 +187,7 @@ def loop(
         "threads": torch.get_num_threads(),
     }
     with console.wait("drawing the curves"):
-        draw_curves(records.folder, title_of(records.folder))
+        draw_curves(RunFolder(records.folder))
     with console.wait("closing the records"):
         records.summary(summary)
     closing(console, run, records.folder, before, after, components.eval_problems, summary, components.mirror)

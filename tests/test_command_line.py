@@ -17,7 +17,7 @@ from rlreason.cli.multirun import runs_of
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.store import resource_dir, typed
 from rlreason.errors import ConfigError
-from rlreason.records.writer import CONTENTS
+from rlreason.records.files import CONTENTS
 
 PACKAGE = modules.PACKAGE
 

@@ -98,12 +98,24 @@ def test_the_command_answers_mistakes_in_one_line(tmp_path, run, capsys):
         said = capsys.readouterr().err
         assert word in said
         assert said.count("\n") == 1
-    (run / "rollouts" / "step_00002.jsonl").write_text("{broken\n")
+    for path in (run / "rollouts").iterdir():
+        path.write_text('{"response": "38", "gold": "38"}\n')
     assert regrade(run) == 3
-    (run / "rollouts" / "step_00002.jsonl").write_text('{"response": "38", "gold": "38"}\n')
-    assert regrade(run) == 3
-    assert "line 1 of" in (told := capsys.readouterr().err)
-    assert "it has no 'outcome'" in told
+    assert f"{run / 'rollouts'} holds no responses: choose another run" in capsys.readouterr().err
+
+
+def test_write_leaves_what_is_no_rollout_as_it_is(run, capsys):
+    path = run / "rollouts/step_00001.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    text = json.dumps(json.loads(first) | {"response": "two \u2028 lines"}, ensure_ascii=False).encode() + b"\n"
+    path.write_bytes(text + b'{"broken\n\0\0\n' + second + b'{"half')
+    for _ in range(2):
+        assert regrade(run, "--write") == 0
+        left = "left out line 2 (not JSON), 3 (NUL bytes), 5 (half a line)"
+        assert capsys.readouterr().err == f"rlreason: {path}: {left}\n"
+        lines = path.read_bytes().split(b"\n")
+        assert (lines[1:3], lines[4]) == ([b'{"broken', b"\0\0"], b'{"half')
+        assert [json.loads(lines[k])["outcome"] for k in (0, 3)] == ["unformatted", "correct"]
 
 
 COUNTDOWN_ROWS = [  # response, outcome as saved; the gold is 3 5 7 -> 22

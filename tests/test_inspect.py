@@ -7,7 +7,8 @@ import pytest
 
 from rlreason.evaluation.reasons import why
 from rlreason.grading import Grader
-from rlreason.grading.run_grading import RunGrading, read_grading
+from rlreason.grading.run_grading import RunGrading
+from rlreason.records.reader import RunFolder
 from tests.test_verbs import verb
 
 CONFIG = "data: {name: gsm8k}\nprompt: {reward: REWARD}\ngrading: {extract: strict, timeout_s: 5.0, workers: 1}\n"
@@ -97,7 +98,7 @@ def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
     for reward, grades in (("r1_zero", f"{verifier}:r1_zero"), ("mine:reward", "mine:reward")):
         config = {"prompt": {"reward": reward}, "data": {"verifier": verifier}, "grading": {"percent": False}}
         (tmp_path / "config.yaml").write_text(json.dumps(config))
-        assert read_grading(tmp_path) == RunGrading(grades, {"percent": False})
+        assert RunGrading.of(*RunFolder(tmp_path).grading()) == RunGrading(grades, {"percent": False})
 
 
 def test_what_else_is_worth_knowing_comes_behind():

@@ -23,16 +23,19 @@ from rlreason.analysis.gradients import (
 )
 from rlreason.analysis.saved_run import read_run, read_step
 from rlreason.analysis.variants import OWN, variants, with_credit, with_objective
-from rlreason.config.store import resource_dir, typed
+from rlreason.config.store import resource_dir, schemas_of, typed
 from rlreason.errors import ConfigError
 from rlreason.objectives.rules import NAMED_OBJECTIVES
 from rlreason.records.console import Console
+from rlreason.records.reader import RunFolder
+from rlreason.records.status import write_status
 from rlreason.records.writer import RunWriter
 from rlreason.setup.learner import make_learner
 from rlreason.setup.start import Start
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.test_verbs import shell, verb
 
+TINY = ("model.width=32", "model.warm_start.steps=0", "data.n_train=256", "data.n_validation=32")
 QUIET = Console(1, out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests
 
 
@@ -68,9 +71,9 @@ def one(policy, samples, *overrides):
 def folder(policy, tmp_path):
     """A finished run's folder with steps 1 and 3 saved, written by the parts that write it in a run."""
     path = tmp_path / "run"
-    records = RunWriter(path, OmegaConf.to_yaml(composed("objective=grpo")))
+    run = typed(composed("objective=grpo", *TINY))
+    records = RunWriter(path, OmegaConf.to_yaml(composed("objective=grpo", *TINY)), schemas=schemas_of(run))
     problems = [Problem(f"p{i}", "q", "a") for i in range(6)]
-    run = typed(composed("objective=grpo"))
     for step, noise in ((1, 0.5), (3, 0.3)):
         records.responses("rollouts", step, with_credit(rewarded(policy, noise=noise), run), problems)
     policy.save(path / "model")
@@ -181,8 +184,9 @@ def test_kl_and_dead_groups_are_the_algorithms(policy):
 
 
 def test_credit_is_the_one_that_the_run_recorded(folder):
-    run = read_run(folder)
-    step, samples = read_step(folder, run)
+    saved = RunFolder(folder)
+    run = read_run(saved)
+    step, samples = read_step(saved, run)
     assert step == 3
     rows = [json.loads(line) for line in (folder / "rollouts/step_00003.jsonl").read_text().splitlines()]
     assert [s.advantage for s in with_credit(samples, run)] == pytest.approx([r["advantage"] for r in rows], abs=1e-6)
@@ -221,6 +225,25 @@ def test_a_step_without_any_credit_is_said_and_not_divided_by(folder, capsys):
     assert (own["cosine"], own["grad_norm"], own["zero_advantage"], own["short_to_long"]) == (None, 0.0, 1.0, None)
 
 
+def test_a_run_that_was_broken_off_is_measured_with_what_it_left(folder, capsys):
+    """No summary and no model: the saved rollouts, under the model that the run started from."""
+    for name in ("summary.json", "model"):
+        remove(folder / name)
+    write_status(folder, "interrupted")
+    path = folder / "rollouts/step_00001.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:  # of the start model's small vocabulary
+        row |= {name: [token % 50 for token in row[name]] for name in ("prompt_ids", "token_ids")}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 1, "problem_id"')
+    assert laboratory(folder, "--step", "1") == 0
+    out, err = capsys.readouterr()
+    assert "step_00001.jsonl: left out line 25 (half a line)" in err
+    assert "step 1: 24 responses" in out
+    assert f"! {folder} saved no model (save_model=true, interrupted): measured" in " ".join(out.split())
+    own, *_ = json.loads((folder / "lab/step_00001.json").read_text())["objectives"]
+    assert own["grad_norm"] > 0
+
+
 @pytest.mark.slow
 def test_the_reference_is_made_again_as_the_run_had_it(tmp_path):
     """KL in the reward: the recorded advantages follow from the remade reference; entropy moves the policy."""
@@ -231,8 +254,9 @@ def test_the_reference_is_made_again_as_the_run_had_it(tmp_path):
     ]  # fmt: skip
     done, _ = shell("-m", "rlreason", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    run = read_run(tmp_path / "x")
-    _, samples = read_step(tmp_path / "x", run)
+    saved = RunFolder(tmp_path / "x")
+    run = read_run(saved)
+    _, samples = read_step(saved, run)
     add_reference(run, samples, QUIET)
     rows = [json.loads(line) for line in (tmp_path / "x/rollouts/step_00002.jsonl").read_text().splitlines()]
     assert max(abs(r["advantage"]) for r in rows) > 0.01
@@ -250,9 +274,7 @@ def remove(path: Path) -> None:
     [
         (None, ["--step", "2"], "--step 2 was not saved: choose one of 1, 3"),
         (None, ["--step", "x"], "invalid int value: 'x'"),
-        ("summary.json", [], "has not finished"),
-        ("config.yaml", [], "holds no config.yaml"),
-        ("model", [], "repeat it with save_model=true"),
+        ("config.yaml", [], "has no config.yaml"),
         ("rollouts", [], "saved no rollouts"),
     ],
 )
@@ -269,21 +291,22 @@ def test_a_config_of_another_version_is_a_mistake_too(folder):
     path = folder / "config.yaml"
     path.write_text(path.read_text() + "forgotten_setting: 1\n")
     with pytest.raises(ConfigError, match="forgotten_setting"):
-        read_run(folder)
+        read_run(RunFolder(folder))
 
 
 def test_a_run_from_before_model_seed_started_from_the_model_of_its_seed(folder):
     config = OmegaConf.load(folder / "config.yaml")
-    assert read_run(folder).model.seed == 0
+    assert read_run(RunFolder(folder)).model.seed == 0
     del config.model.seed
     config.seed = 5
     OmegaConf.save(config, folder / "config.yaml")
-    assert read_run(folder).model.seed == 5
+    (folder / "provenance.json").unlink()  # such a run's folder is of version 0, where the schemas are not named
+    assert read_run(RunFolder(folder)).model.seed == 5
 
 
 def test_another_reference_than_the_runs_is_said(folder):
     out = io.StringIO()
     for recorded in ("aa", "bb"):
         (folder / "summary.json").write_text(json.dumps({"start": {"weights": recorded}}))
-        check_start(folder, Start("made", "aa"), Console(out=out))
+        check_start(RunFolder(folder), Start("made", "aa"), Console(out=out))
     assert out.getvalue().count("is not the one of the run") == 1

@@ -11,8 +11,8 @@ from wandb.proto import wandb_internal_pb2
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.errors import ConfigError
+from rlreason.records.status import SWEEP_VARIABLE
 from rlreason.records.wandb_logger import AXES, COLUMNS, COUNTERS, WandbLogger, axis_of
-from rlreason.sweeps.table import SWEEP_VARIABLE
 
 OTHERS = {
     "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team", "WANDB_RUN_GROUP": "course", "WANDB_NAME": "first",

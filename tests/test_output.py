@@ -25,9 +25,11 @@ from rlreason.main import mark_ended
 from rlreason.objectives.card import imitation_card
 from rlreason.records.console import Console, closing_table
 from rlreason.records.curves import draw_curves
+from rlreason.records.files import CONTENTS
 from rlreason.records.monitors import Monitors
+from rlreason.records.reader import RunFolder
 from rlreason.records.status import write_status
-from rlreason.records.writer import CONTENTS, RunWriter
+from rlreason.records.writer import RunWriter
 from rlreason.runtime.atomic_files import append_line, write_whole
 from rlreason.runtime.streams import width_of
 from rlreason.setup.run_summary import describe_prompt
@@ -148,7 +150,7 @@ def test_every_writer_names_its_file_and_leaves_nothing_half(tmp_path, policy):
         "run/metrics.jsonl": lambda: [records.metrics({"train_step": 1}) for _ in range(500)],
         "run/model": lambda: policy.save(tmp_path / "run/model"),
         "run/objective.md": lambda: records.document("objective.md", "x" * 9999),
-        "run/curves.png": lambda: draw_curves(tmp_path / "run", "title"),
+        "run/curves.png": lambda: draw_curves(RunFolder(tmp_path / "run")),
     }
     for name, write in writers.items():
         with files_of_at_most(size + 100 if "metrics" in name else 1000), pytest.raises(UnwritableError) as caught:

@@ -4,7 +4,6 @@ Compares the rewards that a run was trained on with this grader as it is now, wi
 any other function, and shows where they disagree.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,41 +12,49 @@ from rlreason.config.groups import NAMED_REWARDS
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation.cases import case_line
 from rlreason.grading.metrics import grading_warnings
-from rlreason.grading.run_grading import RunGrading, read_grading
+from rlreason.grading.run_grading import RunGrading
 from rlreason.records.console import Console
-from rlreason.runtime.atomic_files import whole
+from rlreason.records.files import ResponseFile
+from rlreason.records.reader import RunFolder
+from rlreason.records.rows import TO_REGRADE, Row, grade_columns
+from rlreason.records.writer import rewrite_rows
 from rlreason.runtime.streams import folded, print_stderr
 from rlreason.runtime.verb import Answer
 from rlreason.types import Grade
 
 EXAMPLES = 5
-Row = dict[str, Any]
 
 
-def regrade(run: Path, other: str | None, write: bool, console: Console) -> Answer:
+def regrade(folder: Path, other: str | None, write: bool, console: Console) -> Answer:
     """How graders judge the rollouts of a run, `other` among them; with `write`, today's grades are saved.
 
     Raises `ConfigError` where the run's own reward fails on every response; then nothing is written.
     """
-    graded = read_grading(run)
-    files = read_rollouts(run)
-    rows = [row for _, found in files for row in found]
+    run = RunFolder(folder)
+    graded, files = RunGrading.of(*run.grading()), run.rollouts()
+    if not files:
+        raise ConfigError(f"{folder} has no rollouts/step_*.jsonl; only a run that saved its rollouts can be audited")
+    found = [run.rows(file, TO_REGRADE) for file in files]
+    rows = [row for of_file in found for row in of_file.values()]
+    if not rows:
+        raise DataError(f"{files[0].path.parent} holds no responses: choose another run")
     fresh = grade_rows(rows, graded, console)
-    if rows and all(grade.outcome == "error" for grade in fresh):
-        raise ConfigError(f"{graded.reward} fails on every response of {run}: start this where it can be imported")
+    if all(grade.outcome == "error" for grade in fresh):
+        raise ConfigError(f"{graded.reward} fails on every response of {folder}: start this where it can be imported")
     marks = {"saved": [row["outcome"] == "correct" for row in rows], "now": are_correct(fresh)}
     for name, function in other_graders(graded.reward, other).items():
         marks[name] = are_correct(grade_rows(rows, graded._replace(reward=function), console))
     graders = agreement(marks)
     settings = graded.settings or "default settings"
-    lines = [f"{len(rows)} responses in {len(files)} files of {run}; {graded.reward}, {settings}"]
+    lines = [f"{len(rows)} responses in {len(files)} files of {folder}; {graded.reward}, {settings}"]
     if graded.reward not in NAMED_REWARDS:
         lines += [f"math-verify is left out: it compares values, and {graded.reward} has rules of its own"]
     lines += [report(graders, rows)]
     if write:
-        save(files, fresh)
-        lines += [f"wrote {len(rows)} new grades into {run / 'rollouts'}; the old ones are in previous_grade"]
-    figures = {"run": run, "responses": len(rows), "files": len(files), "written": write}
+        save(files, found, fresh)
+        place = files[0].path.parent
+        lines += [f"wrote {len(rows)} new grades into {place}; the old ones are in previous_grade"]
+    figures = {"run": folder, "responses": len(rows), "files": len(files), "written": write}
     figures |= {"reward": graded.reward, "settings": graded.settings, "graders": graders}
     return Answer(folded("\n".join(lines), console.width), figures)
 
@@ -56,28 +63,6 @@ def other_graders(reward: str, other: str | None) -> dict[str, str]:
     """Name -> reward function: what a run's grading is compared with."""
     graders = {"math-verify": f"rlreason.grading.peers:{reward}_math_verify"} if reward in NAMED_REWARDS else {}
     return graders | ({other: other} if other else {})
-
-
-def read_rollouts(run: Path) -> list[tuple[Path, list[Row]]]:
-    paths = sorted((run / "rollouts").glob("step_*.jsonl"))
-    if not paths:
-        raise ConfigError(f"{run} has no rollouts/step_*.jsonl; only a run that saved its rollouts can be audited")
-    files = []
-    for path in paths:
-        rows = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                row["response"], row["gold"] = str(row["response"]), row["gold"]
-                row["outcome"] = str(row["outcome"])
-            except (ValueError, KeyError, TypeError) as error:
-                told = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-                raise DataError(f"line {number} of {path} is no rollout ({told}): mend or remove the line") from None
-            rows.append(row)
-        files.append((path, rows))
-    return files
 
 
 def are_correct(grades: Sequence[Grade]) -> list[bool]:
@@ -132,23 +117,18 @@ def report(graders: Mapping[str, Mapping[str, Any]], rows: Sequence[Row]) -> str
     return "\n".join(lines + examples)
 
 
-def save(files: Sequence[tuple[Path, list[Row]]], grades: Sequence[Grade]) -> None:
-    """Each file is replaced as a whole, so an interruption leaves every file either old or new."""
-    position = 0
-    for path, rows in files:
-        with whole(path) as partial, partial.open("w", encoding="utf-8") as lines:
-            for row, grade in zip(rows, grades[position : position + len(rows)], strict=True):
-                lines.write(json.dumps(regraded(row, grade), ensure_ascii=False) + "\n")
-        position += len(rows)
+def save(files: Sequence[ResponseFile], found: Sequence[Mapping[int, Row]], grades: Sequence[Grade]) -> None:
+    """Each file is replaced as a whole, so an interruption leaves every file either old or new.
+
+    found: of each file, its rows by line number; grades: of all of them, in order. Other lines stay as they are.
+    """
+    left = iter(grades)
+    for file, rows in zip(files, found, strict=True):
+        rewrite_rows(file.path, {number: regraded(row, next(left)) for number, row in rows.items()})
 
 
 def regraded(row: Row, grade: Grade) -> Row:
     """The row with its new grade; the one that the run was trained on is kept, however often this runs."""
-    new = {
-        "reward": grade.reward,
-        "format_reward": grade.format,
-        "answer_reward": grade.answer,
-        "outcome": grade.outcome,
-    }
+    new = {name: value for name, value in grade_columns(grade).items() if name != "path"}
     previous = row.get("previous_grade") or {key: row.get(key) for key in new}
     return {**row, **new, "previous_grade": previous}

@@ -1,10 +1,11 @@
 """Draw the best_of_n curves of several runs in one picture.
 
-Runs that were measured differently are refused unless --mix-protocols allows them; then the picture says so.
+Runs that were measured differently are refused unless --mix-protocols allows them; then the picture says so. Unfinished
+runs are left out.
 """
 
 import argparse
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,26 @@ from rlreason.evaluation.plot import draw_best_of_n
 from rlreason.evaluation.protocol import refuse_mixture
 from rlreason.evaluation.tables import curves_table
 from rlreason.records.console import Console
+from rlreason.records.files import BEST_OF_N_PICTURE, SUMMARY
+from rlreason.records.reader import RunFolder, runs_in
 from rlreason.runtime.streams import folded
 from rlreason.runtime.verb import Answer, Parser
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason compare`."""
-    parser.add_run("folder of a run of algorithm=best_of_n", several=True)
-    parser.add_argument("-o", type=Path, metavar="FILE", default=Path("best_of_n.png"), help="the picture")
+    parser.add_run("folder of a run of algorithm=best_of_n, or of a sweep of them", several=True)
+    parser.add_argument("-o", type=Path, metavar="FILE", default=Path(BEST_OF_N_PICTURE), help="the picture")
     parser.add_argument("--mix-protocols", action="store_true", help="draw runs that were measured differently")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Draw the runs' curves and list their values; `ConfigError` where two runs were measured differently."""
-    folders, picture = arguments.runs, arguments.o
-    summaries = {folder.name or str(folder): read_summary(folder) for folder in folders}
-    if len(summaries) < len(folders):
-        raise ConfigError("two of the runs have folders of one name: rename one, so that they can be told apart")
-    protocols = {name: s["protocol"] for name, s in summaries.items()}
+    summaries, unfinished = finished_runs(arguments.runs)
+    protocols, picture = {name: s["protocol"] for name, s in summaries.items()}, arguments.o
     differences = refuse_mixture(protocols, allow=arguments.mix_protocols)
-    lines = [folded(f"! {line}", console.width) for line in differences]
+    left_out = [f"{folder} is left out: it has not finished ({status})" for folder, status in unfinished.items()]
+    lines = [folded(f"! {line}", console.width) for line in (*left_out, *differences)]
     for name, s in summaries.items():
         lines += [f"\n{name}, protocol {s['protocol']['hash']}"]
         lines += [curves_table(s["n_list"], s["best_of_n"], console.width)]
@@ -46,16 +47,38 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         name: {"protocol": s["protocol"]["hash"], "n_list": s["n_list"], "best_of_n": s["best_of_n"]}
         for name, s in summaries.items()
     }
-    return Answer("\n".join(lines), {"runs": runs, "protocol_differences": list(differences), "picture": picture})
+    return Answer(
+        "\n".join(lines),
+        {"runs": runs, "protocol_differences": list(differences), "unfinished": unfinished, "picture": picture},
+    )
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a run of algorithm=best_of_n."""
-    path = folder / "summary.json"
-    try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: give the folder of a finished run of algorithm=best_of_n") from error
-    if "best_of_n" not in summary:
-        raise ConfigError(f"{folder} is no run of algorithm=best_of_n: give one that is")
-    return summary
+def finished_runs(folders: Sequence[Path]) -> tuple[dict[str, dict[str, Any]], dict[str, str | None]]:
+    """(summaries by name, statuses of unfinished runs by folder) of these runs and of the runs of these sweeps.
+
+    Raises `ConfigError` where none has finished, and where two of them have one name.
+    """
+    summaries, unfinished = dict[str, dict[str, Any]](), dict[str, str | None]()
+    for folder in (run for given in folders for run in runs_in(given) or [given]):
+        run, name = RunFolder(folder), folder.name or str(folder)
+        if name in summaries:
+            raise ConfigError("two of the runs have folders of one name: rename one, so that they can be told apart")
+        summary = best_of_n_summary(run)
+        if summary is None:
+            unfinished[str(folder)] = run.status
+        else:
+            summaries[name] = summary
+    if not summaries:
+        raise ConfigError("none of these runs has finished: type the command of one again to go on with it")
+    return summaries, unfinished
+
+
+def best_of_n_summary(run: RunFolder) -> dict[str, Any] | None:
+    """The summary of a finished run of algorithm=best_of_n; None where it is still under way or was interrupted."""
+    if run.summary is None:
+        if run.status is not None and run.setting("algorithm") == "best_of_n":
+            return None
+        raise ConfigError(f"{run.path} holds no {SUMMARY}: give the folder of a finished run of algorithm=best_of_n")
+    if not {"best_of_n", "n_list", "protocol"} <= run.summary.keys():
+        raise ConfigError(f"{run.path} is no run of algorithm=best_of_n: give one that is")
+    return run.summary

@@ -2,9 +2,9 @@
 
 import argparse
 
-from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.records.curves import draw_curves, read_metrics, title_of
+from rlreason.records.curves import draw_curves, title_of
+from rlreason.records.reader import RunFolder
 from rlreason.runtime.streams import folded
 from rlreason.runtime.verb import Answer, Parser
 
@@ -16,11 +16,9 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Draw the curves; `ConfigError` where there is nothing to draw from."""
-    folder = arguments.run
-    if not (folder / "metrics.jsonl").is_file() or not (rows := read_metrics(folder)):
-        raise ConfigError(f"RUN={folder} holds no metrics.jsonl with a row in it: give the folder of a training run")
-    title = title_of(folder)
+    run = RunFolder(arguments.run)
     with console.wait("drawing the curves"):
-        picture = draw_curves(folder, title)
-    figures = {"run": folder, "title": title, "picture": picture, "rows": len(rows), "last": rows[-1]}
+        picture = draw_curves(run)
+    figures = {"run": run.path, "title": title_of(run), "picture": picture}
+    figures |= {"rows": len(run.metrics), "last": run.metrics[-1]}
     return Answer(folded(f"curves: {picture}", console.width), figures)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlreason.analysis.gradients import Laboratory, ObjectiveScore
 from rlreason.analysis.variants import OWN
-from rlreason.records.writer import finite
+from rlreason.records.rows import finite
 from rlreason.runtime.atomic_files import whole, write_whole
 
 COLUMNS = (
@@ -37,7 +37,9 @@ NO_GRADIENT = (
 
 def table(result: Laboratory) -> str:
     """One line per objective for a terminal, and what to look for."""
-    head = f"step {result.step}: {result.samples} responses, {result.tokens} tokens, scored by the final policy"
+    head = (
+        f"step {result.step}: {result.samples} responses, {result.tokens} tokens, scored by the {result.policy} policy"
+    )
     head += " (so ratios are not 1, and clips act)"
     lines = ["\n" + head, "", ROW.format(*COLUMNS)]
     lines += [_line(m) for m in result.objectives]

@@ -4,11 +4,9 @@ Every number comes from the learner that trains; nothing is stepped and nothing 
 are held at a time: the run's own and the one being compared.
 """
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +16,7 @@ from rlreason.config.grpo import GRPOConfig
 from rlreason.config.model import TinyModelConfig
 from rlreason.model.policy import Policy, load_policy
 from rlreason.records.console import Console
+from rlreason.records.reader import RunFolder
 from rlreason.setup.data import read_splits
 from rlreason.setup.learner import make_learner
 from rlreason.setup.model import choose_threads, make_policy, teach_habits
@@ -70,24 +69,40 @@ class Laboratory:
     tokens: int
     still_going: list[float]  # share of responses that have a token at each position
     objectives: list[ObjectiveScore]
+    policy: str = "final"  # that scored the responses; "start" where the run saved none
 
 
-def laboratory(folder: Path, run: GRPOConfig, step: int, samples: list[Sample], console: Console) -> Laboratory:
-    """Score the samples under the run's final policy and compare the objectives."""
-    policy = load_policy(str(folder / "model"), run.model.dtype)
+def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Sample], console: Console) -> Laboratory:
+    """Score the samples under the run's final policy, or the one it started from, and compare the objectives."""
+    if folder.model is not None:
+        policy = load_policy(str(folder.model), run.model.dtype)
+    else:
+        console.say(
+            f"! {folder.path} saved no model (save_model={str(run.save_model).lower()}, {folder.status}): measured "
+            "under the model that it started from, made again"
+        )
+        policy, start = start_policy(run, console)
+        check_start(folder, start, console)
     choose_threads(run, policy)
     if run.kl_placement != "none":
         check_start(folder, add_reference(run, samples, console), console)
-    return compare(run, policy, step, samples, console)
+    result = compare(run, policy, step, samples, console)
+    return replace(result, policy="final" if folder.model else "start")
+
+
+def start_policy(run: GRPOConfig, console: Console) -> tuple[Policy, Start | None]:
+    """The model that the run started from: loaded, or found or made as the run did, with how it came about."""
+    if not isinstance(run.model, TinyModelConfig):
+        return make_policy(run, []), None
+    train = read_splits(run.data, console.say)[0]
+    policy = make_policy(run, train)
+    return policy, teach_habits(run, run.model, policy, train, console)
 
 
 def add_reference(run: GRPOConfig, samples: list[Sample], console: Console) -> Start | None:
-    """Log-probabilities under the model that the run started from: loaded, or found or made as the run did."""
+    """Log-probabilities under the model that the run started from."""
     console.say("making the reference model of the KL term again ...")
-    train = read_splits(run.data, console.say)[0] if isinstance(run.model, TinyModelConfig) else []
-    reference = make_policy(run, train)
-    tiny = run.model if isinstance(run.model, TinyModelConfig) else None
-    start = teach_habits(run, tiny, reference, train, console) if tiny else None
+    reference, start = start_policy(run, console)
     pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
     scores = reference.score(pairs, run.sampling.temperature, run.micro_batch_tokens)
     for sample, score in zip(samples, scores, strict=True):
@@ -95,13 +110,13 @@ def add_reference(run: GRPOConfig, samples: list[Sample], console: Console) -> S
     return start
 
 
-def check_start(folder: Path, start: Start | None, console: Console) -> None:
-    """Say where the built-in model's start, made again, is not the one that the run's summary names."""
-    recorded = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("start")
-    if start and recorded and recorded["weights"] != start.weights:
+def check_start(folder: RunFolder, start: Start | None, console: Console) -> None:
+    """Say where the built-in model's start, made again, is not the one that the run's summary names, if it has one."""
+    recorded = (folder.summary or {}).get("start")
+    if start and recorded and recorded.get("weights") != start.weights:
         console.say(
-            "! the reference model made here is not the one of the run (made with another processor, torch or version "
-            "of this code): the KL term is measured against this one"
+            "! the start model made here is not the one of the run (made with another processor, torch or version "
+            "of this code): this one is measured, and a KL term against it"
         )
 
 

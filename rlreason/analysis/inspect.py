@@ -10,11 +10,13 @@ from typing import Any
 
 from rlreason.analysis.audit import grade_rows, regrade
 from rlreason.config.groups import NAMED_REWARDS
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation import cases
-from rlreason.evaluation.cases import Row
-from rlreason.grading.run_grading import RunGrading, read_grading
+from rlreason.grading.run_grading import RunGrading
 from rlreason.records.console import Console
+from rlreason.records.files import CASES, ROLLOUTS, ResponseFile
+from rlreason.records.reader import RunFolder
+from rlreason.records.rows import TO_SHOW, Row
 from rlreason.runtime.atomic_files import write_whole
 from rlreason.runtime.streams import folded
 from rlreason.runtime.verb import Answer, Parser
@@ -55,12 +57,13 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     if arguments.gradients:
         from rlreason.analysis.lab import compare_gradients  # Hydra's settings, and torch once the run was read
 
-        return compare_gradients(arguments.run, arguments.step, console)
+        return compare_gradients(RunFolder(arguments.run), arguments.step, console)
     n = CASES_SHOWN if arguments.n is None else arguments.n
     if n < 1:
         raise ConfigError(f"-n {n} shows nothing: give a number above 0")
-    path = cases.response_file(arguments.run, arguments.step, arguments.rollouts)
-    return inspect(arguments.run, path, arguments.category, n, arguments.markdown, console)
+    run = RunFolder(arguments.run)
+    file = run.responses(arguments.step, arguments.rollouts)
+    return inspect(run, file, arguments.category, n, arguments.markdown, console)
 
 
 def refuse_unread(arguments: argparse.Namespace) -> None:
@@ -74,10 +77,14 @@ def refuse_unread(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"{option} has no effect {f'with --{way}' if way else 'here'}: {cure}")
 
 
-def inspect(run: Path, path: Path, category: str | None, n: int, file: Path | None, console: Console) -> Answer:
-    """The first `n` responses of a category in the file `path` of a run, written to `file` as Markdown too."""
-    rows = cases.read_rows(path)
-    graded = read_grading(run, evaluates=path.parent.name != "rollouts")
+def inspect(
+    run: RunFolder, file: ResponseFile, category: str | None, n: int, target: Path | None, console: Console
+) -> Answer:
+    """The first `n` responses of a category in a file of a run, written to `target` as Markdown too."""
+    rows = list(run.rows(file, TO_SHOW).values())
+    if not rows:
+        raise DataError(f"{file.path} holds no responses: choose another run or step")
+    graded = RunGrading.of(*run.grading(evaluates=file.kind != ROLLOUTS))
     if category == "disagree":
         chosen = disagreeing(rows, graded, console)
     else:
@@ -85,18 +92,19 @@ def inspect(run: Path, path: Path, category: str | None, n: int, file: Path | No
     grader = graded.grader(symbolic=False)
     counted = dict(cases.tally(chosen, grader))
     shown = chosen[:n]
-    second = opinions(shown, graded, console)
-    found = [cases.reasons(row, grader, thought) for row, thought in zip(shown, second, strict=True)]
-    figures: dict[str, Any] = {"run": run, "file": path, "responses": len(rows), "counts": cases.counts(rows)}
+    found = [
+        cases.reasons(row, grader, second) for row, second in zip(shown, opinions(shown, graded, console), strict=True)
+    ]
+    figures: dict[str, Any] = {"run": run.path, "file": file.path, "responses": len(rows), "counts": cases.counts(rows)}
     figures |= {"category": category, "in_category": len(chosen), "reasons": counted}
     figures["cases"] = [cases.figures(row, why) for row, why in zip(shown, found, strict=True)]
-    text = f"{path}\n{cases.counts_line(rows)}"
+    text = f"{file.path}\n{cases.counts_line(rows)}"
     if not chosen:
         text += f"\nnone of them is in category {category}: choose another, or leave it out"
         return Answer(folded(text, console.width), figures)
-    target = file or run / "inspect.md"
+    target = target or run.path / CASES
     heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {category or 'any category'}."
-    write_whole(target, cases.markdown(run, heading, shown, found, counted))
+    write_whole(target, cases.markdown(run.path, heading, shown, found, counted))
     kinds = "".join(f"\n{count:>7}  {kind}" for kind, count in counted.items())
     text += f"\n\nwhy (a guess), over all {len(chosen)} of {category or 'any category'}:{kinds}"
     for number, (row, why) in enumerate(zip(shown, found, strict=True), 1):

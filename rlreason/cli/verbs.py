@@ -21,7 +21,8 @@ from typing import NamedTuple, NoReturn, Protocol, cast
 from rlreason.cli.entry import run_cli
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.records.writer import finite
+from rlreason.records.reader import runs_in
+from rlreason.records.rows import finite
 from rlreason.runtime.atomic_files import write_whole
 from rlreason.runtime.verb import Answer, Parser
 
@@ -101,6 +102,7 @@ def run_verb(verb: Verb, words: Sequence[str]) -> None:
     help_json = "print the figures as JSON and nothing else; with FILE, write them there"
     parser.add_argument("--json", nargs="?", const=STDOUT, metavar="FILE", help=help_json)
     arguments = parser.parse_args(_json_alone(words))
+    refuse_several(arguments)
     target = arguments.json
     if target not in (None, STDOUT) and not Path(target).absolute().parent.is_dir():
         raise ConfigError(f"--json {target} lies in no folder that is there: give another FILE, or none to print it")
@@ -114,6 +116,14 @@ def run_verb(verb: Verb, words: Sequence[str]) -> None:
     if target:
         write_whole(Path(target), figures + "\n")
         console.say(f"figures: {target}")
+
+
+def refuse_several(arguments: argparse.Namespace) -> None:
+    """`ConfigError` where a verb that reads one run is given a folder that holds several, as a sweep's does."""
+    if inner := runs_in(arguments.run) if "run" in arguments else []:
+        raise ConfigError(
+            f"RUN={arguments.run} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}"
+        )
 
 
 def _json_alone(words: Sequence[str]) -> list[str]:

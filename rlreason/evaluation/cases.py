@@ -1,20 +1,15 @@
-"""Saved responses as cases that a person can read: which file, which category, which text.
+"""Saved responses as cases that a person can read: which category, which text."""
 
-Knows the files of a run; it must not know how answers are compared, and imports no torch.
-"""
-
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation.reasons import Reason, why
 from rlreason.grading import Grader
+from rlreason.records.rows import Row
 from rlreason.runtime.text import shorten
 
-Row = dict[str, Any]
 CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
 #: What a case shows of a saved row.
 SHOWN = ["problem_id", "sample", "question", "gold", "response"]
@@ -23,46 +18,8 @@ LONGEST = 1500  # characters of a response that are shown, half of them from its
 LINE = 70  # the same of a response in one line
 
 
-def response_file(run: Path, step: int | None, rollouts: bool) -> Path:
-    """The responses of an evaluation, or the newest ones of a training run."""
-    if not run.is_dir():
-        raise ConfigError(f"{run} is no folder: give the folder of a run, as printed at its start")
-    whole = [run / "responses.jsonl", run / "responses.unfinished.jsonl"]
-    if not rollouts and step is None and (found := next((path for path in whole if path.is_file()), None)):
-        return found
-    if step is not None and any(path.is_file() for path in whole):
-        raise ConfigError(f"--step {step}: {run} is an evaluation, which has no steps: leave --step out")
-    kinds = ("rollouts",) if rollouts else ("evals", "rollouts")
-    wanted = "step_*.jsonl" if step is None else f"step_{step:05d}.jsonl"
-    for kind in kinds:
-        if paths := sorted((run / kind).glob(wanted)):
-            return paths[-1]
-    stems = [path.stem.removeprefix("step_") for kind in kinds for path in (run / kind).glob("step_*.jsonl")]
-    steps = sorted(int(stem) for stem in stems if stem.isdigit())  # others were evaluated between two updates
-    if step is not None and steps:
-        raise ConfigError(f"--step {step}: {run} saved the steps {', '.join(map(str, steps))}: choose one of them")
-    raise ConfigError(f"{run} holds no {' or '.join((*kinds, 'responses.jsonl'))}: give the folder of one run")
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The responses of a file; a torn last line and the first line of an unfinished evaluation are left out."""
-    rows = []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.strip() else {}
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
-            raise DataError(f"{path}, line {number} is not JSON ({error.msg}): mend or remove the line") from error
-        if "response" in row:
-            rows.append(row)
-    if not rows:
-        raise DataError(f"{path} holds no responses: choose another run or step")
-    return rows
-
-
 def category_of(row: Row) -> str:
+    """The handout's category of a graded response."""
     if row["outcome"] == "correct":
         return "correct"
     return "format1_wrong" if row["format_reward"] > 0 else "format0"

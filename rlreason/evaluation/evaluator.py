@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlreason.evaluation.accuracy import eval_metrics, evaluate
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
+from rlreason.records.files import EVALS
 from rlreason.records.monitors import Monitors
 from rlreason.records.writer import RunWriter
 from rlreason.setup.components import Components
@@ -36,14 +37,13 @@ class Evaluator:
 
     def on_the_way(self, step: int, between_updates: bool = False) -> Evaluated:
         """Ask the problems that every evaluation asks."""
-        label = f"step_{step:05d}_update_{self.counters.train_step:05d}" if between_updates else ""
-        return self._evaluate(step, label)
+        return self._evaluate(step, update=self.counters.train_step if between_updates else None)
 
     def last(self, step: int) -> Evaluated:
         """Ask every problem; what is comparable with the evaluations before is told apart."""
         return self._evaluate(step, last=True)
 
-    def _evaluate(self, step: int, label: str = "", last: bool = False) -> Evaluated:
+    def _evaluate(self, step: int, update: int | None = None, last: bool = False) -> Evaluated:
         self.counters.pause()
         components, start = self.components, time.monotonic()
         examiner, n = components.examiner, components.examiner.settings.samples
@@ -60,7 +60,7 @@ class Evaluator:
         self.counters.eval_step += 1
         seconds = {"time/eval": time.monotonic() - start}
         self.records.metrics(self.counters.row() | metrics | final | seconds)
-        self.records.responses("evals", step, everything, asked, label=label, prompts=components.prompts(everything))
+        self.records.responses(EVALS, step, everything, asked, update=update, prompts=components.prompts(everything))
         self.console.accuracy = metrics["eval/accuracy"]
         self.guards.look(step, of_all)
         self.guards.look_at_grades(step, examiner.warnings(everything), "in evaluation: ")

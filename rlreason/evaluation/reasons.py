@@ -17,6 +17,8 @@ COARSEST = 0.05  # of a value: 0.3 and 0.33 are thirds, rounded
 
 
 class Reason(NamedTuple):
+    """A guess at why a response earned what it did."""
+
     kind: str  # the same words for the same mistake, so that they can be counted
     detail: str = ""
 

@@ -17,10 +17,9 @@ from rlreason.evaluation.votes import answer_classes
 from rlreason.grading import Grader
 from rlreason.grading.plugin_import import NotImportableError, described, load
 from rlreason.jobs.evaluate import announce, cases, closing
-from rlreason.jobs.respond import Responses, conclude, respond
-from rlreason.jobs.response_log import enter
+from rlreason.jobs.respond import Responses, conclude, open_records, respond
 from rlreason.records.console import Console
-from rlreason.runtime.atomic_files import write_whole
+from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE
 from rlreason.setup.components import build_components
 from rlreason.setup.run_summary import describe_job, shown
 from rlreason.statistics import Floats, bootstrap_intervals, wilson_interval
@@ -34,25 +33,26 @@ def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
     """Ask for all samples once, choose among them in every way; returns the accuracy of a single response."""
     console = Console()
     scorer = load_scorer(run.scorer)
-    again = enter(folder, config, console.say)
+    records = open_records(run, folder, config, console)
     components = build_components(run, folder, console)
+    records.mirror = components.mirror
     try:
-        announce(console, run, components, folder, again)
-        responses, store = respond(run, components, folder, console)
+        announce(console, run, components, folder, records.resumed)
+        responses = respond(run, components, records, console)
         asks, grader = components.examiner.settings, components.examiner.grader
         with console.wait("choosing among the responses"):
             values = estimates(run, responses, grader, scorer)
             curves = with_intervals(values, run.seed)
-        write_whole(folder / "best_of_n.csv", as_csv(run.n_list, curves))
+        records.document(BEST_OF_N_NUMBERS, as_csv(run.n_list, curves))
         title = f"{run.model.name}, {asks.data.name}, {len(responses.problems)} problems x {asks.samples} samples"
         t = asks.sampling.temperature
         prompt = describe_job(run)
         subtitle = f"{prompt}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
         with console.wait("drawing the curves"):
-            draw_best_of_n(folder / "best_of_n.png", {"": (run.n_list, curves)}, title, subtitle)
+            draw_best_of_n(folder / BEST_OF_N_PICTURE, {"": (run.n_list, curves)}, title, subtitle)
         first = first_alone(responses.samples, asks.samples)
         found = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
-        conclude(folder, components, responses, store, found)
+        conclude(records, components, responses, found)
         cases(console, run, components, responses)
         console.table("\n" + curves_table(run.n_list, curves, console.width))
         low, high = first["interval"]
@@ -63,7 +63,7 @@ def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
         for line in explanations(run, t, grader):
             console.say(line)
         closing(console, components, responses, folder)
-        console.say(f"curves: {shown(folder / 'best_of_n.png')}, numbers: {shown(folder / 'best_of_n.csv')}")
+        console.say(f"curves: {shown(folder / BEST_OF_N_PICTURE)}, numbers: {shown(folder / BEST_OF_N_NUMBERS)}")
     finally:
         components.close()
     return responses.metrics["eval/accuracy"]
@@ -135,6 +135,7 @@ def scored(scorer: Scorer, name: str | None, question: str, sample: Sample) -> f
 
 
 def mean(values: Sequence[float]) -> float:
+    """The mean; 0 of no values."""
     return math.fsum(values) / max(len(values), 1)
 
 

@@ -22,7 +22,10 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}: write {' '.join(self.format_usage().split()[1:])}")
 
     def add_run(self, help: str, several: bool = False) -> None:
-        """Add RUN, the folder of a run, as `arguments.run`; with `several`, one or more of them as `arguments.runs`."""
+        """Add RUN, the folder of a run, as `arguments.run`; with `several`, one or more as `arguments.runs`.
+
+        A folder that holds the runs of a sweep is refused as `arguments.run`, and stands for all of them in `runs`.
+        """
         if several:
             self.add_argument("runs", metavar="RUN", type=run_folder, nargs="+", help=help)
         else:
@@ -30,13 +33,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_folder(word: str) -> Path:
-    """The folder of one run; `ConfigError` where it is no folder, or one that holds several runs, as a sweep's does."""
+    """The folder of a run; `ConfigError` where it is no folder."""
     folder = Path(word)
     if not folder.is_dir():
         raise ConfigError(f"RUN={word} is no folder: give the folder of a run, as printed at its start")
-    inner = sorted(path.parent.name for path in folder.glob("*/config.yaml"))
-    if inner and not (folder / "config.yaml").is_file():
-        raise ConfigError(
-            f"RUN={word} is no run and holds {len(inner)} of them: give one, such as {folder / inner[-1]}"
-        )
     return folder

@@ -18,6 +18,7 @@ from rlreason.engines.vllm.process import NCCLTransfer
 from rlreason.engines.vllm.weight_transfer import InProcessTransfer
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
+from rlreason.records.files import ENGINE_LOG
 from rlreason.setup.prompts import PromptIds
 from rlreason.types import Problem
 
@@ -64,7 +65,7 @@ def make_engine(
     if rollout.placement == "auto" and place == "cpu" and not rollout.sleep and not rollout.async_steps:
         say("! rollout.sleep=false has no effect: it is about a GPU's memory, and vLLM runs on the processor here")
     transfer = NCCLTransfer() if rollout.placement == "second_gpu" else InProcessTransfer()
-    return VLLMEngine(policy, rollout, transfer, folder / "vllm.log", demand(), say)
+    return VLLMEngine(policy, rollout, transfer, folder / ENGINE_LOG, demand(), say)
 
 
 def placed(placement: str, device: str) -> str:

@@ -22,10 +22,11 @@ from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.objectives.card import Card, imitation_card, objective_card
 from rlreason.records.console import Console, closing_table
+from rlreason.records.files import CURVES, MODEL
+from rlreason.records.status import SWEEP_VARIABLE
 from rlreason.records.writer import MetricSink
 from rlreason.runtime.text import shorten
 from rlreason.setup.components import Components
-from rlreason.sweeps.table import SWEEP_VARIABLE
 from rlreason.types import Problem, Sample
 
 SHOWN_CHARS = 300  # of a question or a response
@@ -171,7 +172,7 @@ def closing(
         console.say(f"notices    {seen}")
     console.say(
         f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
-        f"curves: {shown(folder / 'curves.png')}" + (f", model: {shown(folder / 'model')}" if run.save_model else "")
+        f"curves: {shown(folder / CURVES)}" + (f", model: {shown(folder / MODEL)}" if run.save_model else "")
     )
     tell_mirror(console, mirror)
     if isinstance(run.model, TinyModelConfig) and SWEEP_VARIABLE not in os.environ:

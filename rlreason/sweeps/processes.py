@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlreason.errors import ConfigError, ReaderGone
-from rlreason.records.status import ending, read_status, write_status
+from rlreason.records.reader import RunFolder
+from rlreason.records.status import SWEEP_VARIABLE, ending, read_status, write_status
 from rlreason.runtime import signals
-from rlreason.sweeps.table import SWEEP_VARIABLE, SweepRun
+from rlreason.sweeps.table import SweepRun
 
 SWEEP = "RLREASON_SWEEP"  # environment: a `Sweep` as JSON, for the processes that a launcher starts
 PATIENCE_S = signals.LIMIT_S + 10  # for a run that was sent SIGTERM to clean up
@@ -78,12 +79,13 @@ class Sweep:
 
 
 def _finished_before(folder: Path, config: str) -> SweepRun | None:
-    summary = folder / "summary.json"
-    if not summary.exists():
+    """The run in the folder, where it came to its end with this config; with another it is refused."""
+    run = RunFolder(folder) if folder.is_dir() else None
+    if run is None or run.summary is None:
         return None
-    if (folder / "config.yaml").read_text(encoding="utf-8") != config:
+    if run.config != config:
         raise ConfigError(f"{folder} is a finished run of another config: move it away, or set hydra.sweep.dir")
-    return SweepRun(folder.name, json.loads(summary.read_text(encoding="utf-8")))
+    return SweepRun(folder.name, run.summary)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -108,9 +110,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def came_to(folder: Path, code: int) -> SweepRun:
     """The run in `folder` whose process ended with `code` (below 0: by a signal)."""
-    summary = folder / "summary.json"
-    if summary.exists() and ending(read_status(folder) or "finished").exit_code == code:
-        return SweepRun(folder.name, json.loads(summary.read_text(encoding="utf-8")))
+    summary = RunFolder(folder).summary if folder.is_dir() else None
+    if summary is not None and ending(read_status(folder) or "finished").exit_code == code:
+        return SweepRun(folder.name, summary)
     if code in (130, ReaderGone.exit_code, -signal.SIGINT, -signal.SIGTERM):
         return SweepRun(folder.name, {"status": "interrupted"})
     reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -7,8 +7,6 @@ from typing import Any
 from rlreason.evaluation.protocol import refuse_mixture
 from rlreason.records.status import ending, known
 
-SWEEP_VARIABLE = "RLREASON_JOB_OF_SWEEP"  # environment: the sweep's name, for the processes that a sweep starts
-
 
 @dataclass(frozen=True, slots=True)
 class SweepRun:
@@ -26,7 +24,7 @@ class SweepRun:
 
     @property
     def status(self) -> str:
-        """How the run ended, as one of the known statuses."""
+        """How the run ended: a status of `records.status.STATUSES`."""
         return known(str(self.summary.get("status", "")))
 
     @property
