@@ -1,10 +1,10 @@
-"""SFT beside TRL's SFTTrainer: loss, processor seconds and memory. `python benchmarks/sft.py --model DIR --data DIR`.
+"""SFT against TRL's SFTTrainer: loss, processor seconds, memory. `python benchmarks/sft.py --model DIR --data DIR`.
 
 Both learn the same GSM8K solutions in r1_zero form, in the same batches, from the same weights, with the same
-optimizer. Each works in a process of its own, and they take their steps by turns, so that other programs on the
-machine slow both alike. The pairs of a step stand in order of length, which spares TRL most of its padding.
+optimizer. Each works in a process of its own, and they take their steps in turn, so that other programs slow both
+alike. The pairs of a step are in order of length, which saves TRL most of its padding.
 
-A figure counts when both read the same token ids and, in float32, their first losses agree to 1e-4.
+A result is valid when both saw the same token ids and, in float32, their first losses agree to 1e-4.
 """
 
 import argparse
@@ -49,8 +49,11 @@ from rlreason.types import Sample  # noqa: E402
 
 TRACE = " {solution} </think> <answer>{answer}</answer>"
 BETAS = (0.9, 0.95)
-SAME: dict[str, Any] = {"weight_decay": 0.0, "max_grad_norm": 1.0}  # with decay, TRL alone would spare biases and norms
-Read = tuple[list[int], int]  # token ids of a prompt and its response, how many of them are learned
+SAME: dict[str, Any] = {
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+}  # with decay, TRL alone excepts biases and norms
+Seen = tuple[list[int], int]  # token ids of a prompt and its response, how many of them are learned
 
 
 @dataclass(frozen=True)
@@ -60,45 +63,49 @@ class Step:
     loss: float
     grad_norm: float
     seconds: float  # of the processor
-    read: list[Read]
+    seen: list[Seen]
     positions: int  # that went through the layers, padding included
     peak: float  # GB of memory so far
 
 
 @dataclass
 class Turns:
-    """One side's end of the pipe: it waits for its turn, and tells what its step read and cost."""
+    """One side's end of the pipe: waits for its turn, and reports what its step saw and cost."""
 
     pipe: Connection
     left: int
 
     def wait(self) -> None:
+        """Wait for the turn, and start the clock of a step."""
         self.pipe.recv()
-        self.batches: list[Callable[[], list[Read]]] = []  # called when the clock has stopped
+        self.batches: list[Callable[[], list[Seen]]] = []  # called when the clock has stopped
         self.positions = 0
         self.begin = time.process_time()
 
-    def saw(self, batch: Callable[[], list[Read]], positions: int) -> None:
+    def saw(self, batch: Callable[[], list[Seen]], positions: int) -> None:
+        """Record a batch that went through the model."""
         self.batches.append(batch)
         self.positions += positions
 
     def done(self, loss: float, grad_norm: float) -> None:
+        """Stop the clock, report the step, and wait for the next turn."""
         seconds = time.process_time() - self.begin
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # Linux counts in kB
-        read = [sequence for batch in self.batches for sequence in batch()]
-        self.pipe.send(Step(loss, grad_norm, seconds, read, self.positions, peak))
+        seen = [sequence for batch in self.batches for sequence in batch()]
+        self.pipe.send(Step(loss, grad_norm, seconds, seen, self.positions, peak))
         self.left -= 1
         if self.left:
             self.wait()
 
 
 def load(folder: str) -> tuple[Any, Any]:
+    """(model, tokenizer) of a model folder, in float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     return model, AutoTokenizer.from_pretrained(folder)
 
 
 class WatchedPolicy(Policy):
-    """Notes the token ids of every batch that is scored for learning."""
+    """Records the token ids of every batch that is scored for learning."""
 
     turns: Turns | None = None
 
@@ -108,13 +115,15 @@ class WatchedPolicy(Policy):
         return super().log_probs(batch, *args, **kwargs)
 
 
-def unpacked(batch: PackedBatch) -> list[Read]:
+def unpacked(batch: PackedBatch) -> list[Seen]:
+    """The sequences of a packed batch."""
     inputs = batch.input_ids[0].split(batch.bounds.diff().tolist())  # without the last token of each sequence
     learned = batch.labels.split(batch.lengths.tolist())
     return [([*ids.tolist(), int(y[-1])], len(y)) for ids, y in zip(inputs, learned, strict=True)]
 
 
 def ours(folder: str, batches: list[list[Sample]], given: Namespace, turns: Turns) -> None:
+    """Train with rlreason's learner, a step per turn."""
     policy = WatchedPolicy(*load(folder), DTYPES[given.dtype], torch.device("cpu"))
     policy.turns = turns
     micro, objective = given.micro_batch_tokens, Objective(length_norm=LengthNormConfig("token"))
@@ -127,7 +136,7 @@ def ours(folder: str, batches: list[list[Sample]], given: Namespace, turns: Turn
 
 
 def trl(folder: str, batches: list[list[Sample]], given: Namespace, turns: Turns, padding_free: bool) -> None:
-    """TRL's trainer as fast as its settings make it: no activation is computed twice, its optimizer is fused."""
+    """Train with TRL's trainer with its fastest settings: no activation is computed twice, its optimizer is fused."""
     from datasets import Dataset, disable_progress_bars
     from trl import SFTConfig, SFTTrainer
 
@@ -173,8 +182,8 @@ def trl(folder: str, batches: list[list[Sample]], given: Namespace, turns: Turns
         trainer.train()
 
 
-def unpadded(inputs: dict[str, Any]) -> list[Read]:
-    """The sequences in what TRL's model is given."""
+def unpadded(inputs: dict[str, Any]) -> list[Seen]:
+    """The sequences of a batch of TRL's."""
     ids, labels = inputs["input_ids"], inputs["labels"]
     if "attention_mask" in inputs:
         masks = inputs["attention_mask"].bool()
@@ -196,8 +205,8 @@ def serve(name: str, folder: str, batches: list[list[Sample]], given: Namespace,
             trl(folder, batches, given, turns, padding_free=name == "padding_free")
 
 
-def run_by_turns(names: Sequence[str], folder: str, batches: Any, given: Namespace) -> dict[str, list[Step]]:
-    """Every side's steps. Who goes first changes from step to step."""
+def run_in_turn(names: Sequence[str], folder: str, batches: Any, given: Namespace) -> dict[str, list[Step]]:
+    """Every side's steps. Which side goes first changes from step to step."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Any] = {}
     for name in names:
@@ -232,25 +241,28 @@ def make_tiny(folder: str, texts: list[tuple[str, str]]) -> None:
 
 
 def in_batches(texts: list[tuple[str, str]], tokenizer: Any, given: Namespace) -> list[list[Sample]]:
+    """The batch of every step, its pairs in order of length."""
     traces = []
     for prompt, response in texts:
         ids = [*tokenizer.encode(response, add_special_tokens=False), tokenizer.eos_token_id]
         traces.append(sft_sample(tokenizer.encode(prompt), ids, response))
-    feed = SFT(traces, given.batch, given.seed, given.steps)
-    batches = [feed.collect(step).batches[0] for step in range(1, given.steps + 1)]
+    algorithm = SFT(traces, given.batch, given.seed, given.steps)
+    batches = [algorithm.collect(step).batches[0] for step in range(1, given.steps + 1)]
     return [sorted(batch, key=lambda s: len(s.response.prompt_ids) + len(s.response.token_ids)) for batch in batches]
 
 
 def count_tokens(steps: Sequence[Step]) -> int:
-    return sum(len(ids) for step in steps for ids, _ in step.read)
+    """Tokens that the model saw, without padding."""
+    return sum(len(ids) for step in steps for ids, _ in step.seen)
 
 
 def digest(steps: Sequence[Step]) -> str:
-    return hashlib.sha256(repr([sorted(step.read) for step in steps]).encode()).hexdigest()[:16]
+    """16 hex digits from the token ids of every step; their order within a step does not matter."""
+    return hashlib.sha256(repr([sorted(step.seen) for step in steps]).encode()).hexdigest()[:16]
 
 
 def compare(name: str, mine: list[Step], theirs: list[Step], exact: bool) -> bool:
-    """Print one table; whether its figures count. The first step warms up: its loss counts, its time does not."""
+    """Print the tables; whether the results are valid. The time of the first step, a warm-up, is left out."""
     print(f"\n{'step':>5}{'tokens':>8}{'loss':>11}{'TRL':>11}{'differs':>11}{'seconds':>10}{'TRL':>8}{'ratio':>7}")
     for number, (a, b) in enumerate(zip(mine, theirs, strict=True), 1):
         row = f"{number:>5}{count_tokens([a]):>8}{a.loss:>11.6f}{b.loss:>11.6f}{a.loss / b.loss - 1:>+11.5%}"
@@ -262,16 +274,19 @@ def compare(name: str, mine: list[Step], theirs: list[Step], exact: bool) -> boo
         print(f"{side:<20}{row}{sum(s.positions for s in steps[1:]) / tokens:>21.2f}{steps[-1].peak:>9.2f}")
     ratio = statistics.median(a.seconds / b.seconds for a, b in zip(mine[1:], theirs[1:], strict=True))
     worst = max(abs(a.loss / b.loss - 1) for a, b in zip(mine, theirs, strict=True))
-    first, read = abs(mine[0].loss - theirs[0].loss), (digest(mine), digest(theirs))
+    first, hashes = abs(mine[0].loss - theirs[0].loss), (digest(mine), digest(theirs))
     print(f"processor seconds, rlreason / TRL {name}: {ratio:.2f} (median of the steps)")
     print(f"losses differ by at most {worst:.4%} (goal: 1%), the first by {first:.1e} (goal in float32: 1e-4)")
-    print(f"first gradient norm {mine[0].grad_norm:.5f}, TRL {theirs[0].grad_norm:.5f}; token ids {' and '.join(read)}")
-    counts = read[0] == read[1] and (first <= 1e-4 or not exact)
-    print("these figures count" if counts else "THESE FIGURES DO NOT COUNT: the two did not do the same work")
-    return counts
+    print(
+        f"first gradient norm {mine[0].grad_norm:.5f}, TRL {theirs[0].grad_norm:.5f}; token ids {' and '.join(hashes)}"
+    )
+    valid = hashes[0] == hashes[1] and (first <= 1e-4 or not exact)
+    print("these results are valid" if valid else "THESE RESULTS ARE NOT VALID: the two did other work")
+    return valid
 
 
 def options() -> Namespace:
+    """The command line; exits with a line where it is wrong or TRL is missing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--model", required=True, help="a model folder, or tiny: 5 M random parameters")
@@ -295,6 +310,7 @@ def options() -> Namespace:
 
 
 def main() -> None:
+    """Run both sides on the same batches, and print their losses, times and memory."""
     given = options()
     os.environ |= {"OMP_NUM_THREADS": str(given.threads), "CUDA_VISIBLE_DEVICES": ""}
     peers = ["padded", "padding_free"] if given.peer == "both" else [given.peer]
@@ -308,10 +324,10 @@ def main() -> None:
         print(f"{given.model}, {given.dtype}, threads: {given.threads}; {packages}")
         print(f"{len(texts)} pairs, {given.batch} a step; AdamW at {given.learning_rate:g}, clipped at norm 1")
         print(f"at a time: rlreason {given.micro_batch_tokens} tokens, TRL {given.micro_batch} sequences")
-        print("All seconds are processor seconds of a side's own process; the sides take their steps by turns.")
-        steps = run_by_turns(["rlreason", *peers], folder, batches, given)
-    counts = [compare(name, steps["rlreason"], steps[name], given.dtype == "float32") for name in peers]
-    sys.exit(0 if all(counts) else 1)
+        print("All seconds are processor seconds of a side's own process; the sides take their steps in turn.")
+        steps = run_in_turn(["rlreason", *peers], folder, batches, given)
+    valid = [compare(name, steps["rlreason"], steps[name], given.dtype == "float32") for name in peers]
+    sys.exit(0 if all(valid) else 1)
 
 
 if __name__ == "__main__":

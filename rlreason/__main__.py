@@ -1,10 +1,20 @@
-"""`python -m rlreason`, and the `rlreason` script: nothing slow is imported before signals are heeded."""
+"""`rlreason ...` and `python -m rlreason ...`: a verb reads runs, anything else are the settings of runs to start.
 
-from rlreason.runtime.early_signals import quiet
+Nothing slow is imported before signals are heeded, and a verb imports neither Hydra's command line nor torch.
+"""
+
+import sys
+
+from rlreason.runtime.early_signals import heed_signals
 
 
 def main() -> None:
-    quiet()
+    """Do what the command line asks and end the process with its exit code."""
+    heed_signals()
+    from rlreason.cli.verbs import named_verb, verb_cli
+
+    if verb := named_verb(sys.argv[1:]):
+        verb_cli(verb, sys.argv[2:])
     from rlreason.main import cli
 
     cli()

@@ -1,10 +1,10 @@
-"""What a user's mistake is called. Imported by every room; imports nothing."""
+"""The errors that end a command with one line and an exit code. Every package may import them."""
 
 
 class ConfigError(Exception):
-    """A mistake in what was asked for. Its text names the setting, its value, the rule and the cure.
+    """A setting that cannot be used. The text names the setting, its value, the rule and the cure.
 
-    The command line prints the text alone, without a traceback, and exits with `exit_code` (the table: `status.py`).
+    The command line prints the text alone, without a traceback, and exits with `exit_code` (table: records/status.py).
     """
 
     exit_code = 2
@@ -17,13 +17,13 @@ class DataError(ConfigError):
 
 
 class EngineError(ConfigError):
-    """The rollout engine died, hung or does not hold the trainer's weights. What was recorded stays in the folder."""
+    """The rollout engine died, hung or does not hold the trainer's weights. The run folder keeps its records."""
 
     exit_code = 1
 
 
 class ResourceError(ConfigError):
-    """Too little memory or disk for what was asked."""
+    """Too little memory or disk for the run."""
 
     exit_code = 4
 
@@ -33,6 +33,6 @@ class UnwritableError(ConfigError, OSError):
 
 
 class ReaderGone(KeyboardInterrupt):
-    """Nobody reads what is printed any more, as behind `| head`: the command ends there quietly, as by a signal."""
+    """The reader of the output has gone, as behind `| head`: the command ends without a message, as by a signal."""
 
     exit_code = 141  # what a shell shows for a command that SIGPIPE ended

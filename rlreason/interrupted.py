@@ -8,7 +8,8 @@ from rlreason.config.training import TrainingConfig
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
-from rlreason.records.curves import draw_curves, title_of
+from rlreason.records.curves import draw_curves
+from rlreason.records.reader import RunFolder
 from rlreason.records.status import write_status
 from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
@@ -31,13 +32,13 @@ def wind_up(
     signals.arrived()
     folder, learned = records.folder, counters.train_step
     updates = f"{learned} optimizer update{'s' * (learned != 1)}"
-    if (folder / "summary.json").exists():
+    if records.concluded:
         return "when everything was recorded"
     far = "before the first step"
     if prefetcher is not None and prefetcher.begun:
         far = f"in step {prefetcher.begun} of {prefetcher.n_steps}, after {updates}"
-    saves = run.save_model and learned > 0 and not (folder / "model").exists()
-    draws = '"eval/accuracy"' in records.metrics_path.read_text()
+    saves = run.save_model and learned > 0 and not records.model.exists()
+    draws = records.evaluated
 
     def last_row() -> None:
         if learned > records.train_step:  # the newest update had no row yet
@@ -51,9 +52,9 @@ def wind_up(
         try_to(console, prefetcher.close)
     try_to(console, last_row)
     if saves:
-        try_to(console, lambda: components.policy.save(folder / "model"))
+        try_to(console, lambda: components.policy.save(records.model))
     if draws:
-        try_to(console, lambda: draw_curves(folder, title_of(folder), run.algorithm))
+        try_to(console, lambda: draw_curves(RunFolder(folder)))
     if records.mirror is not None:
         mirror = records.mirror
         try_to(console, lambda: mirror.finish({"status": "interrupted"}))

@@ -1,7 +1,7 @@
-"""The command line: compose the config, check it, run one run per process, end with the run's own exit code.
+"""The command line of runs: compose the config, check it, run one run per process, end with the run's own exit code.
 
-The only room that starts jobs by Hydra. Heavy libraries are imported when a checked run starts, so that
-`--help` and a typo are answered at once.
+Hydra starts jobs from here alone. Heavy libraries are imported when a checked run starts, so that `--help` and a typo
+are answered at once.
 """
 
 import os
@@ -17,18 +17,18 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import check_rules, check_words
-from rlreason.cli.entry import ended, why_stopped
+from rlreason.cli.entry import run_cli
 from rlreason.cli.flags import Asked, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.modules import find_modules_here
 from rlreason.cli.queries import answer, rerun_config
+from rlreason.cli.verbs import refuse_wrong_verb, verbs_help
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.records.status import ending, read_status, status_of, sweep_code, write_status
+from rlreason.records.files import CONTENTS
+from rlreason.records.status import ending, read_status, status_of, sweep_code, write_status, written_at
 from rlreason.records.undo import Ended, undone_when_refused
-from rlreason.records.writer import CONTENTS
 from rlreason.runtime import signals
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.stderr_log import stderr_logged
@@ -40,7 +40,7 @@ def main(cfg: DictConfig) -> float:
     """One job: a whole run, or, inside a sweep, the start of a process of its own."""
     try:
         if HydraConfig.get().mode is RunMode.MULTIRUN:
-            return arm(cfg)
+            return start_sweep_run(cfg)
         with stderr_logged():
             return job(cfg)
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
@@ -59,7 +59,7 @@ def job(cfg: DictConfig) -> float:
     if sweep and SWEEP_VARIABLE not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
     refuse_own_input(run, folder, CONTENTS)
-    before = _stamp(folder)
+    before = written_at(folder)
     try:
         with signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
             with Console().wait("loading torch and transformers"):
@@ -71,7 +71,7 @@ def job(cfg: DictConfig) -> float:
     except BaseException as error:
         if signals.asked() and not isinstance(error, KeyboardInterrupt):
             error = KeyboardInterrupt()
-        if _stamp(folder) != before:  # the folder became this run's own
+        if written_at(folder) != before:  # the folder became this run's own
             with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
                 mark_ended(folder, error)
         raise error
@@ -91,17 +91,11 @@ def mark_ended(folder: Path, error: BaseException) -> None:
         text = next(iter(str(error).splitlines()), "")
         named = f"{type(error).__name__}: {text}".rstrip(": ")
         if isinstance(error, KeyboardInterrupt):
-            named = why_stopped(error)
+            named = signals.why_stopped(error)
         write_status(folder, status_of(error), text if isinstance(error, ConfigError) else named)
 
 
-def _stamp(folder: Path) -> int | None:
-    """When the folder's status was last written; None before its first."""
-    path = folder / "status.json"
-    return path.stat().st_mtime_ns if path.exists() else None
-
-
-def arm(cfg: DictConfig) -> float:
+def start_sweep_run(cfg: DictConfig) -> float:
     """One run of a sweep, in a process of its own; its accuracy is what a sweeper such as Optuna's goes by."""
     typed(cfg, of_sweep=True)
     config, hydra_config = OmegaConf.to_yaml(cfg, resolve=True), HydraConfig.get()
@@ -110,19 +104,20 @@ def arm(cfg: DictConfig) -> float:
 
 
 def cli() -> None:
-    """Entry of `python -m rlreason` and of the `rlreason` script. A user's mistake: one line, exit code 2."""
+    """Do what the settings and flags on the command line ask, and end the process. A user's mistake: exit code 2."""
     signals.follow()
     of_sweep = SWEEP_VARIABLE in os.environ
     # The sweep waits longer than its run may take; what it passes on to the run is no second signal there.
-    ended(command, patient=(signal.SIGTERM,)) if of_sweep else ended(command, limit_s=PATIENCE_S + 10)
+    run_cli(command, patient=(signal.SIGTERM,)) if of_sweep else run_cli(command, limit_s=PATIENCE_S + 10)
 
 
 def command() -> int:
     """Check the words, then answer them or start what they ask for; returns the exit code."""
-    find_modules_here()
     words = sys.argv[1:]
     with mistakes_in(words):
+        refuse_wrong_verb(words)
         register()
+        OmegaConf.register_new_resolver("verbs", verbs_help, replace=True)  # for --help: conf/config.yaml
         question = not read(words).starts
         asked = check_words(words, note=partial(print, file=sys.stderr if question else sys.stdout))
         try:
@@ -130,23 +125,23 @@ def command() -> int:
                 composing(asked) as hydra,
                 in_one_line(asked.overrides, asked.config_name, composing=not asked.starts),
             ):
-                return begin(hydra, asked) if asked.starts else tell(asked)
+                return start_runs(hydra, asked) if asked.starts else answer_question(asked)
         except Ended as end:
             error = end.error
         raise error  # with its own cause and traceback
 
 
-def begin(hydra: Hydra, asked: Asked) -> int:
+def start_runs(hydra: Hydra, asked: Asked) -> int:
     """Start the run or the sweep."""
     if asked.multirun:
-        return sweep(hydra, asked)
+        return start_sweep(hydra, asked)
     assert asked.folder is not None
     with undone_when_refused(asked.folder):
         hydra.run(asked.config_name, main, [*asked.overrides, "hydra.mode=RUN"])
     return 0
 
 
-def tell(asked: Asked) -> int:
+def answer_question(asked: Asked) -> int:
     """Answer a question."""
     if file := asked.flags.get("experimental_rerun"):
         main(rerun_config(file))
@@ -157,24 +152,18 @@ def tell(asked: Asked) -> int:
     return 0
 
 
-def sweep(hydra: Hydra, asked: Asked) -> int:
-    """Every run of a sweep, then the table of what they came to, of those so far where it was stopped."""
+def start_sweep(hydra: Hydra, asked: Asked) -> int:
+    """Run every run of a sweep, then print the table of their results; of those so far where it was stopped."""
     with signals.temporary_folder("rlreason-sweep-") as place:
-        runs = Sweep(asked.sources(), str(Path(place) / "arms.jsonl"))
-        runs.announce()
+        log = Sweep(asked.sources(), str(Path(place) / "runs.jsonl"))
+        log.announce()
         try:
             hydra.multirun(asked.config_name, main, [*asked.overrides, "hydra.mode=MULTIRUN"])
         finally:
-            arms = runs.arms()
-            if arms:
-                print("\n" + runs_table(arms))
-    if not arms:  # a launcher on machines that share no files with this one
+            runs = log.runs()
+            if runs:
+                print("\n" + runs_table(runs))
+    if not runs:  # a launcher on machines that share no files with this one
         print("rlreason: no run of the sweep has reported here how it ended: see their folders", file=sys.stderr)
         return 1
-    return sweep_code([arm.status for arm in arms])
-
-
-if __name__ == "__main__":
-    from rlreason.main import cli as entry  # under its own name, by which a plug-in's processes find it again
-
-    entry()
+    return sweep_code([run.status for run in runs])

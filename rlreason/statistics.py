@@ -11,7 +11,7 @@ Floats = NDArray[np.float64]
 
 
 def wilson_interval(successes: float, n: float, z: float = Z95) -> tuple[float, float]:
-    """95% interval of a share (Wilson 1927): it stays in [0, 1] and is honest for small n and extreme shares.
+    """95% interval of a proportion (Wilson 1927), within [0, 1] and accurate for small n and proportions near 0 or 1.
 
         (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
 
@@ -25,18 +25,19 @@ def wilson_interval(successes: float, n: float, z: float = Z95) -> tuple[float, 
     middle = p + z2 / (2 * n)
     half = z * math.sqrt(max(0.0, p * (1 - p) / n + z2 / (4 * n * n)))
     low, high = (middle - half) / (1 + z2 / n), (middle + half) / (1 + z2 / n)
-    return max(0.0, min(p, low)), min(1.0, max(p, high))  # rounding must not put the share outside
+    return max(0.0, min(p, low)), min(1.0, max(p, high))  # rounding must not put the proportion outside
 
 
 def cluster_interval(successes: Sequence[float], sizes: Sequence[int], z: float = Z95) -> tuple[float, float]:
-    """95% interval of a share whose trials come in clusters: several samples of one problem are less evidence than
-    as many problems. `successes[k]` of the `sizes[k]` trials of cluster k.
+    """95% interval of a proportion whose trials come in clusters, such as several samples of one problem.
+
+    `successes[k]` of the `sizes[k]` trials of cluster k.
 
     Wilson's interval with the number of independent trials that would have the cluster-robust variance of p = y/n:
 
         v = K/(K-1) sum_k (y_k - p n_k)^2 / n^2,   n_eff = p (1-p) / v, at least K and at most n
 
-    With one trial per cluster it is Wilson's interval; where p is 0 or 1 and v says nothing, n_eff = K.
+    With one trial per cluster it is Wilson's interval; where p is 0 or 1 and v is 0, n_eff = K.
 
     >>> cluster_interval([1, 0, 1], [1, 1, 1]) == wilson_interval(2, 3)
     True
@@ -54,7 +55,10 @@ def cluster_interval(successes: Sequence[float], sizes: Sequence[int], z: float 
 
 
 def cluster_variance(successes: Sequence[float], sizes: Sequence[int]) -> float:
-    """Cluster-robust variance of a share, K/(K-1) sum_k (y_k - p n_k)^2 / n^2 (Liang and Zeger 1986); 0 for K < 2."""
+    """Cluster-robust variance of a proportion (Liang and Zeger 1986); 0 for K < 2.
+
+    K/(K-1) sum_k (y_k - p n_k)^2 / n^2
+    """
     n, k = sum(sizes), len(sizes)
     if k < 2:
         return 0.0
@@ -78,7 +82,9 @@ def bootstrap_intervals(values: Floats, seed: int, draws: int = 4000) -> tuple[F
 
 
 def mismatch_metrics(mismatches: Sequence[float], prefix: str) -> dict[str, float]:
-    """Mean, 99th percentile (nearest rank) and maximum of |log p_engine - log p_trainer| over sampled tokens.
+    """Mean, 99th percentile (nearest rank) and maximum of |log p_engine - log p_trainer| in nats, over sampled tokens.
+
+    Named `PREFIX/mismatch_mean`, `_p99` and `_max`; no metrics without tokens.
 
     >>> mismatch_metrics([0.0, 1.0], "rollout")["rollout/mismatch_p99"]
     1.0

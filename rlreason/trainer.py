@@ -10,9 +10,9 @@ import torch
 
 from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.algorithms.rollouts import rollout_metrics, score_samples
-from rlreason.cli.entry import why_stopped
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.run import RunConfig
+from rlreason.config.store import schemas_of
 from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.grading.metrics import grading_metrics
@@ -22,9 +22,11 @@ from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.optimization import LearningRateSchedule, averaged, evaluation_due
 from rlreason.records.console import Console, Stopwatch
 from rlreason.records.counters import Counters
-from rlreason.records.curves import draw_curves, title_of
+from rlreason.records.curves import draw_curves
+from rlreason.records.files import OBJECTIVE, ROLLOUTS
 from rlreason.records.monitors import Monitors
-from rlreason.records.writer import RunWriter, refuse_occupied
+from rlreason.records.reader import RunFolder
+from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import Components, build_components
@@ -36,14 +38,11 @@ from rlreason.types import Collected, Sample
 def train(run: RunConfig, folder: Path, config: str) -> float:
     """Train as `run` says, leave everything in `folder`, return the final validation accuracy."""
     assert isinstance(run, TrainingConfig)
-    refuse_occupied(folder)
     console, counters = Console(), Counters()
     counters.start()
-    records = RunWriter(folder, config)
-    if records.set_aside:
-        console.say(f"a broken-off run was here: its records are now in {records.set_aside}")
+    records = RunWriter(folder, config, schemas=schemas_of(run), say=console.say)
     card = run.card()
-    records.document("objective.md", card.markdown)
+    records.document(OBJECTIVE, card.markdown)
     components, prefetcher = build_components(run, folder, console), None
     try:
         algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
@@ -56,7 +55,7 @@ def train(run: RunConfig, folder: Path, config: str) -> float:
         if signals.asked() is None and not isinstance(error, KeyboardInterrupt):
             raise
         stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
-        far = wind_up(run, components, prefetcher, records, counters, console, why_stopped(stop))
+        far = wind_up(run, components, prefetcher, records, counters, console, signals.why_stopped(stop))
         raise type(stop)(f"{stop} {far}".strip()) from None
     finally:
         components.close()  # first, so that what is being sampled ahead ends
@@ -210,7 +209,7 @@ class Trainer:
         every, number, samples = self.run.save_rollouts_every, step.number, step.samples
         self.records.metrics(self.counters.row() | step.row())
         if samples and every and number % every == 0:
-            self.records.responses("rollouts", number, samples, self.components.train_problems)
+            self.records.responses(ROLLOUTS, number, samples, self.components.train_problems)
         self.monitors.check(number, step.metrics())
         for name, notice in step.collected.notices.items():
             self.monitors.warn(number, name, notice)
@@ -230,7 +229,7 @@ class Trainer:
             console.say(f"! {status}: {reason}{cure}")
         if run.save_model:
             with console.wait("saving the model"):
-                self.policy.save(records.folder / "model")
+                self.policy.save(records.model)
         summary = summed_up(components, status, reason, before, after) | {
             "notices": dict(self.monitors.counts),
             **{name: round(value, 1) for name, value in self.counters.row().items()},
@@ -238,7 +237,7 @@ class Trainer:
             "threads": torch.get_num_threads(),
         }
         with console.wait("drawing the curves"):
-            draw_curves(records.folder, title_of(records.folder), run.algorithm)
+            draw_curves(RunFolder(records.folder))
         with console.wait("closing the records"):
             records.summary(summary)
         closing(console, run, records.folder, before, after, components.eval_problems, summary, components.mirror)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlreason.analysis import compare
 from rlreason.cli.check import check_words
+from rlreason.config.groups import GradingConfig
 from rlreason.config.ranges import MAX_SEED
 from rlreason.engines.base import Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
@@ -18,9 +18,11 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.protocol import make_protocol
 from rlreason.evaluation.selection import best_at, majority_at, pass_at, subsets_of
 from rlreason.evaluation.votes import answer_classes
+from rlreason.grading import Grader
 from rlreason.jobs.best_of_n import first_alone, load_scorer, with_intervals
 from rlreason.statistics import wilson_interval
 from rlreason.types import Grade, Response, Sample
+from tests.test_verbs import verb
 
 
 def enumerated(n, k, win):
@@ -105,10 +107,10 @@ def test_random_subsets_come_near_all_of_them():
 
 def test_votes_are_equal_by_the_graders_rules_right_or_wrong():
     told = ["\\boxed{0.5}", "\\boxed{\\frac12}", "it is 7", "\\boxed{7}", "\\boxed{7.0}", "\\boxed{}"]
-    assert answer_classes(told, "question_only", "strict", percent=True, rel_tol=1e-6) == [0, 0, None, 1, 1, None]
+    assert answer_classes(told, Grader(reward="question_only")) == [0, 0, None, 1, 1, None]
     said = [f"</think> <answer>{text}</answer>" for text in ("It costs 18 dollars", "18", "19")]
-    assert answer_classes(said, "r1_zero", "sentence", percent=True, rel_tol=1e-6) == [0, 0, 1]  # as they are graded
-    assert answer_classes(said, "r1_zero", "strict", percent=True, rel_tol=1e-6) == [0, 1, 2]
+    assert answer_classes(said, Grader(GradingConfig(extract="sentence"))) == [0, 0, 1]  # as they are graded
+    assert answer_classes(said, Grader()) == [0, 1, 2]
 
 
 def test_intervals_hold_their_values_and_problems_are_drawn_together():
@@ -189,12 +191,15 @@ def test_two_protocols_are_drawn_together_only_when_told_to(tmp_path, capsys):
     one, same = (summary_at(tmp_path / name, temperature=1.0) for name in ("one", "same"))
     other = summary_at(tmp_path / "other", temperature=0.6)
     picture = tmp_path / "both.png"
-    assert compare.main([one, other, "-o", str(picture)]) == 2
+    assert verb("compare", one, other, "-o", picture) == 2
     assert "one and other were measured differently: sampling.temperature: 1.0 and 0.6" in capsys.readouterr().err
     assert not picture.exists()
-    assert compare.main([one, same, "-o", str(picture)]) == 0
+    assert verb("compare", one, same, "-o", picture, "--json", tmp_path / "figures.json") == 0
     assert picture.stat().st_size > 10_000
-    assert compare.main([one, other, "-o", str(picture), "--mix-protocols"]) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["runs"]["same"]["best_of_n"]["pass@N"] == [[0.2, 0.1, 0.3], [0.5, 0.4, 0.6]]
+    assert "0.500 (0.40-0.60)" in capsys.readouterr().out
+    assert verb("compare", one, other, "-o", picture, "--mix-protocols") == 0
     assert "! one and other were measured differently" in capsys.readouterr().out
-    assert compare.main([str(tmp_path)]) == 2
+    assert verb("compare", tmp_path) == 2
     assert "give the folder of a finished run of algorithm=best_of_n" in capsys.readouterr().err

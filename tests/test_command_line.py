@@ -1,7 +1,6 @@
 """The command line before a run starts: handout names, flags, a user's own options, and modules that cannot run."""
 
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +17,7 @@ from rlreason.cli.multirun import runs_of
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.store import resource_dir, typed
 from rlreason.errors import ConfigError
-from rlreason.records import curves
-from rlreason.records.writer import CONTENTS
+from rlreason.records.files import CONTENTS
 
 PACKAGE = modules.PACKAGE
 
@@ -232,24 +230,13 @@ def test_every_module_runs_or_says_what_to_type():
         for path in PACKAGE.rglob("*.py")
     }
     runnable = {name for name in names if modules.runs(name)}
-    assert {
-        "rlreason",
-        "rlreason.main",
-        "rlreason.records.curves",
-        "rlreason.analysis.lab",
-        "rlreason.analysis.inspect",
-    } <= runnable
-    assert {
-        "rlreason.trainer",
-        "rlreason.learner",
-        "rlreason.sweeps.table",
-        "rlreason.jobs.evaluate",
-    } <= names - runnable
+    assert runnable == {"rlreason", "rlreason.__main__", "rlreason.setup.ship", "rlreason.grading.workers.worker"}
     for name in names - runnable:
         text = modules.instead(name)
         assert text.startswith(f"{name} is no command: type ")
         assert len(text.splitlines()) == 1
     assert "type python -m rlreason algorithm=best_of_n, or" in modules.instead("rlreason.jobs.best_of_n")
+    assert "type python -m rlreason curves RUN, or" in modules.instead("rlreason.analysis.curves")
     assert "type python -m rlreason algorithm=evaluate, or" in modules.instead("rlreason.evaluation")
 
 
@@ -263,17 +250,7 @@ def test_a_module_that_cannot_run_ends_with_exit_code_2(name, tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize("name", [name for name in modules.commands() if name != "rlreason"])
-def test_a_command_without_its_words_ends_with_exit_code_2(name, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [name])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module(name, run_name="__main__", alter_sys=False)
-    assert ended.value.code == 2
-    assert "required" in capsys.readouterr().err
-
-
-def test_main_is_the_entry_and_knows_its_version(tmp_path):
+def test_the_module_of_before_is_the_entry_too(tmp_path):
     done = python_m("rlreason.main", "--version", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"rlreason {__version__}\n")
 
@@ -285,13 +262,6 @@ def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):
     assert "note: " not in done.stdout  # what is shown stays a config
     assert "learning_rate=-1.0 must be above 0" in done.stderr
     assert "rollout_batch_size=256 must be a positive multiple of group_size=7" in done.stderr
-
-
-def test_curves_are_drawn_again_from_a_run_folder(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"train_step": 1, "eval_step": 0, "reward/mean": 0.5}\n')
-    (tmp_path / "config.yaml").write_text("algorithm: ei\nmodel: {name: a}\ndata: {name: b}\nseed: 0\n")
-    curves.main([str(tmp_path)])
-    assert (tmp_path / "curves.png").stat().st_size > 1000
 
 
 def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys):

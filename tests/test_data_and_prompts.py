@@ -67,7 +67,7 @@ def test_warm_start_traces_have_the_two_habits():
     problems, rng = make_stories(1, seed=0, min_events=3, max_events=3), random.Random(0)
     hasty, careful = (habit_trace(problems[0], rng, share, 0.0) for share in (1.0, 0.0))
     assert (hasty.count("="), careful.count("=")) == (1, 3)
-    with Grader("r1_zero") as grader:
+    with Grader() as grader:
         grades = grader.grade_batch([hasty, careful], [problems[0].answer] * 2)
     assert grades[1].outcome == "correct"
     assert grades[0].format == 1.0

@@ -116,7 +116,7 @@ def test_the_gold_answer_by_rule(rule, answer, solution, gold):
         (b'{"question": ["q"], "answer": "1"}', "has no text under 'question'"),
         (b'["q", "a"]', "is no JSON object"),
         (b'{"question": "q", "answer": "work ####  "}', "has nothing after '####'"),
-        (b'{"problem": "q", "solution": "\\\\boxed{ }"}', "has an empty gold answer"),
+        (b'{"problem": "q", "solution": "\\\\boxed{ }"}', "has an empty ground truth"),
         (b'{"question": "caf\xe9", "answer": "1"}', "is not UTF-8"),
         (b'{"question": "\\ud800", "answer": "1"}', "has half a surrogate pair"),
         (b'{"prompt": "p", "response": "' + b"x" * 1_000_000 + b'"}', "has more than data.max_chars=100000 characters"),

@@ -27,7 +27,7 @@ TEMPLATES = {
 
 @pytest.fixture(scope="module")
 def grader():
-    with Grader("r1_zero") as grader:
+    with Grader() as grader:
         yield grader
 
 
@@ -62,7 +62,7 @@ def test_the_handouts_traces_are_filtered_by_the_ground_truth_of_their_problems(
     assert said == [
         "! 30 training rows bring no ground truth: found by question for 24 in "
         f"{tmp_path}/train.jsonl, the validation data, and for 6 it was not found",
-        "kept 16 of 30 traces whose answer the grader accepts; dropped: 8 wrong, 6 without a gold answer",
+        "kept 16 of 30 traces whose answer the grader accepts; dropped: 8 wrong, 6 without a ground truth",
     ]
     assert loaded.sizes == {
         "train_read": 30, "train_before_filter": 30, "train_filtered": 16, "train": 10, "validation": 5,

@@ -13,7 +13,7 @@ from test_data_files import BOX, lines, parse, read, sums
 from rlreason.config.data import FileDataConfig
 from rlreason.config.store import resource_dir, typed
 from rlreason.data.files import fingerprint, question_hash
-from rlreason.data.golds import check_answers
+from rlreason.data.ground_truth import check_ground_truths
 from rlreason.data.prompts import load_template, render
 from rlreason.data.splits import by_pass_rate, hold_out, read_pass_rates, subset, without_overlap
 from rlreason.data.traces import check_template, filter_correct, trace_text, with_traces
@@ -30,7 +30,7 @@ TRACE = " {solution} </think> <answer>{answer}</answer>"
 
 @pytest.fixture(scope="module")
 def grader():
-    with Grader("r1_zero") as grader:
+    with Grader() as grader:
         yield grader
 
 
@@ -105,7 +105,7 @@ def test_a_filled_trace_is_graded_correct_by_its_own_reward():
         traces = [trace_text(p, prompt.trace) for p in problems]
         assert not any("<<" in trace for trace in traces)
         assert "4+4=8" in traces[0]
-        with Grader(prompt.reward) as grader:
+        with Grader(reward=prompt.reward) as grader:
             assert {g.outcome for g in grader.grade_batch(traces, [p.answer for p in problems])} == {"correct"}, option
 
 
@@ -152,22 +152,22 @@ def test_the_filter_keeps_what_the_grader_accepts_and_says_how_many(grader):
     kept, said = filter_correct(problems, lambda p: trace_text(p, TRACE), grader.grade_batch)
     assert kept == problems[:3]
     assert said == (
-        "kept 3 of 6 traces whose answer the grader accepts; dropped: 1 wrong, 1 unformatted, 1 without a gold answer"
+        "kept 3 of 6 traces whose answer the grader accepts; dropped: 1 wrong, 1 unformatted, 1 without a ground truth"
     )
     with pytest.raises(ConfigError, match=r"kept 0 of 3 .*data\.response_as=solution"):
         filter_correct(problems[3:], lambda p: trace_text(p, TRACE), grader.grade_batch)
 
 
-def test_gold_answers_that_cannot_be_earned_are_named(grader):
+def test_ground_truths_that_cannot_be_earned_are_named(grader):
     problems = [*problems_of(3), Problem("bad", "q", r"\boxed{"), Problem("none", "q", "")]
     for on_bad, left in (("keep", 5), ("drop", 3)):
-        kept, (none, bad) = check_answers(problems, grader, on_bad)
+        kept, (none, bad) = check_ground_truths(problems, grader, on_bad)
         assert kept == problems[:left]
-        assert none.startswith("! 1 of 5 problems have no gold answer") and none.endswith(": none")  # noqa: PT018
-        assert bad.startswith("! 1 of 5 gold answers do not grade themselves") and bad.endswith(": bad")  # noqa: PT018
-    assert check_answers(problems[:3], grader, "keep") == (problems[:3], [])
-    with pytest.raises(ConfigError, match="none of 1 problems has a gold answer, so nothing can be earned"):
-        check_answers(problems[4:], grader, "keep")
+        assert none.startswith("! 1 of 5 problems have no ground truth") and none.endswith(": none")  # noqa: PT018
+        assert bad.startswith("! 1 of 5 ground truths do not grade themselves") and bad.endswith(": bad")  # noqa: PT018
+    assert check_ground_truths(problems[:3], grader, "keep") == (problems[:3], [])
+    with pytest.raises(ConfigError, match="none of 1 problems has a ground truth, so nothing can be earned"):
+        check_ground_truths(problems[4:], grader, "keep")
 
 
 def loaded(tmp_path, *overrides: str, grader=None):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlreason.config.groups import GradingConfig
 from rlreason.config.tasks import CountdownConfig, GymConfig
 from rlreason.data.countdown import is_validation, load_countdown, make_countdown
 from rlreason.data.gym import make_gym
@@ -169,7 +170,7 @@ def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
 def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solution(settings):
     for problem in make_countdown(300, seed=1, **settings):
         numbers, target = numbers_and_target(problem)
-        assert verifier.read_gold(problem.answer) == (numbers, target)
+        assert verifier.read_ground_truth(problem.answer) == (numbers, target)
         assert verifier.solves(problem.answer, f"{' '.join(map(str, numbers))} -> {target}")
         steps = [step.split(" = ") for step in problem.solution.split(", ")]
         assert len(steps) == len(numbers) - 1
@@ -209,7 +210,7 @@ def test_rows_with_nums_and_target_become_problems_that_cannot_meet(tmp_path):
     assert (len(train), len(validation), notes) == (200, 30, [])
     assert len({p.id for p in train + validation}) == 230
     for problem in train + validation:
-        numbers, target = verifier.read_gold(problem.answer)
+        numbers, target = verifier.read_ground_truth(problem.answer)
         assert (numbers, target) == numbers_and_target(problem)
         assert is_validation(numbers, int(target)) == (problem in validation)
     assert train[:50] == load_countdown(path, "rows", 50, 1, skip=False)[0]
@@ -260,7 +261,7 @@ def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
     assert [p.id.rsplit("-", 1)[0] for p in problems[:6]] == [*tasks, tasks[0]]
     assert problems == make_gym(tasks, 23, seed=0) != make_gym(tasks, 23, seed=1)
     golds = [p.answer for p in problems]
-    with Grader(reward=f"{GYM}:r1_zero", timeout_s=10) as grader:
+    with Grader(GradingConfig(timeout_s=10), f"{GYM}:r1_zero") as grader:
         right = grader.grade_batch([f"</think> <answer> {json.loads(g)['answer']} </answer>" for g in golds], golds)
         shifted = [*golds[5:], *golds[:5]]  # the answer to another problem of, mostly, the same task
         wrong = grader.grade_batch([f"</think> <answer>{json.loads(g)['answer']}</answer>" for g in shifted], golds)

@@ -1,4 +1,4 @@
-"""The embedded engine: the sampled distribution is the trainer's, samples are independent and repeatable."""
+"""The in-process engine: the sampled distribution is the trainer's, samples are independent and repeatable."""
 
 import pytest
 import torch
@@ -119,9 +119,9 @@ def test_finished_responses_are_handed_out_at_once_with_their_place(policy, prob
     assert lengths == sorted(lengths)  # of rows that begin together, the short ones come first
 
 
-def test_hand_over_is_counted_and_stamped(policy, engine):
+def test_a_weight_sync_is_counted_and_stamped(policy, engine):
     assert engine.generate([Prompt("p", [5], 0)], Sampling(1.0, 0, 2), 1)[0].weight_version == 0
-    engine.load_weights(policy)
+    assert engine.load_weights(policy) == {}
     assert engine.generate([Prompt("p", [5], 0)], Sampling(1.0, 0, 2), 1)[0].weight_version == 1
 
 

@@ -66,8 +66,8 @@ def test_memory_and_positions_stay_within_the_rows_and_the_longest_sequence(poli
         cache = kwargs["past_key_values"]
         positions.append(int(kwargs["position_ids"].max()))
         if isinstance(cache, PreallocatedCache):
-            rows.append(cache.slabs[0].keys.shape[0])
-            rooms.append(cache.slabs[0].keys.shape[2])
+            rows.append(cache.preallocated[0].keys.shape[0])
+            rooms.append(cache.preallocated[0].keys.shape[2])
 
     handle = policy.backbone.register_forward_pre_hook(watch, with_kwargs=True)
     HFEngine(policy, max_rows=11).generate(prompts, Sampling(1.0, HEADROOM, max_tokens, ("=",)), 2)

@@ -17,12 +17,13 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import describe_accuracies, eval_metrics, more_accuracies
 from rlreason.evaluation.tables import by_facts, fact_tables
 from rlreason.grading import Grader
-from rlreason.grading.run_grading import RunGrading, read_grading
+from rlreason.grading.run_grading import RunGrading
 from rlreason.jobs.start import start
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
 from rlreason.records.monitors import Monitors
-from rlreason.records.writer import response_row, sample_of
+from rlreason.records.reader import RunFolder
+from rlreason.records.rows import response_row, sample_of
 from rlreason.setup.data import load_data
 from rlreason.setup.protocol import protocol_of
 from rlreason.setup.run_summary import describe_job
@@ -260,8 +261,9 @@ def test_saved_evaluations_are_read_by_the_reward_that_counted(tmp_path):
         ("{reward: null, prompt: {reward: question_only}, data: {verifier: v}}", "v:question_only"),
     ):
         (tmp_path / "config.yaml").write_text(f"prompt: {{reward: r1_zero}}\ngrading: {{}}\neval: {own}\n")
-        assert read_grading(tmp_path, evaluates=True) == RunGrading(counted, {})
-        assert read_grading(tmp_path) == RunGrading("r1_zero", {})
+        run = RunFolder(tmp_path)
+        assert RunGrading.of(*run.grading(evaluates=True)) == RunGrading(counted, {})
+        assert RunGrading.of(*run.grading()) == RunGrading("r1_zero", {})
 
 
 def test_the_tiny_model_is_taught_the_format_that_it_is_asked_in():

@@ -22,9 +22,10 @@ from rlreason.evaluation.protocol import differences, format_accuracy, make_prot
 from rlreason.evaluation.tables import categories, category_table, figure_lines, ungraded
 from rlreason.grading import Grader
 from rlreason.jobs.respond import check_askable
-from rlreason.jobs.response_log import UNFINISHED, Store, enter
 from rlreason.model.policy import load_policy
 from rlreason.model.weights_hash import weights_hash
+from rlreason.records.files import UNFINISHED
+from rlreason.records.response_log import ResponseLog
 from rlreason.records.writer import RunWriter
 from rlreason.statistics import wilson_interval
 from rlreason.sweeps.table import SweepRun, runs_table
@@ -145,30 +146,36 @@ def test_long_prompts_are_shown_where_they_part():
 
 
 def test_finished_problems_survive_and_torn_lines_do_not(tmp_path):
+    said = list[str]()
     problems = [Problem(f"p{i}", f"{i}?", str(i)) for i in range(3)]
     log = tmp_path / UNFINISHED
-    store = Store(tmp_path, "one", problems, 2)
+    store = ResponseLog(tmp_path, "one", problems, 2)
     for number in (1, 0):
         store.add(number, sample("p1", ids=(7, number)))
     store.add(0, sample("p2"))  # its second response never ends
     with log.open("a") as file:
         file.write('{"problem_id": "p0", "samp')
-    again = Store(tmp_path, "one", problems, 2)
+    again = ResponseLog(tmp_path, "one", problems, 2, said.append)
     assert list(again.samples) == ["p1"]
     assert [s.response.token_ids for s in again.samples["p1"]] == [[7, 0], [7, 1]]
     assert again.samples["p1"][0] == sample("p1", ids=(7, 0))  # every field, log-probabilities in full
     again.add(0, sample("p0"))
     assert all(json.loads(line) for line in log.read_text().splitlines())
     with pytest.raises(ConfigError, match="responses of another model or to other problems"):
-        Store(tmp_path, "two", problems, 2)
+        ResponseLog(tmp_path, "two", problems, 2)
     log.write_text(log.read_text().replace("{", "", 1))
-    with pytest.raises(ConfigError, match="line 1 is not JSON"):
-        Store(tmp_path, "one", problems, 2)
+    with pytest.raises(ConfigError, match="responses of another model"):  # nobody knows whose they are
+        ResponseLog(tmp_path, "one", problems, 2, said.append)
+    assert said == [f"{log}: left out line 5 (half a line)", f"{log}: left out line 1 (not JSON)"]
+
+
+WRITTEN = ("config.yaml", "provenance.json", "status.json", "metrics.jsonl")  # as soon as a run has its folder
 
 
 def entered(folder, config, algorithm="evaluate") -> tuple[bool, list[str]]:
     said: list[str] = []
-    return enter(folder, f"algorithm: {algorithm}\nseed: 0\n{config}", said.append), said
+    config = f"algorithm: {algorithm}\nseed: 0\n{config}"
+    return RunWriter(folder, config, resume=True, say=said.append).resumed, said
 
 
 def test_only_the_same_settings_go_on_in_a_folder(tmp_path):
@@ -206,7 +213,7 @@ def test_what_another_broken_off_run_left_is_set_aside_whole(tmp_path, before, l
     again, (line,) = entered(tmp_path, "")
     assert not again
     assert line.endswith(f"{tmp_path}/broken_off_1")
-    assert {p.name for p in tmp_path.iterdir()} == {"broken_off_1", "config.yaml", "provenance.json", "status.json"}
+    assert {p.name for p in tmp_path.iterdir()} == {"broken_off_1", *WRITTEN}
     for name, text in texts.items():
         assert (tmp_path / "broken_off_1" / files[name]).read_text() == text
     assert json.loads((tmp_path / "provenance.json").read_text())["command"] != "its own"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlreason.cli.entry import answered
+from rlreason.cli.entry import exit_code_of
 from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
 from rlreason.main import mark_ended
 from rlreason.records.status import read_status, write_status
@@ -46,7 +46,7 @@ def raising(error: BaseException):
     ],
 )
 def test_an_end_is_one_line_and_its_exit_code(command, code, says, capsys):
-    assert answered(command) == code
+    assert exit_code_of(command) == code
     said = capsys.readouterr().err.strip()
     assert says in said
     assert len(said.splitlines()) == says.count("rlreason: n_steps") + bool(says)
@@ -54,7 +54,7 @@ def test_an_end_is_one_line_and_its_exit_code(command, code, says, capsys):
 
 def test_an_error_of_the_program_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
-        answered(lambda: 1 // 0)
+        exit_code_of(lambda: 1 // 0)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_a_killed_run_is_marked_by_its_sweep(tmp_path):
 
 def test_the_runs_of_a_sweep_are_noted_by_whichever_process_starts_them(tmp_path):
     sweep = Sweep(["--config-dir=/mine"], str(tmp_path / "arms.jsonl"))
-    assert sweep.arms() == []
+    assert sweep.runs() == []
     sweep.note(SweepRun("a", {"status": "finished"}))
     sweep.note(SweepRun("b", {"status": "failed"}, "exit code 2"))
-    assert [arm.name for arm in Sweep([], sweep.log).arms()] == ["a", "b"]
+    assert [run.name for run in Sweep([], sweep.log).runs()] == ["a", "b"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import verdicts
 from verdicts import FORMS, QUESTION_ONLY_FORMAT, R1_ZERO_FORMAT, labelled_pairs, tagged
 
 from rlreason.evaluation import protocol
-from rlreason.grading import Grader, check_golds, question_only_reward_fn, r1_zero_reward_fn
+from rlreason.grading import Grader, question_only_reward_fn, r1_zero_reward_fn
 from rlreason.grading.formats import boxed
 from rlreason.grading.metrics import grading_metrics, grading_warnings
 from rlreason.grading.version import GRADER_VERSION
@@ -135,7 +135,7 @@ def test_batches_keep_order_and_repeats_cost_nothing():
 
 
 def test_a_batch_of_unequal_lengths_is_the_callers_mistake(grader):
-    with pytest.raises(ValueError, match="2 responses and 1 golds"):
+    with pytest.raises(ValueError, match="2 responses and 1 ground truths"):
         grader.grade_batch(["a", "b"], ["1"])
 
 
@@ -153,7 +153,7 @@ def test_metrics_count_what_happened():
         assert metrics["grading/bad_responses"] == 1
         assert metrics["grading/path/text"] == pytest.approx(1 / 6)
         assert sum(value for name, value in metrics.items() if "/path/" in name) == pytest.approx(1)
-        assert any("no usable gold" in warning for warning in grading_warnings(grades))
+        assert any("no usable ground truth" in warning for warning in grading_warnings(grades))
         assert (grading_metrics([]), grading_warnings([])) == ({}, [])
 
 
@@ -164,7 +164,7 @@ def test_refusals_are_not_plain_wrong():
 
 
 def test_golds_that_do_not_grade_themselves_right_are_listed(grader):
-    assert check_golds(grader, ["38", r"\frac{1}{2}", "", None, "east", ["38", "39"], "  "]) == [2, 3, 6]
+    assert grader.unearnable(["38", r"\frac{1}{2}", "", None, "east", ["38", "39"], "  "]) == [2, 3, 6]
 
 
 def gsm8k() -> list[str]:
@@ -179,7 +179,7 @@ def gsm8k() -> list[str]:
 def test_gsm8k_golds_grade_themselves_right_and_each_other_wrong():
     golds = gsm8k()
     with Grader(symbolic=False) as fresh:
-        assert check_golds(fresh, golds) == []
+        assert fresh.unearnable(golds) == []
         others = golds[1:] + golds[:1]
         grades = fresh.grade_batch([tagged(other) for other in others], golds)
         equal = [float(a.replace(",", "")) == float(b.replace(",", "")) for a, b in zip(golds, others, strict=True)]

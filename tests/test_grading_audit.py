@@ -2,17 +2,14 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from rlreason.analysis import audit
 from rlreason.config.groups import GradingConfig
 from rlreason.grading.run_grading import SETTINGS
+from tests.test_verbs import verb
 
-ROOT = Path(__file__).parents[1]
 CASES = [  # response, gold, reward as saved
     ("</think> <answer>38</answer>", "38", 1.0),
     ("</think> <answer>0.5</answer>", r"\frac12", 0.0),  # the saved reward is wrong
@@ -20,6 +17,10 @@ CASES = [  # response, gold, reward as saved
     ("no tags", "38", 0.0),
     (r"</think> <answer>\int_0^1 x\,dx</answer>", "0.5", 1.0),
 ]
+
+
+def regrade(run: Path | str, *words: str) -> int:
+    return verb("inspect", run, "--regrade", *words)
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def saved(run: Path) -> list[dict]:
 
 def test_it_counts_and_shows_the_disagreements_and_leaves_the_files_alone(run, capsys):
     before = saved(run)
-    assert audit.main([str(run), "--other", "tests.test_grading_audit:everything_is_right"]) == 0
+    assert regrade(run, "--other", "tests.test_grading_audit:everything_is_right") == 0
     printed = capsys.readouterr().out
     table = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "%" in line}
     assert table["saved"] == ["60.0%", "60.0%", "1", "1"]
@@ -71,7 +72,7 @@ def everything_is_right(response: str, gold: str) -> float:
 
 def test_write_grades_again_and_keeps_the_first_grade(run, capsys):
     for _ in range(2):
-        assert audit.main([str(run), "--write"]) == 0
+        assert regrade(run, "--write") == 0
         rows = saved(run)
         assert [row["reward"] for row in rows] == [1.0, 1.0, 0.0, 0.0, 1.0]
         assert [row["outcome"] for row in rows] == ["correct", "correct", "wrong", "unformatted", "correct"]
@@ -93,17 +94,28 @@ def test_the_command_answers_mistakes_in_one_line(tmp_path, run, capsys):
         (bare, "no rollouts"),
         (odd, "prompt.reward"),
     ]:
-        command = [sys.executable, "-m", "rlreason.analysis.audit", str(folder)]
-        result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        assert result.returncode == 2, result.stderr
-        assert word in result.stderr
-        assert result.stderr.count("\n") == 1
-    (run / "rollouts" / "step_00002.jsonl").write_text("{broken\n")
-    assert audit.main([str(run)]) == 3
-    (run / "rollouts" / "step_00002.jsonl").write_text('{"response": "38", "gold": "38"}\n')
-    assert audit.main([str(run)]) == 3
-    assert "line 1 of" in (told := capsys.readouterr().err)
-    assert "it has no 'outcome'" in told
+        assert regrade(folder) == 2
+        said = capsys.readouterr().err
+        assert word in said
+        assert said.count("\n") == 1
+    for path in (run / "rollouts").iterdir():
+        path.write_text('{"response": "38", "gold": "38"}\n')
+    assert regrade(run) == 3
+    assert f"{run / 'rollouts'} holds no responses: choose another run" in capsys.readouterr().err
+
+
+def test_write_leaves_what_is_no_rollout_as_it_is(run, capsys):
+    path = run / "rollouts/step_00001.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    text = json.dumps(json.loads(first) | {"response": "two \u2028 lines"}, ensure_ascii=False).encode() + b"\n"
+    path.write_bytes(text + b'{"broken\n\0\0\n' + second + b'{"half')
+    for _ in range(2):
+        assert regrade(run, "--write") == 0
+        left = "left out line 2 (not JSON), 3 (NUL bytes), 5 (half a line)"
+        assert capsys.readouterr().err == f"rlreason: {path}: {left}\n"
+        lines = path.read_bytes().split(b"\n")
+        assert (lines[1:3], lines[4]) == ([b'{"broken', b"\0\0"], b'{"half')
+        assert [json.loads(lines[k])["outcome"] for k in (0, 3)] == ["unformatted", "correct"]
 
 
 COUNTDOWN_ROWS = [  # response, outcome as saved; the gold is 3 5 7 -> 22
@@ -131,7 +143,7 @@ def table_of(printed: str) -> dict[str, list[str]]:
 def test_data_with_a_verifier_is_audited_by_it(tmp_path, capsys):
     config = "data: {verifier: rlreason.grading.verifiers.countdown}\nprompt: {reward: r1_zero}\ngrading: {}\n"
     rows = [(response, "3 5 7 -> 22", outcome, float(outcome == "correct")) for response, outcome in COUNTDOWN_ROWS]
-    assert audit.main([str(write_run(tmp_path / "run", config, rows)), "--write"]) == 0
+    assert regrade(write_run(tmp_path / "run", config, rows), "--write") == 0
     printed = capsys.readouterr().out
     assert table_of(printed) == {
         "saved": ["50.0%", "75.0%", "1", "0"],
@@ -150,7 +162,7 @@ def test_partial_credit_is_no_right_answer_and_the_runs_own_threshold_holds(tmp_
     rows = [("38", "38", "correct", 1.0), ("39", "38", "wrong", 0.1)]
     for name, grading, share in (("whole", "{}", "50.0%"), ("tenth", "{correct_at: 0.1}", "100.0%")):
         run = write_run(tmp_path / name, f"{reward}grading: {grading}\n", rows)
-        assert audit.main([str(run)]) == 0
+        assert regrade(run) == 0
         table = table_of(capsys.readouterr().out)
         assert (table["saved"][0], table["now"][0]) == ("50.0%", share)
 
@@ -159,7 +171,7 @@ def test_a_reward_that_cannot_be_imported_overwrites_no_grades(tmp_path, capsys)
     rows = [("38", "38", "correct", 1.0)]
     run = write_run(tmp_path / "run", "prompt: {reward: 'no.such:reward'}\n", rows)
     before = saved(run)
-    assert audit.main([str(run), "--write"]) == 2
+    assert regrade(run, "--write") == 2
     assert "rlreason: no.such:reward fails on every response" in capsys.readouterr().err
     assert saved(run) == before
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlreason.config.groups import GradingConfig
 from rlreason.grading import Grader
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +46,7 @@ def gone(processes: list[psutil.Process], within_s: float = 10.0) -> bool:
 
 
 def test_close_leaves_no_process_and_the_grader_can_be_used_again():
-    grader = Grader(workers=2)
+    grader = Grader(GradingConfig(workers=2))
     grader.start()
     assert rewards(grader) == EXPECTED
     processes = workers_of(os.getpid())
@@ -59,7 +60,7 @@ def test_close_leaves_no_process_and_the_grader_can_be_used_again():
 
 def test_eight_threads_share_one_grader():
     found: dict[int, list[float]] = {}
-    with Grader(workers=2) as grader:
+    with Grader(GradingConfig(workers=2)) as grader:
         threads = [
             threading.Thread(target=lambda key=key: found.update({key: rewards(grader, " " * key)})) for key in range(8)
         ]
@@ -115,7 +116,7 @@ def test_a_forked_child_makes_workers_of_its_own():
 
 
 def test_a_fork_while_another_thread_grades_does_not_hang_the_child():
-    with Grader(reward="tests.test_grading_settings:by_length", timeout_s=3.0) as grader:
+    with Grader(GradingConfig(timeout_s=3.0), "tests.test_grading_settings:by_length") as grader:
         grader.grade_batch(["ab"], ["12"])
         thread = threading.Thread(target=lambda: grader.grade_batch(["hang"], ["12"]))
         thread.start()
@@ -133,7 +134,7 @@ def test_a_fork_while_another_thread_grades_does_not_hang_the_child():
 
 
 def test_a_stuck_worker_delays_only_its_own_request():
-    with Grader(reward="tests.test_grading_settings:by_length", timeout_s=2.0, workers=2) as grader:
+    with Grader(GradingConfig(timeout_s=2.0, workers=2), "tests.test_grading_settings:by_length") as grader:
         grader.grade_batch(["ab", "abc"], ["12", "12"])
         begin = time.perf_counter()
         grades = grader.grade_batch(["hang"] + ["x" * length for length in range(1, 300)], ["12"] * 300)
@@ -153,8 +154,9 @@ def test_a_worker_that_died_idle_is_replaced_and_no_request_is_blamed():
 
 SCRIPT = """
     import sys, time
+    from rlreason.config.groups import GradingConfig
     from rlreason.grading import Grader
-    grader = Grader(workers=2)
+    grader = Grader(GradingConfig(workers=2))
     answer = r"</think> <answer>\\int_0^1 x\\,dx</answer>"
     print(grader.grade_batch([answer], ["0.5"])[0].reward, flush=True)
     if "stay" in sys.argv:
@@ -189,7 +191,7 @@ def test_a_script_without_a_main_guard_grades_and_ends(tmp_path):
 
 
 def test_memory_of_a_worker_is_limited_and_the_next_answer_is_graded():
-    with Grader(reward="tests.test_grading_settings:by_length", memory_mb=512) as grader:
+    with Grader(GradingConfig(memory_mb=512), "tests.test_grading_settings:by_length") as grader:
         grades = grader.grade_batch(["memory", "ab"], ["12", "12"])
     assert [grade.outcome for grade in grades] == ["error", "correct"]
     assert grades[0].path == "killed"
@@ -200,7 +202,7 @@ def test_grades_do_not_depend_on_order_company_or_workers():
     pairs += [("9^9^9^9", "38"), (r"\sqrt{8}", r"2\sqrt2"), ("38", "39")]
 
     def graded(order: list[tuple[str, str]], workers: int) -> dict[tuple[str, str], object]:
-        with Grader(workers=workers) as grader:
+        with Grader(GradingConfig(workers=workers)) as grader:
             grades = grader.grade_batch([tagged(answer) for answer, _ in order], [gold for _, gold in order])
         return dict(zip(order, grades, strict=True))
 

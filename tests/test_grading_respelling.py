@@ -6,9 +6,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlreason.answers.decide import decide_pair
-from rlreason.answers.verdict import Settings
+from rlreason.answers.verdict import ComparisonSettings
 
-DEFAULT = Settings()
+DEFAULT = ComparisonSettings()
 numbers = st.fractions(min_value=-2000, max_value=2000, max_denominator=60)
 wholes = st.integers(min_value=-(10**7), max_value=10**7)
 

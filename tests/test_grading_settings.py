@@ -7,37 +7,47 @@ import os
 import pytest
 from verdicts import EXTRACTED, TOLERATED, tagged
 
+from rlreason.config.groups import NAMED_REWARDS, GradingConfig
+from rlreason.errors import ConfigError
 from rlreason.grading import Grader
+from rlreason.grading.formats import FORMATS
 from rlreason.grading.metrics import grading_metrics, grading_warnings
 from rlreason.types import Grade
 
 
 @pytest.mark.parametrize(("extract", "answer", "right"), EXTRACTED)
 def test_extraction_from_sentences_is_a_setting(extract, answer, right):
-    with Grader(extract=extract, symbolic=False) as fresh:
+    with Grader(GradingConfig(extract=extract), symbolic=False) as fresh:
         assert fresh.grade_batch([tagged(answer)], ["38"])[0].reward == right
 
 
 @pytest.mark.parametrize(("settings", "answer", "gold", "right"), TOLERATED)
 def test_percent_and_tolerance_are_settings(settings, answer, gold, right):
-    with Grader(symbolic=False, **settings) as fresh:
+    with Grader(GradingConfig(**settings), symbolic=False) as fresh:
         assert fresh.grade_batch([tagged(answer)], [gold])[0].reward == right
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"reward": "r1"},
         {"extract": "loose"},
         {"timeout_s": 0},
         {"rel_tol": 1.0},
         {"workers": 0},
         {"memory_mb": 1},
+        {"correct_at": 0},
     ],
 )
 def test_a_setting_out_of_range_is_named(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Grader(**wrong)
+    with pytest.raises(ConfigError, match=rf"^grading\.{next(iter(wrong))}="):
+        Grader(GradingConfig(**wrong))
+
+
+def test_a_reward_that_is_neither_a_format_nor_a_function_is_named():
+    for reward in ("r1", ":f", "mine:"):
+        with pytest.raises(ConfigError, match=f"^reward={reward} is none of r1_zero, question_only"):
+            Grader(reward=reward)
+    assert tuple(FORMATS) == NAMED_REWARDS  # one table here, its names in the settings
 
 
 def by_length(response, gold):
@@ -58,7 +68,7 @@ def by_length(response, gold):
 
 def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
     log = tmp_path / "log" / "incidents.jsonl"
-    with Grader(reward="tests.test_grading_settings:by_length", timeout_s=1.0, log_path=log) as fresh:
+    with Grader(GradingConfig(timeout_s=1.0), "tests.test_grading_settings:by_length", log) as fresh:
         responses = [
             "ab",
             "abc",
@@ -126,7 +136,10 @@ def test_partial_credit_is_a_reward_and_no_right_answer():
         grades = fresh.grade_batch(["a", "ab"], ["12", "12"])
     assert [(g.outcome, g.reward) for g in grades] == [("wrong", 0.1), ("correct", 1.1)]
     assert grading_metrics(grades)["grading/answer_rate"] == 0.5
-    with Grader(reward=f"{__name__}:halves") as whole, Grader(reward=f"{__name__}:halves", correct_at=0.5) as half:
+    with (
+        Grader(reward=f"{__name__}:halves") as whole,
+        Grader(GradingConfig(correct_at=0.5), f"{__name__}:halves") as half,
+    ):
         outcomes = [[g.outcome for g in it.grade_batch(["", "a", "ab", "abc"], ["1"] * 4)] for it in (whole, half)]
     assert "gives up to 1.5" in whole.warnings([Grade(1.0, 1.5, 1.5, "correct", "plugin")])[0]
     assert half.warnings([Grade(1.0, 1.5, 1.5, "correct", "plugin")]) == []

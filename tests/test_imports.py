@@ -30,7 +30,7 @@ RULES = {
     "config": Rule("errors objectives", "hydra"),
     "answers": Rule("errors types"),
     "grading": Rule("errors types config answers"),
-    "data": Rule("errors types config grading"),
+    "data": Rule("errors types runtime config grading"),
     "optimization": Rule("errors config", "torch"),
     "model": Rule("errors types runtime config data", "torch transformers"),
     "distributed": Rule("errors types runtime config model", "torch"),
@@ -64,7 +64,7 @@ RULES = {
         ALL,
     ),
     "main": Rule("errors runtime config records report sweeps cli discovery jobs analysis trainer", "hydra"),
-    "__main__": Rule("runtime main"),
+    "__main__": Rule("runtime cli main"),
     "__init__": Rule("runtime cli"),  # what `python -m` needs before anything else; everyone may ask it for the version
 }
 #: Library -> the imports that load it.

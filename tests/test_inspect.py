@@ -1,16 +1,15 @@
-"""Cases of every category with a guess at why, from evaluations and training runs; no torch for reading."""
+"""Cases of every category with a guess at why, from evaluations and training runs."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from rlreason.analysis.inspect import main
 from rlreason.evaluation.reasons import why
 from rlreason.grading import Grader
-from rlreason.grading.run_grading import RunGrading, read_grading
+from rlreason.grading.run_grading import RunGrading
+from rlreason.records.reader import RunFolder
+from tests.test_verbs import verb
 
 CONFIG = "data: {name: gsm8k}\nprompt: {reward: REWARD}\ngrading: {extract: strict, timeout_s: 5.0, workers: 1}\n"
 
@@ -68,7 +67,7 @@ def run(tmp_path):
 @pytest.mark.parametrize(("reward", "told"), [("r1_zero", R1_ZERO), ("question_only", QUESTION_ONLY)])
 def test_the_guess_names_what_is_wrong(reward, told):
     for row, expected in zip(rows_of(told, reward), told.values(), strict=True):
-        found = why(row["response"], row["gold"], RunGrading(reward, {}), row["outcome"], truncated=False)
+        found = why(row["response"], row["gold"], Grader(reward=reward), row["outcome"], truncated=False)
         assert str(found[0]).startswith(expected), row["response"]
 
 
@@ -89,7 +88,7 @@ def test_the_guess_follows_the_settings_that_the_run_was_graded_with(tmp_path, c
     (tmp_path / "config.yaml").write_text(json.dumps({"prompt": {"reward": "r1_zero"}, "grading": grading}))
     (row, *_) = rows_of({f"</think> <answer>{answer}</answer>": ""}, "r1_zero")
     save(tmp_path / "responses.jsonl", [row | {"gold": gold, "outcome": "wrong", "reward": 0.0, "answer_reward": 0.0}])
-    assert main([str(tmp_path)]) == 0
+    assert verb("inspect", tmp_path) == 0
     out = capsys.readouterr().out
     assert f"      1  {told}" in out
 
@@ -99,21 +98,21 @@ def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
     for reward, grades in (("r1_zero", f"{verifier}:r1_zero"), ("mine:reward", "mine:reward")):
         config = {"prompt": {"reward": reward}, "data": {"verifier": verifier}, "grading": {"percent": False}}
         (tmp_path / "config.yaml").write_text(json.dumps(config))
-        assert read_grading(tmp_path) == RunGrading(grades, {"percent": False})
+        assert RunGrading.of(*RunFolder(tmp_path).grading()) == RunGrading(grades, {"percent": False})
 
 
 def test_what_else_is_worth_knowing_comes_behind():
-    plain = RunGrading("r1_zero", {})
+    plain = Grader()
     found = list(map(str, why("I think 18", "18", plain, "unformatted", truncated=True)))
     assert found == ["no </think>", "cut at the token limit", "the last number in it is the right one: 18"]
     assert str(why("</think> <answer>x^y</answer>", "18", plain, "timeout", False)[0]).endswith("timeout")
-    assert "rules of its own" in str(why("x", "18", RunGrading("mine:reward", {}), "wrong", False)[0])
+    assert "rules of its own" in str(why("x", "18", Grader(reward="mine:reward"), "wrong", False)[0])
 
 
 def test_every_category_is_shown_with_its_count_and_written(run, capsys):
     sizes = {"format0": 8, "format1_wrong": 6, "correct": 1, "truncated": 1}
     for category, size in sizes.items():
-        assert main([str(run), "--category", category, "-n", "3"]) == 0
+        assert verb("inspect", run, "--category", category, "-n", "3") == 0
         out = capsys.readouterr().out
         assert "15 responses: 1 correct, 6 format1_wrong, 8 format0; 1 of them truncated" in out
         assert out.count("\n--- ") == min(3, size)
@@ -121,7 +120,7 @@ def test_every_category_is_shown_with_its_count_and_written(run, capsys):
     assert "cut at the token limit" in out
     text = (run / "inspect.md").read_text()
     assert "| `no </think>` | 1 |" in text
-    assert main([str(run), "--markdown", str(run / "mine.md")]) == 0
+    assert verb("inspect", run, "--markdown", run / "mine.md") == 0
     assert (run / "mine.md").read_text().count("\n## ") == 10
 
 
@@ -130,7 +129,7 @@ def test_a_second_grader_that_disagrees_makes_a_suspect(tmp_path, capsys):
     rows = rows_of({"\\boxed{17}": "", "\\boxed{18}": "", "none": ""}, "question_only")
     rows[1] |= {"outcome": "wrong", "reward": 0.0, "answer_reward": 0.0}  # as a parser with a fault would have it
     save(tmp_path / "responses.jsonl", rows)
-    assert main([str(tmp_path), "--category", "disagree"]) == 0
+    assert verb("inspect", tmp_path, "--category", "disagree") == 0
     out = capsys.readouterr().out
     assert "parser suspect, a second grader calls it right" in out
     assert out.count("\n--- ") == 1
@@ -148,9 +147,9 @@ def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_pa
         (["--rollouts"], "rollouts/step_00003.jsonl"),
         (["--step", "3"], "rollouts/step_00003.jsonl"),
     ):
-        assert main([str(tmp_path), *words, "-n", "1"]) == 0
+        assert verb("inspect", tmp_path, *words, "-n", "1") == 0
         assert file in capsys.readouterr().out
-    assert main([str(tmp_path), "--step", "7"]) == 2
+    assert verb("inspect", tmp_path, "--step", "7") == 2
     assert "saved the steps" in capsys.readouterr().err
 
 
@@ -159,7 +158,7 @@ def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):
     save(tmp_path / "responses.unfinished.jsonl", [{"identity": "x"}, *rows_of(R1_ZERO, "r1_zero")[:4]])
     with (tmp_path / "responses.unfinished.jsonl").open("a") as file:
         file.write('{"problem_id": "p9", "resp')
-    assert main([str(tmp_path), "-n", "2"]) == 0
+    assert verb("inspect", tmp_path, "-n", "2") == 0
     assert "4 responses" in capsys.readouterr().out
 
 
@@ -170,21 +169,14 @@ def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):
         (["."], "holds no evals or rollouts or responses.jsonl: give the folder of one run"),
         (["RUN", "-n", "0"], "-n 0 shows nothing: give a number above 0"),
         (["RUN", "--step", "7"], "is an evaluation, which has no steps"),
+        (["RUN", "--write"], "--write has no effect here: add --regrade"),
+        (["RUN", "--regrade", "-n", "3"], "-n has no effect with --regrade: leave it out, or leave out --regrade"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(words, says, run, capsys, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
     given = {"RUN": str(run), ".": str(empty), "nowhere": str(empty / "nowhere")}
-    assert main([given.get(word, word) for word in words]) == 2
+    assert verb("inspect", *(given.get(word, word) for word in words)) == 2
     err = capsys.readouterr().err
     assert says in err
     assert len(err.strip().splitlines()) == 1
-
-
-def test_reading_needs_no_torch(run):
-    probe = (
-        "import sys; from rlreason.analysis.inspect import main; "
-        f"assert main([{str(run)!r}, '-n', '1']) == 0; assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

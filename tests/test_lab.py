@@ -4,8 +4,6 @@ import io
 import json
 import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,21 +13,31 @@ from conftest import random_pairs
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from rlreason.analysis.gradients import check_start, compare, length_weights, measure, position_weights, with_reference
-from rlreason.analysis.lab import main
+from rlreason.analysis.gradients import (
+    check_start,
+    compare,
+    length_weights,
+    position_weights,
+    score_objective,
+    with_reference,
+)
 from rlreason.analysis.saved_run import read_run, read_step
 from rlreason.analysis.variants import OWN, variants, with_advantages
-from rlreason.config.store import resource_dir, typed
+from rlreason.config.store import resource_dir, schemas_of, typed
 from rlreason.errors import ConfigError
 from rlreason.model.scoring import LogProbScorer
 from rlreason.objectives.card import objective_card
 from rlreason.objectives.published import NAMED, OF_LOSSES, with_axes_of
 from rlreason.records.console import Console
+from rlreason.records.reader import RunFolder
+from rlreason.records.status import write_status
 from rlreason.records.writer import RunWriter
 from rlreason.setup.learner import make_learner
 from rlreason.setup.start import Start
 from rlreason.types import Grade, Problem, Response, Sample
+from tests.test_verbs import shell, verb
 
+TINY = ("model.width=32", "model.warm_start.steps=0", "data.n_train=256", "data.n_validation=32")
 QUIET = Console(out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests
 
 
@@ -58,16 +66,16 @@ def rewarded(policy, count=24, noise=0.3):
 
 def one(policy, samples, *overrides):
     run = typed(composed(*overrides))
-    return measure("one", run, policy, samples, [])
+    return score_objective("one", run, policy, samples, [])
 
 
 @pytest.fixture
 def folder(policy, tmp_path):
     """A finished run's folder with steps 1 and 3 saved, written by the parts that write it in a run."""
     path = tmp_path / "run"
-    records = RunWriter(path, OmegaConf.to_yaml(composed("objective=grpo")))
+    run = typed(composed("objective=grpo", *TINY))
+    records = RunWriter(path, OmegaConf.to_yaml(composed("objective=grpo", *TINY)), schemas=schemas_of(run))
     problems = [Problem(f"p{i}", "q", "a") for i in range(6)]
-    run = typed(composed("objective=grpo"))
     for step, noise in ((1, 0.5), (3, 0.3)):
         records.responses("rollouts", step, with_advantages(rewarded(policy, noise=noise), run), problems)
     policy.save(path / "model")
@@ -180,8 +188,9 @@ def test_kl_and_dead_groups_are_the_algorithms(policy):
 
 
 def test_advantages_are_those_that_the_run_recorded(folder):
-    run = read_run(folder)
-    step, samples = read_step(folder, run)
+    saved = RunFolder(folder)
+    run = read_run(saved)
+    step, samples = read_step(saved, run)
     assert step == 3
     rows = [json.loads(line) for line in (folder / "rollouts/step_00003.jsonl").read_text().splitlines()]
     assert [s.advantage for s in with_advantages(samples, run)] == pytest.approx(
@@ -190,8 +199,12 @@ def test_advantages_are_those_that_the_run_recorded(folder):
     assert all(s.old_log_probs == r["log_probs"] for s, r in zip(samples, rows, strict=True))
 
 
+def laboratory(folder, *words):
+    return verb("inspect", folder, "--gradients", *words)
+
+
 def test_the_command_leaves_a_table_a_picture_and_numbers(folder, capsys):
-    main([str(folder), "--step", "1"])
+    assert laboratory(folder, "--step", "1", "--json", folder / "figures.json") == 0
     out = capsys.readouterr().out
     assert "step 1: 24 responses" in out
     assert "What to look for" in out
@@ -200,6 +213,7 @@ def test_the_command_leaves_a_table_a_picture_and_numbers(folder, capsys):
     assert lines["grpo"].split()[3] == "1.000"  # the run's own objective under its name
     assert (folder / "lab/step_00001.png").read_bytes().startswith(b"\x89PNG")
     numbers = json.loads((folder / "lab/step_00001.json").read_text())
+    assert numbers.items() <= json.loads((folder / "figures.json").read_text()).items()
     own, grpo = numbers["objectives"][:2]
     assert (own["name"], grpo["name"]) == (OWN, "grpo")
     assert grpo["loss"] == own["loss"]
@@ -211,10 +225,29 @@ def test_a_step_without_any_advantage_is_said_and_not_divided_by(folder, capsys)
     path = folder / "rollouts/step_00003.jsonl"
     rows = [json.loads(line) | {"reward": 0.0} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    main([str(folder)])
+    assert laboratory(folder) == 0
     assert "gradient is 0 at this step" in capsys.readouterr().out
     own = json.loads((folder / "lab/step_00003.json").read_text())["objectives"][0]
     assert (own["cosine"], own["grad_norm"], own["zero_advantage"], own["short_to_long"]) == (None, 0.0, 1.0, None)
+
+
+def test_a_run_that_was_broken_off_is_measured_with_what_it_left(folder, capsys):
+    """No summary and no model: the saved rollouts, under the model that the run started from."""
+    for name in ("summary.json", "model"):
+        remove(folder / name)
+    write_status(folder, "interrupted")
+    path = folder / "rollouts/step_00001.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:  # of the start model's small vocabulary
+        row |= {name: [token % 50 for token in row[name]] for name in ("prompt_ids", "token_ids")}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 1, "problem_id"')
+    assert laboratory(folder, "--step", "1") == 0
+    out, err = capsys.readouterr()
+    assert "step_00001.jsonl: left out line 25 (half a line)" in err
+    assert "step 1: 24 responses" in out
+    assert f"! {folder} saved no model (save_model=true, interrupted): measured" in " ".join(out.split())
+    own, *_ = json.loads((folder / "lab/step_00001.json").read_text())["objectives"]
+    assert own["grad_norm"] > 0
 
 
 @pytest.mark.slow
@@ -225,10 +258,11 @@ def test_the_reference_is_made_again_as_the_run_had_it(tmp_path):
         "model.width=32", "model.warm_start.steps=4", "rollout_batch_size=16", "group_size=4", "eval_problems=2",
         "eval_every=0", "sampling.max_tokens=16", "data.n_train=256", "data.n_validation=32", "hydra.run.dir=x",
     ]  # fmt: skip
-    done = shell("rlreason", *words, cwd=tmp_path)
+    done, _ = shell("-m", "rlreason", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    run = read_run(tmp_path / "x")
-    _, samples = read_step(tmp_path / "x", run)
+    saved = RunFolder(tmp_path / "x")
+    run = read_run(saved)
+    _, samples = read_step(saved, run)
     samples, _ = with_reference(run, samples, QUIET)
     rows = [json.loads(line) for line in (tmp_path / "x/rollouts/step_00002.jsonl").read_text().splitlines()]
     assert max(abs(r["advantage"]) for r in rows) > 0.01
@@ -248,62 +282,47 @@ def remove(path: Path) -> None:
     [
         (None, ["--step", "2"], "--step 2 was not saved: choose one of 1, 3"),
         (None, ["--step", "x"], "invalid int value: 'x'"),
-        ("summary.json", [], "has not finished"),
-        ("config.yaml", [], "holds no config.yaml"),
-        ("model", [], "repeat it with save_model=true"),
+        ("config.yaml", [], "has no config.yaml"),
         ("rollouts", [], "saved no rollouts"),
     ],
 )
-def test_a_mistake_names_its_cure(folder, missing, words, says):
+def test_a_mistake_names_its_cure(folder, missing, words, says, capsys):
     if missing:
         remove(folder / missing)
-    with pytest.raises(ConfigError, match=r"^[^\n]*$") as caught:
-        main([str(folder), *words])
-    assert says in str(caught.value)
+    assert laboratory(folder, *words) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert len(said.splitlines()) == 1
 
 
 def test_a_config_of_another_version_is_a_mistake_too(folder):
     path = folder / "config.yaml"
     path.write_text(path.read_text() + "forgotten_setting: 1\n")
     with pytest.raises(ConfigError, match="forgotten_setting"):
-        read_run(folder)
-
-
-def shell(module, *words, cwd):
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-m", module, *words]
-    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
-
-
-def test_a_mistake_is_one_line_and_exit_code_2_in_the_shell(tmp_path):
-    for words in (["nowhere"], []):
-        done = shell("rlreason.lab", *words, cwd=tmp_path)
-        assert done.returncode == 2
-        assert len(done.stderr.splitlines()) == 1
-        assert done.stderr.startswith("rlreason: ")
-        assert "Traceback" not in done.stderr
+        read_run(RunFolder(folder))
 
 
 def test_a_run_from_before_model_seed_started_from_the_model_of_its_seed(folder):
     config = OmegaConf.load(folder / "config.yaml")
-    assert read_run(folder).model.seed == 0
+    assert read_run(RunFolder(folder)).model.seed == 0
     del config.model.seed
     config.seed = 5
     OmegaConf.save(config, folder / "config.yaml")
-    assert read_run(folder).model.seed == 5
+    (folder / "provenance.json").unlink()  # such a run's folder is of version 0, where the schemas are not named
+    assert read_run(RunFolder(folder)).model.seed == 5
 
 
 def test_a_run_from_before_baseline_and_std_norm_were_plain_words_is_read(folder):
-    now, config = read_run(folder), OmegaConf.load(folder / "config.yaml")
+    now, config = read_run(RunFolder(folder)), OmegaConf.load(folder / "config.yaml")
     config.baseline, config.std_norm = {"kind": config.baseline}, {"kind": config.std_norm}
     config.refill_rounds = config.pop("max_resampling_rounds")
     OmegaConf.save(config, folder / "config.yaml")
-    assert read_run(folder) == now
+    assert read_run(RunFolder(folder)) == now
 
 
 def test_another_reference_than_the_runs_is_said(folder):
     out = io.StringIO()
     for recorded in ("aa", "bb"):
         (folder / "summary.json").write_text(json.dumps({"start": {"weights": recorded}}))
-        check_start(folder, Start("made", "aa"), Console(out=out))
+        check_start(RunFolder(folder), Start("made", "aa"), Console(out=out))
     assert out.getvalue().count("is not the one of the run") == 1

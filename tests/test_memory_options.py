@@ -25,9 +25,10 @@ from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.learner import Learner
+from rlreason.model.checkpointing import checkpoint_layers
 from rlreason.model.lora import add_lora
-from rlreason.model.memory import freeze, recompute_layers
 from rlreason.model.packing import pack
+from rlreason.model.parameters import freeze
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.scoring import LogProbScorer
 from rlreason.model.tiny import build_model
@@ -98,7 +99,7 @@ def saved_bytes(policy, pairs):
 
 def test_recomputed_activations_give_the_same_gradient_from_less_memory(tokenizer):
     plain, lean = fresh(tokenizer, layers=6), fresh(tokenizer, layers=6)
-    recompute_layers(lean.model)
+    checkpoint_layers(lean.model)
     pairs = random_pairs(len(tokenizer), 8)
     (expected, wanted), (found, got) = gradients(plain, pairs), gradients(lean, pairs)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
@@ -117,7 +118,7 @@ def test_recomputing_turns_no_dropout_on_and_leaves_sampling_alone(tokenizer):
     policy = Policy(GPT2LMHeadModel(config), tokenizer)
     pairs = random_pairs(len(tokenizer), 4)
     expected, wanted = gradients(policy, pairs)
-    recompute_layers(policy.model)
+    checkpoint_layers(policy.model)
     found, got = gradients(policy, pairs)
     assert torch.equal(found, expected)
     for name in wanted:
@@ -128,7 +129,7 @@ def test_recomputing_turns_no_dropout_on_and_leaves_sampling_alone(tokenizer):
 def test_a_copy_recomputes_with_its_own_weights(tokenizer):
     """A frozen reference is a deepcopy of the policy: training the policy must not move it."""
     policy = fresh(tokenizer)
-    recompute_layers(policy.model)
+    checkpoint_layers(policy.model)
     reference = Policy(copy.deepcopy(policy.model), tokenizer)
     pairs = random_pairs(len(tokenizer), 3)
     before = LogProbScorer(reference, 1.0, 512).log_probs(pairs)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.entry import answered
+from rlreason.cli.entry import exit_code_of
 from rlreason.config.store import typed
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.errors import ConfigError, ReaderGone, UnwritableError
@@ -25,9 +25,11 @@ from rlreason.main import mark_ended
 from rlreason.objectives.card import imitation_card
 from rlreason.records.console import Console, closing_table
 from rlreason.records.curves import draw_curves
+from rlreason.records.files import CONTENTS
 from rlreason.records.monitors import Monitors
+from rlreason.records.reader import RunFolder
 from rlreason.records.status import write_status
-from rlreason.records.writer import CONTENTS, RunWriter
+from rlreason.records.writer import RunWriter
 from rlreason.runtime.atomic_files import append_line, write_whole
 from rlreason.runtime.streams import width_of
 from rlreason.setup.run_summary import describe_prompt
@@ -37,7 +39,7 @@ from tests.test_end_to_end import SMALL
 
 ENV = {key: value for key, value in os.environ.items() if key not in ("WANDB_SILENT", "COLUMNS")}
 ENV |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-DO = "import sys; from rlreason.cli.entry import answered; sys.exit(answered(lambda: {}))"
+DO = "import sys; from rlreason.cli.entry import exit_code_of; sys.exit(exit_code_of(lambda: {}))"
 
 
 def python(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
@@ -69,19 +71,19 @@ def test_what_cannot_be_encoded_is_replaced(encoding):
     assert (done.returncode, done.stdout, done.stderr) == (0, "? ? ok\n", "r\\ufffd\n")
 
 
-@pytest.mark.parametrize("words", [["rlreason.analysis.audit"], ["rlreason.inspect", "--rollouts"]])
-def test_every_command_prints_to_any_stream(words, tmp_path):
+@pytest.mark.parametrize("option", ["--regrade", "--rollouts"])
+def test_every_command_prints_to_any_stream(option, tmp_path):
     response = Response("p", [5], [1], [-0.5], "so \ufffd 7", "stop")
     records = RunWriter(tmp_path, "prompt: {reward: r1_zero}\n")
     records.responses("rollouts", 1, [Sample(response, Grade(1.0, 1.0, 1.0, "correct"))], [Problem("p", "q", "7")])
-    done = python("-m", *words, str(tmp_path), PYTHONIOENCODING="ascii")
+    done = python("-m", "rlreason", "inspect", str(tmp_path), option, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert "so ? 7" in done.stdout
 
 
 def test_a_reader_may_leave():
     assert left_after(1, "-c", DO.format("[print(i) for i in range(10**5)] and 0")) == (141, "")
-    assert left_after(0, "-m", "rlreason.analysis.audit", "--help") == (141, "")
+    assert left_after(0, "-m", "rlreason", "inspect", "--help") == (141, "")
     words = (
         "import threading; threading.Thread(target=print, args=('x',)).start() or [print(i) for i in range(9)] and 0"
     )
@@ -148,7 +150,7 @@ def test_every_writer_names_its_file_and_leaves_nothing_half(tmp_path, policy):
         "run/metrics.jsonl": lambda: [records.metrics({"train_step": 1}) for _ in range(500)],
         "run/model": lambda: policy.save(tmp_path / "run/model"),
         "run/objective.md": lambda: records.document("objective.md", "x" * 9999),
-        "run/curves.png": lambda: draw_curves(tmp_path / "run", "title", "grpo"),
+        "run/curves.png": lambda: draw_curves(RunFolder(tmp_path / "run")),
     }
     for name, write in writers.items():
         with files_of_at_most(size + 100 if "metrics" in name else 1000), pytest.raises(UnwritableError) as caught:
@@ -362,5 +364,5 @@ def test_a_crash_in_native_code_is_told(tmp_path):
 
 
 def test_an_answer_is_flushed_before_the_code_is_returned(capsys):
-    assert answered(lambda: print("seen")) == 0
+    assert exit_code_of(lambda: print("seen")) == 0
     assert capsys.readouterr().out == "seen\n"

@@ -9,10 +9,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemm
 
 from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES, one_by_one
-from rlreason.model.kernels import Here, choose, end_to_end
+from rlreason.model.kernels import Hardware, choose_kernel, end_to_end
 from rlreason.model.logprobs import chunked_log_probs
 from rlreason.model.packing import pack, within_budget
 from rlreason.model.policy import Policy, load_policy
+from rlreason.model.policy_checks import check_kernel
 from rlreason.model.scoring import LogProbScorer
 from rlreason.model.tiny import build_model
 from rlreason.setup.model import check_attention
@@ -93,8 +94,8 @@ def test_rows_and_flat_are_the_same_numbers():
     assert flat.grad.eq(1).all()
 
 
-AMPERE = Here("cuda", torch.bfloat16, (8, 0))
-NO_PACKAGE = Here("cuda", torch.bfloat16, (9, 0), {"flash_attention_2": "No module named 'flash_attn'"})
+AMPERE = Hardware("cuda", torch.bfloat16, (8, 0))
+NO_PACKAGE = Hardware("cuda", torch.bfloat16, (9, 0), {"flash_attention_2": "No module named 'flash_attn'"})
 
 
 @pytest.mark.parametrize(
@@ -102,31 +103,31 @@ NO_PACKAGE = Here("cuda", torch.bfloat16, (9, 0), {"flash_attention_2": "No modu
     [
         ("auto", AMPERE, "varlen", "a GPU, in half precision"),
         ("auto", NO_PACKAGE, "varlen", "a GPU, in half precision"),
-        ("auto", Here("cpu", torch.bfloat16), "sdpa", "no GPU"),
-        ("auto", Here("cuda", torch.float32, (9, 0)), "sdpa", "products in float32"),
-        ("auto", Here("cuda", torch.float16, (7, 5)), "sdpa", "a GPU of compute capability 7.5, below 8.0"),
-        ("auto", Here("cuda", torch.bfloat16, (8, 0), {"varlen": "torch 2.9"}), "sdpa", "torch 2.9"),
+        ("auto", Hardware("cpu", torch.bfloat16), "sdpa", "no GPU"),
+        ("auto", Hardware("cuda", torch.float32, (9, 0)), "sdpa", "products in float32"),
+        ("auto", Hardware("cuda", torch.float16, (7, 5)), "sdpa", "a GPU of compute capability 7.5, below 8.0"),
+        ("auto", Hardware("cuda", torch.bfloat16, (8, 0), {"varlen": "torch 2.9"}), "sdpa", "torch 2.9"),
         ("sdpa", AMPERE, "sdpa", "as asked"),
         ("varlen", AMPERE, "varlen", "as asked"),
         ("flash_attention_2", AMPERE, "flash_attention_2", "as asked"),
     ],
 )
 def test_which_kernel_is_taken_depends_on_the_hardware_and_what_is_installed(asked, here, kernel, why):
-    assert choose(asked, here) == (kernel, why)
+    assert choose_kernel(asked, here) == (kernel, why)
 
 
 @pytest.mark.parametrize(
     ("asked", "here", "says"),
     [
-        ("flash_attention_2", Here("cpu", torch.float32), r"\(no GPU\): choose model\.attention=auto"),
+        ("flash_attention_2", Hardware("cpu", torch.float32), r"\(no GPU\): choose model\.attention=auto"),
         ("flash_attention_2", NO_PACKAGE, r"\(No module named 'flash_attn'\): choose model\.attention=auto"),
-        ("varlen", Here("cuda", torch.float32, (9, 0)), r"\(products in float32\): set model\.dtype=bfloat16"),
-        ("varlen", Here("cuda", torch.bfloat16, (7, 0)), r"capability 7\.0, below 8\.0"),
+        ("varlen", Hardware("cuda", torch.float32, (9, 0)), r"\(products in float32\): set model\.dtype=bfloat16"),
+        ("varlen", Hardware("cuda", torch.bfloat16, (7, 0)), r"capability 7\.0, below 8\.0"),
     ],
 )
 def test_a_kernel_that_cannot_run_is_one_line(asked, here, says):
     with pytest.raises(ConfigError, match=rf"^model\.attention={asked} cannot run here .*{says}") as caught:
-        choose(asked, here)
+        choose_kernel(asked, here)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -172,7 +173,7 @@ def test_under_every_kernels_name_float32_numbers_are_the_same(policy):
     for name in NAMES.values():
         policy.model.set_attn_implementation(name)
         assert torch.equal(policy.log_probs(pack(pairs))[0], expected)
-    policy.check_kernel()
+    check_kernel(policy)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's kernels")

@@ -19,9 +19,10 @@ from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
 from rlreason.model.tiny_formats import VOCABULARY
 from rlreason.records.console import Console
+from rlreason.records.files import CONTENTS
 from rlreason.records.undo import Ended, undone_when_refused
 from rlreason.records.wandb_logger import refuse_without_login
-from rlreason.records.writer import CONTENTS, RunWriter
+from rlreason.records.writer import RunWriter
 from rlreason.setup.components import fitting
 from rlreason.setup.data import load_data
 from rlreason.setup.fits import Foreseen, Part, context_of, tokenizer_of

@@ -17,6 +17,7 @@ from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console, clock
 from rlreason.records.curves import draw_curves, series
 from rlreason.records.monitors import Monitors
+from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter, refuse_occupied, set_aside
 from rlreason.runtime.atomic_files import write_whole
 from rlreason.sweeps.table import SweepRun, runs_table
@@ -181,9 +182,11 @@ def test_curves_are_drawn_from_the_metrics_file(tmp_path):
         {"train_step": s, "reward/mean": s / 9, "rollout/length": 9 + s, "train/entropy": 1.0, "train/grad_norm": 1.0}
         for s in (1, 2)
     ]
+    rows.append({"train_step": 3, "eval_step": 2, "eval/accuracy": 0.4, "final/problems": 9})  # without its intervals
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
     assert series(rows, "reward/mean") == ([1, 2], [1 / 9, 2 / 9])
-    assert draw_curves(tmp_path, "title", "grpo").stat().st_size > 10_000
+    assert draw_curves(RunFolder(tmp_path)).stat().st_size > 10_000
 
 
 def test_console_rows_and_clock(capsys):

@@ -7,12 +7,11 @@ from hydra import compose, initialize_config_dir
 
 from rlreason.config.store import resource_dir, typed
 from rlreason.data.stories import make_stories
-from rlreason.engines.weight_check import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.setup.algorithm import check_schedule
 from rlreason.setup.components import fitting
-from rlreason.setup.engine import demand_of, vllm_settings
+from rlreason.setup.engine import demand_of
 from rlreason.setup.fits import Part
 from rlreason.setup.graders import reward_name
 from rlreason.setup.learner import token_objective
@@ -106,9 +105,6 @@ def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_id
     sampled_from = train if run.asks_training_data else []
     assert demand.longest == 50 + max(len(prompt_ids(p)) for p in [*sampled_from, *validation])
     assert demand.rows == rows
-    told = vllm_settings(run, demand)
-    assert told["max_len"] == max(demand.longest, PROBE_PROMPT + PROBE_TOKENS)  # the probe fits, too
-    assert told["max_rows"] == min(rows, run.rollout.max_rows)
 
 
 def test_data_with_a_verifier_brings_its_reward_unless_the_user_has_one():

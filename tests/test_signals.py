@@ -233,7 +233,7 @@ def test_closing_a_feed_does_not_wait_for_what_hangs(monkeypatch):
 HELPLESS = """
 import subprocess, sys, time
 from rlreason.runtime import signals
-from rlreason.cli.entry import ended
+from rlreason.cli.entry import run_cli
 
 def command():
     with signals.temporary_folder("mine-"):
@@ -245,7 +245,7 @@ def command():
             print("tidying", flush=True)
             time.sleep(600)
 
-ended(command, limit_s=float(sys.argv[1]))
+run_cli(command, limit_s=float(sys.argv[1]))
 """
 
 

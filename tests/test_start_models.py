@@ -19,7 +19,7 @@ from rlreason.config.run import RunConfig
 from rlreason.config.store import resource_dir, typed
 from rlreason.evaluation.accuracy import evaluate
 from rlreason.model.policy import Policy
-from rlreason.model.weight_cache import BrokenWeightsError, Keeper, checksum, read_weights, write_weights
+from rlreason.model.weight_cache import BrokenWeightsError, WeightCache, checksum, read_weights, write_weights
 from rlreason.records.console import Console
 from rlreason.setup import start as starts
 from rlreason.setup.components import build_components
@@ -87,11 +87,11 @@ def spoil(how: str, path: Path) -> None:
 @pytest.mark.parametrize("how", ["truncated", "one byte flipped", "foreign", "empty", "another's"])
 def test_a_broken_file_is_said_and_made_anew(how, tmp_path):
     said: list[str] = []
-    keeper = Keeper(tmp_path, said.append)
-    assert [keeper.get("k", lambda: WEIGHTS)[1] for _ in range(2)] == [False, True]
+    cache = WeightCache(tmp_path, said.append)
+    assert [cache.get("k", lambda: WEIGHTS)[1] for _ in range(2)] == [False, True]
     spoil(how, tmp_path / "k.safetensors")
-    again, found = keeper.get("k", lambda: WEIGHTS)
-    assert (checksum(again), found, keeper.get("k", dict)[1]) == (checksum(WEIGHTS), False, True)
+    again, found = cache.get("k", lambda: WEIGHTS)
+    assert (checksum(again), found, cache.get("k", dict)[1]) == (checksum(WEIGHTS), False, True)
     assert ["k.safetensors is broken" in line for line in said] == [True]
     assert said
 
@@ -103,7 +103,7 @@ def make_slowly(folder: Path, seconds: float, mark: Path) -> None:
         time.sleep(seconds)
         return WEIGHTS
 
-    found = Keeper(folder, lambda text: mark.with_suffix(".said").write_text(text)).get("k", make)[0]
+    found = WeightCache(folder, lambda text: mark.with_suffix(".said").write_text(text)).get("k", make)[0]
     assert checksum(found) == checksum(WEIGHTS)
 
 
@@ -139,31 +139,31 @@ def test_a_killed_builder_blocks_nobody(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.join(30)
     said: list[str] = []
-    assert not Keeper(tmp_path / "cache", said.append).get("k", lambda: WEIGHTS)[1]
+    assert not WeightCache(tmp_path / "cache", said.append).get("k", lambda: WEIGHTS)[1]
     assert said == []
     assert not list((tmp_path / "cache").glob("*.partial"))
 
 
 def test_the_longest_unused_go_first(tmp_path):
     size = 4 * 1000
-    keeper = Keeper(tmp_path, print, most_bytes=int(3.5 * size))
+    cache = WeightCache(tmp_path, print, max_bytes=int(3.5 * size))
     for age, key in enumerate("abc"):
-        keeper.get(key, lambda: {"w": torch.zeros(1000)})
+        cache.get(key, lambda: {"w": torch.zeros(1000)})
         os.utime(tmp_path / f"{key}.safetensors", (1000 + age, 1000 + age))
     (tmp_path / "x.safetensors.partial").write_bytes(b"left by a killed run")
     os.utime(tmp_path / "x.safetensors.partial", (1000, 1000))
-    keeper.get("a", dict)  # used just now
-    keeper.get("d", lambda: {"w": torch.zeros(1000)})
+    cache.get("a", dict)  # used just now
+    cache.get("d", lambda: {"w": torch.zeros(1000)})
     assert {path.stem for path in tmp_path.glob("*.safetensors")} == {"a", "c", "d"}
     assert not list(tmp_path.glob("*.partial"))
-    keeper.get("huge", lambda: {"w": torch.zeros(9000)})
+    cache.get("huge", lambda: {"w": torch.zeros(9000)})
     assert {path.stem for path in tmp_path.glob("*.safetensors")} == {"huge"}
 
 
 @pytest.mark.parametrize("place", ["/proc/none/cache", "/dev/null/cache"])
 def test_a_folder_that_cannot_be_written_is_one_line_and_no_more(place):
     said: list[str] = []
-    found, was_there = Keeper(Path(place), said.append).get("k", lambda: WEIGHTS)
+    found, was_there = WeightCache(Path(place), said.append).get("k", lambda: WEIGHTS)
     assert (checksum(found), was_there, len(said)) == (checksum(WEIGHTS), False, 1)
     assert f"{place} cannot be written" in said[0]
 

@@ -36,13 +36,14 @@ from rlreason.model.tiny import build_model
 from rlreason.records.console import Console
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import build_components
-from rlreason.setup.engine import Demand, vllm_settings
 from rlreason.setup.learner import make_learner
 from rlreason.setup.protocol import protocol_of
 from rlreason.setup.run_summary import evaluated_otherwise
 from rlreason.trainer import train
 from rlreason.types import Grade, Response, Sample
 
+#: Settings of vLLM's engine. Starting it takes too long here: tests/test_vllm*.py record what it reads.
+VLLM_SETTINGS = {f"rollout.{key}" for key in ("max_rows", "sleep", "kv_cache_gb", "attest", "timeout_s")}
 WHICH = "algorithm"  # it has chosen the schema, and nothing needs to ask again
 
 
@@ -227,17 +228,6 @@ def test_every_part_of_a_run_reads_its_settings_and_only_then(part, whole, place
     recording = Recording(run)
     prepare(run, tmp_path)
     compare(run, recording.read | whole(algorithm)[2])
-
-
-@pytest.mark.parametrize("placement", ["auto", "colocate", "second_gpu", "cpu"])
-def test_vllm_is_told_its_settings_and_no_others(placement):
-    """Starting it takes too long here: what it would be started with is read all the same."""
-    run = settings("rollout=vllm", f"rollout.placement={placement}")
-    recording = Recording(run)
-    vllm_settings(run, Demand(longest=99, rows=9))
-    compare(
-        run, recording.read, {f"rollout.{key}" for key in ("max_rows", "sleep", "kv_cache_gb", "attest", "timeout_s")}
-    )
 
 
 @pytest.mark.parametrize("loss", ["grpo_clip", "reinforce_with_baseline"])

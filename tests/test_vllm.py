@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import PROMPT
+from recording import Recording
 from test_engine_stops import LETTERS, check_stopped_texts, likely
+from test_unread_settings import VLLM_SETTINGS, compare, settings
 from torch import nn
 
-from rlreason.engines.base import Prompt, Sampling, seed_for
+from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.vllm.engine import VLLMEngine, repack_tied_head
-from rlreason.engines.vllm.startup import plan_memory
-from rlreason.engines.weight_check import differing_tensors, largest_gap
+from rlreason.engines.vllm.arguments import plan_memory
+from rlreason.engines.vllm.engine import VLLMEngine
+from rlreason.engines.vllm.weight_transfer import InProcessTransfer
+from rlreason.engines.weight_check import differing_tensors, largest_mismatch
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.scoring import LogProbScorer
@@ -49,11 +52,14 @@ def folder(request, tokenizer, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder, tmp_path_factory):
-    """One engine for the file, on a policy of its own; the tests that move the policy hand it over again."""
+    """One engine for the file, on a policy of its own; the tests that move the policy sync it again."""
     log = tmp_path_factory.mktemp("log") / "vllm.log"
     policy, said = load_policy(str(folder)), []
     torch_state, python_state = torch.get_rng_state(), random.getstate()
-    made = VLLMEngine(policy, log, max_len=512, max_rows=32, say=said.append)
+    run = settings("rollout=vllm", "rollout.placement=cpu")
+    recording = Recording(run)
+    made = VLLMEngine(policy, run.rollout, InProcessTransfer(), log, Demand(512, 32), said.append)
+    compare(run, recording.read, VLLM_SETTINGS)
     assert torch.equal(torch.get_rng_state(), torch_state)  # vLLM seeds both as it starts
     assert random.getstate() == python_state
     assert [line.split()[0] for line in said] == ["starting", "vLLM"]
@@ -75,17 +81,17 @@ def move(policy: Policy, seed: int, scale: float = 0.05) -> None:
             parameter.add_(torch.randn(parameter.shape, generator=generator) * scale * parameter.abs().mean())
 
 
-def worst_gap(engine, responses, temperature: float) -> float:
+def worst_mismatch(engine, responses, temperature: float) -> float:
     scores = LogProbScorer(engine.policy, temperature, 4096).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
-    return max(largest_gap(r.log_probs, score) for r, score in zip(responses, scores, strict=True))
+    return max(largest_mismatch(r.log_probs, score) for r, score in zip(responses, scores, strict=True))
 
 
-def test_greedy_tokens_are_the_embedded_engines(engine, problems):
+def test_greedy_tokens_are_the_in_process_engines(engine, problems):
     prompts, sampling = prompts_for(engine.policy, problems), Sampling(0.0, max_tokens=24, stop=("</answer>",))
     theirs, ours = (e.generate(prompts, sampling, 1) for e in (engine, HFEngine(engine.policy)))
     assert [r.token_ids for r in theirs] == [r.token_ids for r in ours]
     assert [r.text for r in theirs] == [r.text for r in ours]
-    assert max(largest_gap(a.log_probs, b.log_probs) for a, b in zip(theirs, ours, strict=True)) < 1e-3
+    assert max(largest_mismatch(a.log_probs, b.log_probs) for a, b in zip(theirs, ours, strict=True)) < 1e-3
 
 
 def test_both_engines_draw_from_one_distribution(engine, problems):
@@ -114,7 +120,7 @@ def test_log_probs_are_the_trainers_at_every_temperature_and_no_shipped_setting_
     assert shipped.top_k == 20
     assert shipped.repetition_penalty == 1.5
     responses = engine.generate(prompts_for(engine.policy, problems), Sampling(temperature, max_tokens=24), 8)
-    assert worst_gap(engine, responses, temperature) < 1e-3
+    assert worst_mismatch(engine, responses, temperature) < 1e-3
     assert len({t for r in responses for t in r.token_ids}) > 100  # top-k 20 alone would not forbid this, top-p would
 
 
@@ -150,7 +156,7 @@ def test_before_min_tokens_the_end_is_banned_and_the_log_probs_say_so(engine):
         assert end not in r.token_ids[:6]
         assert r.truncated == (len(r.token_ids) == 10 and r.token_ids[-1] != end)
     assert [r.token_ids for r in theirs] == [r.token_ids for r in ours]
-    assert max(largest_gap(a.log_probs, b.log_probs) for a, b in zip(theirs, ours, strict=True)) < 1e-3
+    assert max(largest_mismatch(a.log_probs, b.log_probs) for a, b in zip(theirs, ours, strict=True)) < 1e-3
 
 
 def test_samples_depend_on_their_own_seed_and_not_on_the_batch(engine, problems):
@@ -240,33 +246,33 @@ def test_finished_responses_are_handed_out_at_once_with_their_place(engine, prob
     assert [r.problem_id for r in responses] == [p.problem_id for p in prompts for _ in range(4)]
 
 
-def test_a_hand_over_moves_the_engine_and_is_stamped(engine, problems):
+def test_a_weight_sync_moves_the_engine_and_is_stamped(engine, problems):
     prompts, sampling = prompts_for(engine.policy, problems, 2), Sampling(0.0, 0, 16)
     before, version = engine.generate(prompts, sampling, 1), engine.weight_version
     move(engine.policy, seed=2, scale=0.5)
-    engine.load_weights(engine.policy)
+    metrics = engine.load_weights(engine.policy)
     after = engine.generate(prompts, sampling, 1)
     assert [r.token_ids for r in before] != [r.token_ids for r in after]
     assert [r.token_ids for r in after] == [r.token_ids for r in HFEngine(engine.policy).generate(prompts, sampling, 1)]
     assert engine.weight_version == after[0].weight_version == version + 1 == before[0].weight_version + 1
-    assert engine.sync_metrics["rollout/attest_gap"] < 1e-3
+    assert metrics["rollout/weight_check_mismatch"] < 1e-3
 
 
-def test_a_forgotten_hand_over_is_seen(engine):
-    assert engine.look().holds
+def test_a_forgotten_weight_sync_is_seen(engine):
+    assert engine.verify_weights().holds
     move(engine.policy, seed=3)
-    found = engine.look()
-    assert found.gap > 10 * found.bound
+    found = engine.verify_weights()
+    assert found.mismatch > 10 * found.bound
     assert "model.embed_tokens.weight" in found.differing
     engine.load_weights(engine.policy)
-    assert engine.look().holds
+    assert engine.verify_weights().holds
 
 
 def test_a_single_stale_norm_is_seen_even_if_it_moved_by_one_rounding(engine):
     norm = engine.policy.model.model.norm.weight
     with torch.no_grad():
         norm[0] = torch.nextafter(norm[0], torch.tensor(9.0))
-    found = engine.look()
+    found = engine.verify_weights()
     assert not found.holds
     assert found.differing == ("model.norm.weight",)
     engine.load_weights(engine.policy)
@@ -274,48 +280,48 @@ def test_a_single_stale_norm_is_seen_even_if_it_moved_by_one_rounding(engine):
 
 def test_a_stale_prefix_cache_is_seen(engine):
     """The weights are all new, and only what was computed with the old ones is left."""
-    assert engine.look().holds  # leaves the probe in the cache
+    assert engine.verify_weights().holds  # leaves the probe in the cache
     move(engine.policy, seed=4)
-    engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": engine.policy.named_weights()})
-    engine.llm.apply_model(repack_tied_head)
-    found = engine.look()
+    engine.transfer.send_weights(engine.llm, engine.policy)
+    found = engine.verify_weights()
     assert not found.differing
-    assert found.gap > 10 * found.bound
+    assert found.mismatch > 10 * found.bound
     engine.llm.reset_prefix_cache()
-    assert engine.look().holds
+    assert engine.verify_weights().holds
 
 
 def test_a_stale_output_head_is_seen(engine):
-    """The processor's packed copy of a tied head stays as it was when nobody renews it, in most versions of vLLM."""
+    """The processor's packed copy of a tied head stays as it was until it is packed again, in most versions of vLLM."""
     move(engine.policy, seed=5)
     engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": engine.policy.named_weights()})
     engine.llm.reset_prefix_cache()
-    found = engine.look()
-    stale = worst_gap(engine, engine.generate([Prompt("other", [9, 8, 7], 1)], Sampling(max_tokens=16), 4), 1.0) > 1e-3
-    assert (found.gap > found.bound) == stale
+    found = engine.verify_weights()
+    stale = (
+        worst_mismatch(engine, engine.generate([Prompt("other", [9, 8, 7], 1)], Sampling(max_tokens=16), 4), 1.0) > 1e-3
+    )
+    assert (found.mismatch > found.bound) == stale
     assert stale <= engine.policy.model.config.tie_word_embeddings
     engine.load_weights(engine.policy)
-    assert engine.look().holds
+    assert engine.verify_weights().holds
 
 
 class Forgetful(Policy):
-    """Hands over everything but one weight, as a new architecture or a renamed layer would."""
+    """Gives away everything but one weight, as a new architecture or a renamed layer would."""
 
     def named_weights(self):
         return ((name, weight) for name, weight in super().named_weights() if name != "model.norm.weight")
 
 
-def test_what_to_do_about_a_failed_look_is_a_setting(engine):
+def test_what_to_do_about_a_failed_weight_check_is_a_setting(engine):
     whole, said = engine.policy, []
     move(whole, seed=6, scale=1.0)
     forgetful = Forgetful(whole.model, whole.tokenizer)
-    engine.say, engine.attest = said.append, "warn"
+    engine.say, engine.rollout.attest = said.append, "warn"
     engine.load_weights(forgetful)
     assert "does not hold the trainer's weights" in said[0]
-    engine.attest = "off"
-    engine.load_weights(forgetful)
-    assert "rollout/attest_gap" not in engine.sync_metrics
-    engine.attest = "stop"
+    engine.rollout.attest = "off"
+    assert list(engine.load_weights(forgetful)) == ["time/weight_sync"]
+    engine.rollout.attest = "stop"
     with pytest.raises(EngineError, match=r"differ by .* nats \(bound 0.001\).*rollout.attest=warn"):
         engine.load_weights(forgetful)
     engine.load_weights(whole)
@@ -332,7 +338,7 @@ def test_more_prompt_tokens_than_one_step_reads_change_nothing(engine):
     generator = torch.Generator().manual_seed(0)
     prompts = [Prompt(str(i), torch.randint(2, 200, (400,), generator=generator).tolist(), i) for i in range(30)]
     together = engine.generate(prompts, Sampling(1.0, 0, 4), 1)
-    assert worst_gap(engine, together, 1.0) < 1e-3
+    assert worst_mismatch(engine, together, 1.0) < 1e-3
     assert engine.generate(prompts[-1:], Sampling(1.0, 0, 4), 1)[0].token_ids == together[-1].token_ids
 
 
@@ -403,22 +409,24 @@ def test_stacked_layers_are_compared_part_by_part():
 
 
 def test_memory_is_planned_before_anything_is_loaded(policy):
-    plan = plan_memory(policy, torch.float32, policy.device, max_len=100, max_rows=8, cache_gb=None)
+    plan = plan_memory(policy, policy.device, max_len=100, max_rows=8, cache_gb=None)
     token = 2 * 2 * 4 * 8 * 4  # keys and values, layers, heads, head_dim, bytes
     assert plan.cache == token * (100 + 128) * 8
     assert plan.weights == 4 * sum(p.numel() for p in policy.model.parameters())
     with pytest.raises(ConfigError, match=r"rollout.kv_cache_gb=0.0001 does not hold one sequence of 100 tokens"):
-        plan_memory(policy, torch.float32, policy.device, max_len=100, max_rows=8, cache_gb=0.0001)
+        plan_memory(policy, policy.device, max_len=100, max_rows=8, cache_gb=0.0001)
     with pytest.raises(ConfigError, match=r"free: lower rollout.max_rows"):
-        plan_memory(policy, torch.float32, policy.device, max_len=100, max_rows=8, cache_gb=1e6)
+        plan_memory(policy, policy.device, max_len=100, max_rows=8, cache_gb=1e6)
 
 
 SCRIPT = """
 import sys, time
 from pathlib import Path
 import psutil, torch
-from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.vllm.engine import VLLMEngine, repack_tied_head
+from rlreason.config.rollout import RolloutConfig
+from rlreason.engines.base import Demand, Prompt, Sampling
+from rlreason.engines.vllm.engine import VLLMEngine
+from rlreason.engines.vllm.weight_transfer import InProcessTransfer
 from rlreason.errors import EngineError
 from rlreason.model.policy import load_policy
 
@@ -433,8 +441,10 @@ def crash(*args):
     raise RuntimeError("planted failure")
 
 for fault, timeout, dtype in ((crash, 60, "float32"), (lambda *args: time.sleep(60), 3, "bfloat16")):
-    engine = VLLMEngine(load_policy(folder, dtype), log, max_len=256, max_rows=4, timeout_s=60, say=lambda _: None)
-    engine.timeout_s = timeout
+    rollout = RolloutConfig("vllm", timeout_s=60)
+    policy = load_policy(folder, dtype)
+    engine = VLLMEngine(policy, rollout, InProcessTransfer(), log, Demand(256, 4), lambda _: None)
+    rollout.timeout_s = timeout
     engine.llm.apply_model(lambda model: model.register_forward_pre_hook(fault) and None)
     began = time.monotonic()
     ask(engine)

@@ -7,11 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import PROMPT
+from recording import Recording
+from test_unread_settings import VLLM_SETTINGS, compare, settings
 
 from rlreason.config.rollout import RolloutConfig
-from rlreason.engines.base import Prompt, Sampling, seed_for
+from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.vllm.process import VLLMProcess, engine_processes
+from rlreason.engines.vllm.engine import VLLMEngine
+from rlreason.engines.vllm.process import engine_processes
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import Policy
 from rlreason.model.scoring import LogProbScorer
@@ -20,6 +23,8 @@ from rlreason.setup.engine import check_engine
 
 pytest.importorskip("vllm")
 psutil = pytest.importorskip("psutil")
+from host_transport import HostTransfer  # noqa: E402  # imports vLLM
+
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
@@ -27,7 +32,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarnin
 def engine(tokenizer, tmp_path_factory):
     policy = Policy(build_model(len(tokenizer), width=128, init_scale=0.3, seed=1), tokenizer)
     log = tmp_path_factory.mktemp("log") / "vllm.log"
-    made = VLLMProcess(policy, log, max_len=512, max_rows=32, timeout_s=120, transport="host", say=lambda _: None)
+    run = settings("rollout=vllm", "rollout.placement=second_gpu", "rollout.timeout_s=300")
+    recording = Recording(run)
+    made = VLLMEngine(policy, run.rollout, HostTransfer(), log, Demand(512, 32), lambda _: None)
+    compare(run, recording.read, VLLM_SETTINGS)
     yield made
     made.close()
 
@@ -51,7 +59,7 @@ def move(policy: Policy, factor: float) -> None:
             parameter.add_(factor * parameter.flip(0))
 
 
-def test_tokens_and_log_probs_are_the_embedded_engines(engine, problems):
+def test_tokens_and_log_probs_are_the_in_process_engines(engine, problems):
     assert len(engine_processes()) == 1
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"  # the next engine may be one inside this process
     prompts = prompts_for(engine.policy, problems)
@@ -63,34 +71,36 @@ def test_tokens_and_log_probs_are_the_embedded_engines(engine, problems):
     assert max(abs(a - b) for r, score in pairs for a, b in zip(r.log_probs, score, strict=True)) < 1e-3
 
 
-def test_a_hand_over_moves_the_engine_and_is_attested(engine, problems):
+def test_a_weight_sync_moves_the_engine_and_is_verified(engine, problems):
     prompts, sampling = prompts_for(engine.policy, problems), Sampling(0.0, 0, 16)
     before = engine.generate(prompts, sampling, 1)
     move(engine.policy, 0.5)
-    engine.load_weights(engine.policy)
+    metrics = engine.load_weights(engine.policy)
     after = engine.generate(prompts, sampling, 1)
     assert [r.token_ids for r in after] != [r.token_ids for r in before]
     assert [r.token_ids for r in after] == [r.token_ids for r in HFEngine(engine.policy).generate(prompts, sampling, 1)]
     assert after[0].weight_version == before[0].weight_version + 1
-    assert engine.sync_metrics["rollout/attest_gap"] < 1e-3
-    assert engine.look().compared > 5
+    assert metrics["rollout/weight_check_mismatch"] < 1e-3
+    assert metrics["rollout/weight_check_tensors"] > 5
 
 
 def test_stale_weights_and_a_stale_cache_are_seen(engine):
     norm = engine.policy.model.model.norm.weight
     with torch.no_grad():
         norm[0] = torch.nextafter(norm[0], torch.tensor(9.0))
-    assert engine.look().differing == ("model.norm.weight",)  # one rounding of one number, which no probe could show
+    assert engine.verify_weights().differing == (
+        "model.norm.weight",
+    )  # one rounding of one number, which no probe could show
     move(engine.policy, 0.1)
-    found = engine.look()
-    assert found.gap > found.bound
+    found = engine.verify_weights()
+    assert found.mismatch > found.bound
     assert "model.embed_tokens.weight" in found.differing
-    engine._send()  # and the prefix cache is left as it was
-    found = engine.look()
+    engine.transfer.send_weights(engine.llm, engine.policy)  # and the prefix cache is left as it was
+    found = engine.verify_weights()
     assert not found.differing
-    assert found.gap > found.bound
+    assert found.mismatch > found.bound
     engine.load_weights(engine.policy)
-    assert engine.look().holds
+    assert engine.verify_weights().holds
 
 
 def test_an_interrupted_call_leaves_nothing_behind_for_the_next(engine, problems):

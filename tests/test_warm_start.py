@@ -98,7 +98,7 @@ def test_both_habits_are_written_as_the_prompts_reward_reads_them(asked, name):
     (problem,) = read_splits(asked("data.n_train=1", "data.min_events=3").data, print)[0]
     hasty, careful = (habit_trace(problem, rng, share, 0.0, format_of(prompt).trace) for share in (1.0, 0.0))
     assert (hasty.count("="), careful.count("=")) == (1, problem.solution.count("="))
-    with Grader(prompt.reward) as grader:
+    with Grader(reward=prompt.reward) as grader:
         grades = grader.grade_batch([hasty, careful], [problem.answer] * 2)
     assert [grade.format for grade in grades] == [1.0, 1.0]
     assert grades[1].outcome == "correct"

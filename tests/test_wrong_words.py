@@ -17,7 +17,7 @@ from rlreason.cli.flags import composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.modules import PACKAGE
 from rlreason.errors import ConfigError
-from rlreason.main import tell
+from rlreason.main import answer_question
 
 ANOTHER = "choose one of "
 QUOTES = "cannot be read: a value with = : , ( ) quotes or brackets needs quotes"
@@ -145,6 +145,7 @@ LINES = [
     (["prompt.stop=[a,b"], QUOTES),
     (["seed=$(1)"], QUOTES),
     (["loss..x=1"], QUOTES),
+    (["seed=1", "inspect"], "inspect is neither an option nor an override: a verb comes first, as in rlreason inspect"),
     (["x" * 5000], "... (5000 characters) is neither an option nor an override"),
     (["x" * 3000 + "=1"], "... (3002 characters) cannot be composed"),
     (["seed=" + "9" * 5000], "... (5005 characters) cannot be composed"),
@@ -158,7 +159,7 @@ def ask(words: list[str]) -> None:
         asked = check_words(words, note=lambda text: None)
         assert not asked.starts, "these words would start a run"
         with composing(asked), in_one_line(asked.overrides, composing=True):
-            tell(asked)
+            answer_question(asked)
 
 
 def answered_by(words: list[str]) -> str:
@@ -321,7 +322,7 @@ def test_modules_of_the_current_folder_are_found_by_the_installed_script_as_by_p
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin/rlreason"
     script.write_text(
-        "import importlib.util\nfrom rlreason.cli.modules import find_modules_here\n"
+        "import importlib.util\nfrom rlreason.cli.entry import find_modules_here\n"
         "find_modules_here()\nprint(importlib.util.find_spec('my_module') is not None)\n"
     )
     (tmp_path / "my_module.py").touch()

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlreason.config.groups import GradingConfig
 from rlreason.grading import Grader
 from rlreason.grading.version import GRADER_VERSION
 
@@ -160,7 +161,10 @@ def judge(cases: Sequence[Case], default: Grader) -> Record:
         groups.setdefault((case.reward, case.settings), []).append(case)
     marks = {}
     for (reward, settings), group in groups.items():
-        own = None if (reward, settings) == ("r1_zero", ()) else Grader(reward=reward, **dict(settings))
+        named = dict(settings)
+        symbolic = named.pop("symbolic", True)
+        is_default = (reward, settings) == ("r1_zero", ())
+        own = None if is_default else Grader(GradingConfig(**named), reward, symbolic=symbolic)
         grades = (own or default).grade_batch([case.response for case in group], [case.gold for case in group])
         if own:
             own.close()

@@ -1,4 +1,4 @@
-"""What the laboratory shows: a table, a picture, and the numbers as JSON. It knows numbers and files."""
+"""What the laboratory shows: a table, a picture, and the numbers as JSON."""
 
 import json
 import textwrap
@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlreason.analysis.gradients import Laboratory, Measured
+from rlreason.analysis.gradients import Laboratory, ObjectiveScore
 from rlreason.analysis.variants import OWN
-from rlreason.records.writer import finite
+from rlreason.records.rows import finite
 from rlreason.runtime.atomic_files import whole, write_whole
 
 COLUMNS = (
@@ -37,7 +37,9 @@ NO_GRADIENT = (
 
 def table(result: Laboratory) -> str:
     """One line per objective for a terminal, and what to look for."""
-    head = f"step {result.step}: {result.samples} responses, {result.tokens} tokens, scored by the final policy"
+    head = (
+        f"step {result.step}: {result.samples} responses, {result.tokens} tokens, scored by the {result.policy} policy"
+    )
     head += " (so ratios are not 1, and clips act)"
     lines = ["\n" + head, "", ROW.format(*COLUMNS)]
     lines += [_line(m) for m in result.objectives]
@@ -47,7 +49,7 @@ def table(result: Laboratory) -> str:
     return "\n".join(lines)
 
 
-def _line(m: Measured) -> str:
+def _line(m: ObjectiveScore) -> str:
     label = f"{OWN}, {m.name}" if m.name.startswith("length_norm=") else m.name
     label = label.replace("length_norm=", "but ")
     cosine = _number(m.cosine, ".3f")
@@ -61,18 +63,25 @@ def _number(value: float | None, form: str) -> str:
 
 
 def lab_file(folder: Path, step: int, suffix: str) -> Path:
+    """RUN/lab/step_NNNNN.SUFFIX; its folder is made where it is not there."""
     path = folder / "lab" / f"step_{step:05d}.{suffix}"
     path.parent.mkdir(exist_ok=True)
     return path
 
 
-def write_numbers(folder: Path, result: Laboratory) -> Path:
+def figures(result: Laboratory) -> dict[str, Any]:
     """Everything that the table and the picture show, and more; a number that is not finite becomes null."""
     content = asdict(result)
-    for m, row in zip(result.objectives, content["objectives"], strict=True):
-        row["short_to_long"] = m.short_to_long
+    for score, row in zip(result.objectives, content["objectives"], strict=True):
+        row["short_to_long"] = score.short_to_long
+    found: dict[str, Any] = finite(content)
+    return found
+
+
+def write_figures(folder: Path, result: Laboratory) -> Path:
+    """Write the figures of the step as RUN/lab/step_NNNNN.json."""
     path = lab_file(folder, result.step, "json")
-    write_whole(path, json.dumps(finite(content), indent=1) + "\n")
+    write_whole(path, json.dumps(figures(result), indent=1) + "\n")
     return path
 
 

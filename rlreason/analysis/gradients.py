@@ -1,14 +1,12 @@
-"""Measure objectives on one batch of saved responses: loss, gradient, clipping, and the weight of each token.
+"""Score objectives on one batch of saved responses: loss, gradient, clipping, and the weight of each token.
 
 Every number comes from the learner that trains; nothing is stepped and nothing is sampled. Only two gradients
 are held at a time: the run's own and the one being compared.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,6 +17,7 @@ from rlreason.config.grpo import GRPOConfig
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
+from rlreason.records.reader import RunFolder
 from rlreason.setup.learner import make_learner
 from rlreason.setup.model import choose_threads, make_policy, teach_habits
 from rlreason.setup.read_data import read_splits
@@ -39,7 +38,7 @@ class LengthBin:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ObjectiveScore:
     """One objective on one batch. A weight is |d loss / d log pi| of a token; None where nothing could be divided."""
 
     name: str
@@ -70,58 +69,73 @@ class Laboratory:
     samples: int
     tokens: int
     still_going: list[float]  # share of responses that have a token at each position
-    objectives: list[Measured]
+    objectives: list[ObjectiveScore]
+    policy: str = "final"  # that scored the responses; "start" where the run saved none
 
 
-def laboratory(folder: Path, run: GRPOConfig, step: int, samples: list[Sample], console: Console) -> Laboratory:
-    """Score the samples under the run's final policy and compare the objectives."""
-    policy = load_policy(str(folder / "model"), run.model.dtype)
+def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Sample], console: Console) -> Laboratory:
+    """Score the samples under the run's final policy, or the one it started from, and compare the objectives."""
+    if folder.model is not None:
+        policy = load_policy(str(folder.model), run.model.dtype)
+    else:
+        console.say(
+            f"! {folder.path} saved no model (save_model={str(run.save_model).lower()}, {folder.status}): measured "
+            "under the model that it started from, made again"
+        )
+        policy, start = start_policy(run, console)
+        check_start(folder, start, console)
     choose_threads(run, policy)
     if run.kl_placement != "none":
         samples, start = with_reference(run, samples, console)
         check_start(folder, start, console)
-    return compare(run, policy, step, samples, console)
+    result = compare(run, policy, step, samples, console)
+    return replace(result, policy="final" if folder.model else "start")
+
+
+def start_policy(run: GRPOConfig, console: Console) -> tuple[Policy, Start | None]:
+    """The model that the run started from: loaded, or found or made as the run did, with how it came about."""
+    train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
+    policy = make_policy(run, train)
+    return policy, teach_habits(run, policy, train, console)
 
 
 def with_reference(run: GRPOConfig, samples: Sequence[Sample], console: Console) -> tuple[list[Sample], Start | None]:
     """The samples with log-probabilities under the model that the run started from: loaded, or found or made again."""
     console.say("making the reference model of the KL term again ...")
-    train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
-    reference = make_policy(run, train)
-    start = teach_habits(run, reference, train, console)
+    reference, start = start_policy(run, console)
     scorer = LogProbScorer(reference, run.sampling.temperature, run.micro_batch_tokens)
     scores = scorer.log_probs(token_ids(samples))
     return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)], start
 
 
-def check_start(folder: Path, start: Start | None, console: Console) -> None:
-    """Say where the built-in model's start, made again, is not the one that the run's summary names."""
-    recorded = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("start")
-    if start and recorded and recorded["weights"] != start.weights:
+def check_start(folder: RunFolder, start: Start | None, console: Console) -> None:
+    """Say where the built-in model's start, made again, is not the one that the run's summary names, if it has one."""
+    recorded = (folder.summary or {}).get("start")
+    if start and recorded and recorded.get("weights") != start.weights:
         console.say(
-            "! the reference model made here is not the one of the run (made with another processor, torch or version "
-            "of this code): the KL term is measured against this one"
+            "! the start model made here is not the one of the run (made with another processor, torch or version "
+            "of this code): this one is measured, and a KL term against it"
         )
 
 
 def compare(run: GRPOConfig, policy: Policy, step: int, samples: list[Sample], console: Console) -> Laboratory:
-    """Every objective of `variants` on one batch, and how many responses are still going at each position."""
+    """Each objective on the samples under the policy, the run's own first."""
     own: list[Tensor] = []
-    measured = []
+    scores = []
     for name, other in variants(run).items():
         console.progress(f"{name} ...")
-        one, gradient = measure(name, other, policy, samples, own)
-        measured.append(one)
+        score, gradient = score_objective(name, other, policy, samples, own)
+        scores.append(score)
         own = own or gradient
         del gradient  # a whole model's size, before the next one is computed
     lengths = torch.tensor([len(s.response.token_ids) for s in samples])
     going = [(lengths > t).double().mean().item() for t in range(int(lengths.max()))]
-    return Laboratory(step, len(samples), int(lengths.sum()), going, measured)
+    return Laboratory(step, len(samples), int(lengths.sum()), going, scores)
 
 
-def measure(
+def score_objective(
     name: str, run: GRPOConfig, policy: Policy, samples: Sequence[Sample], own: list[Tensor]
-) -> tuple[Measured, list[Tensor]]:
+) -> tuple[ObjectiveScore, list[Tensor]]:
     """One objective, and its gradient by parameter; `own` is the one to compare with, itself when empty."""
     compared = with_advantages(samples, run)
     gradient = make_learner(run, policy).gradient(compared)
@@ -129,7 +143,7 @@ def measure(
     advantages = torch.tensor([s.advantage for s in compared], dtype=torch.float64)
     norm = math.sqrt(dot(gradient.parameters, gradient.parameters))
     by_position = position_weights(gradient.tokens, advantages)
-    measured = Measured(
+    score = ObjectiveScore(
         name,
         describe(run),
         gradient.loss,
@@ -141,7 +155,7 @@ def measure(
         *by_position,
         length_weights(gradient.tokens, advantages),
     )
-    return measured, gradient.parameters
+    return score, gradient.parameters
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:

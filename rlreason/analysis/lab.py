@@ -1,44 +1,30 @@
-"""`python -m rlreason.lab RUN [--step N]`: the command line of the loss laboratory."""
+"""The loss laboratory: `rlreason inspect RUN --gradients [--step N]`.
 
-import argparse
-import sys
-from pathlib import Path
+Compares every named objective with a run's own, on the run's saved responses and final policy: loss, gradient, clipping
+and the weight of each token. Where no model was saved, the one that the run started from takes its place. Nothing is
+sampled again. Leaves RUN/lab/step_NNNNN.json and step_NNNNN.png.
+"""
 
-from rlreason.cli.entry import Parser, ended
+from rlreason.analysis.saved_run import read_run, read_step
 from rlreason.config.store import register
 from rlreason.records.console import Console
+from rlreason.records.reader import RunFolder
+from rlreason.runtime.streams import folded
+from rlreason.runtime.verb import Answer
 
 
-def arguments(words: list[str]) -> argparse.Namespace:
-    parser = Parser(
-        prog="python -m rlreason.lab",
-        description="Compare every named objective with a finished run's own, on the run's saved responses and final "
-        "policy: loss, gradient, clipping and the weight of each token. Nothing is sampled again.",
-        epilog="Leaves RUN/lab/step_NNNNN.json and step_NNNNN.png.",
-    )
-    parser.add_argument("run", metavar="RUN", type=Path, help="a finished run's folder, such as runs/grpo/DATE")
-    parser.add_argument("--step", type=int, metavar="N", help="a saved training step (default: the last saved one)")
-    return parser.parse_args(words)
-
-
-def main(words: list[str]) -> None:
-    asked = arguments(words)
-    from rlreason.analysis.saved_run import read_run, read_step
-
+def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> Answer:
+    """The objectives side by side on one step's rollouts, by default the last saved step's."""
     register()
-    run = read_run(asked.run)
-    step, samples = read_step(asked.run, run, asked.step)
-    console = Console()
+    run = read_run(folder)
+    step, samples = read_step(folder, run, step)
     with console.wait("loading torch and transformers"):  # after what can be mistaken
-        from rlreason.analysis.gradient_report import draw, table, write_numbers
+        from rlreason.analysis.gradient_report import draw, figures, table, write_figures
         from rlreason.analysis.gradients import laboratory
     with console.wait("comparing the objectives"):
-        result = laboratory(asked.run, run, step, samples, console)
-    console.table(table(result))
+        result = laboratory(folder, run, step, samples, console)
     with console.wait("drawing"):
-        numbers, picture = write_numbers(asked.run, result), draw(asked.run, result)
-    console.say(f"\npicture: {picture}, numbers: {numbers}")
-
-
-if __name__ == "__main__":
-    ended(lambda: main(sys.argv[1:]))
+        numbers, picture = write_figures(folder.path, result), draw(folder.path, result)
+    files = folded(f"picture: {picture}, numbers: {numbers}", console.width)
+    found = {"run": folder.path, **figures(result), "picture": picture, "numbers": numbers}
+    return Answer(f"{table(result)}\n\n{files}", found)

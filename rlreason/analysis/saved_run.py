@@ -1,92 +1,79 @@
-"""Read a finished run's folder back: what it was asked for, and the responses of one step.
+"""A GRPO run's settings in their classes, and the samples of one of its saved steps."""
 
-It knows the files that `records` writes and the schemas of the configuration; it must not know tensors.
-"""
-
-import json
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlreason.config.former_names import renewed
 from rlreason.config.grpo import GRPOConfig
-from rlreason.config.store import SCHEMAS
-from rlreason.errors import ConfigError
-from rlreason.records.writer import sample_of
+from rlreason.config.store import SCHEMAS, retyped
+from rlreason.errors import ConfigError, DataError
+from rlreason.records.reader import RunFolder
+from rlreason.records.rows import TO_LEARN, sample_of
 from rlreason.types import Sample
 
 
-def read_run(folder: Path) -> GRPOConfig:
-    """The settings of a finished run, from its resolved `config.yaml`."""
-    if not folder.is_dir():
-        raise ConfigError(f"RUN={folder} is no folder: give the folder of a finished run, as its last line named it")
-    if not (folder / "config.yaml").is_file():
-        raise ConfigError(f"RUN={folder} holds no config.yaml: give the folder of one run, not one that holds several")
-    if not (folder / "summary.json").is_file():
-        raise ConfigError(
-            f"RUN={folder} holds no summary.json, so the run has not finished: let it end, or run it again"
-        )
-    node: Any = renewed(OmegaConf.load(folder / "config.yaml"))
-    if node.get("algorithm") != "grpo":
-        raise ConfigError(f"RUN={folder} is a run of algorithm={node.get('algorithm')}: give one of algorithm=grpo")
-    if "warm_start" in node.get("model", {}) and "seed" not in node.model:
-        node.model.seed = node.seed  # before model.seed was a setting, the run's own decided the start model
-    for key in ("baseline", "std_norm"):  # once groups with one word
-        node[key] = OmegaConf.select(node, f"{key}.kind") or node.get(key)
-    if "refill_rounds" in node:
-        node.max_resampling_rounds = node.pop("refill_rounds")
+def read_run(folder: RunFolder) -> GRPOConfig:
+    """The settings of a GRPO run. Raises `ConfigError` for another one, and for settings of another version."""
+    settings = folder.settings
+    if settings.get("algorithm") != "grpo":
+        of = settings.get("algorithm")
+        raise ConfigError(f"RUN={folder.path} is a run of algorithm={of}: give one of algorithm=grpo")
+    settings = renewed(_of_version_1(settings) if folder.version == 0 else settings)
     try:
-        schema = OmegaConf.structured(GRPOConfig)
-        for group in ("model", "data"):
-            schema[group] = _schema_of(group, set(node[group]))
-        if own := OmegaConf.select(node, "eval.data"):
-            schema.eval.data = _schema_of("data", set(own))
-        run = OmegaConf.to_object(OmegaConf.merge(schema, node))
-    except OmegaConfBaseException as error:
+        run = retyped(settings, folder.schemas or _guessed_schemas(settings))
+    except (OmegaConfBaseException, KeyError) as error:  # KeyError: a schema that this version does not have
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"RUN={folder}: its config.yaml is not of this version ({reason}): repeat the run with this version"
+            f"RUN={folder.path}: its config.yaml is not of this version ({reason}): repeat the run with this version"
         ) from error
     assert isinstance(run, GRPOConfig)
-    if not (folder / "model").is_dir():
-        raise ConfigError(f"RUN={folder} holds no model/ (save_model={run.save_model}): repeat it with save_model=true")
     return run
 
 
-def _schema_of(group: str, keys: set[str]) -> Any:
-    """The schema of a config group's options that has the most of these keys, and the fewest others."""
-
-    def fit(schema: type) -> tuple[int, int]:
-        names = {f.name for f in fields(schema)}
-        return len(names & keys), -len(names)
-
-    return max(SCHEMAS[f"schema/{group}"].values(), key=fit)
+def _of_version_1(settings: dict[str, Any]) -> dict[str, Any]:
+    """Before model.seed was a setting, the run's own decided the start model."""
+    model = settings.get("model") or {}
+    if "warm_start" not in model or "seed" in model:
+        return settings
+    return settings | {"model": model | {"seed": settings["seed"]}}
 
 
-def saved_steps(folder: Path) -> list[int]:
-    return sorted(int(path.stem.removeprefix("step_")) for path in (folder / "rollouts").glob("step_*.jsonl"))
+def _guessed_schemas(settings: dict[str, Any]) -> dict[str, str]:
+    """For a folder of version 0, which does not name them: those that have most of the keys, and fewest others."""
+
+    def guess(group: str, keys: set[str]) -> str:
+        def fit(name: str) -> tuple[int, int]:
+            names = {field.name for field in fields(SCHEMAS[group][name])}
+            return len(names & keys), -len(names)
+
+        return max(SCHEMAS[group], key=fit)
+
+    found = {group: guess(f"schema/{group}", set(settings.get(group) or {})) for group in ("model", "data")}
+    own = (settings.get("eval") or {}).get("data")
+    return {"algorithm": "grpo"} | found | ({"eval.data": guess("schema/data", set(own))} if own else {})
 
 
-def read_step(folder: Path, run: GRPOConfig, step: int | None = None) -> tuple[int, list[Sample]]:
-    """The responses of a saved training step, by default of the last one, with no credit given yet.
+def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tuple[int, list[Sample]]:
+    """The responses of a saved training step, by default of the last one, with no advantage given yet.
 
     Their old log-probabilities are those of the policy that sampled, as the trainer scored it or, where it did not, as
     the engine reported it; so under the final policy the ratios differ from 1.
     """
-    steps = saved_steps(folder)
-    if not steps:
+    saved = {file.step: file for file in folder.rollouts() if file.step is not None}
+    if not saved:
         raise ConfigError(
-            f"RUN={folder} saved no rollouts (save_rollouts_every={run.save_rollouts_every}, n_steps={run.n_steps}): "
-            "repeat it with save_rollouts_every=1"
+            f"RUN={folder.path} saved no rollouts (save_rollouts_every={run.save_rollouts_every}, n_steps={run.n_steps}"
+            f", {folder.status}): repeat it with save_rollouts_every=1"
         )
+    steps = sorted(saved)
     chosen = steps[-1] if step is None else step
-    if chosen not in steps:
+    if chosen not in saved:
         raise ConfigError(f"--step {chosen} was not saved: choose one of {_spans(steps)}")
-    text = (folder / "rollouts" / f"step_{chosen:05d}.jsonl").read_text(encoding="utf-8")
-    samples = [sample_of(json.loads(line)) for line in text.splitlines()]
+    samples = [sample_of(row) for row in folder.rows(saved[chosen], TO_LEARN).values()]
+    if not samples:
+        raise DataError(f"{saved[chosen].path} holds no responses: choose another --step")
     known = [s.log_probs or s.response.log_probs for s in samples]
     return chosen, [replace(s, log_probs=lp, old_log_probs=lp) for s, lp in zip(samples, known, strict=True)]
 

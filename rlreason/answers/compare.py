@@ -1,14 +1,14 @@
-"""Whether two values are the same answer. It must not know text, tokens or processes."""
+"""Whether two values are the same answer."""
 
 from collections.abc import Sequence
 from itertools import permutations
 
 from rlreason.answers import units
 from rlreason.answers.equality import ratio, same
-from rlreason.answers.evaluate import exact, symbols
-from rlreason.answers.expression import Node, number
+from rlreason.answers.evaluate import exact
 from rlreason.answers.intervals import as_reals, order
 from rlreason.answers.names import is_ratio
+from rlreason.answers.tree import Node, number, symbols
 from rlreason.answers.values import (
     Based,
     Clock,
@@ -23,61 +23,61 @@ from rlreason.answers.values import (
     Value,
     Words,
 )
-from rlreason.answers.verdict import Settings
+from rlreason.answers.verdict import ComparisonSettings
 
 CHOICES = frozenset("ABCDE")
 MAX_CHAIN = 3  # links of an inequality, tried in every order
 
 
-def equal(answer: Value, gold: Value, settings: Settings) -> bool:
+def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool:
     """Kinds that state the same thing are brought to one kind first; then like is compared with like."""
-    answer, gold = _expanded(answer), _expanded(gold)
-    if isinstance(answer, Equation) or isinstance(gold, Equation):
-        return _equations(answer, gold, settings)
-    if isinstance(answer, Reals | Inequality | Inequation) or isinstance(gold, Reals | Inequality | Inequation):
-        return _sets_of_reals(answer, gold)
-    match answer, gold:
+    answer, reference = _expanded(answer), _expanded(reference)
+    if isinstance(answer, Equation) or isinstance(reference, Equation):
+        return _equations(answer, reference, settings)
+    if isinstance(answer, Reals | Inequality | Inequation) or isinstance(reference, Reals | Inequality | Inequation):
+        return _sets_of_reals(answer, reference)
+    match answer, reference:
         case Quantity(), Quantity():
-            return _quantities(answer, gold, settings)
+            return _quantities(answer, reference, settings)
         case Collection(), Collection():
-            return _collections(answer, gold, settings)
+            return _collections(answer, reference, settings)
         case Collection(kind="set", items=(only,)), _:
-            return equal(only, gold, settings)
+            return equal(only, reference, settings)
         case _, Collection(kind="set", items=(only,)):
             return equal(answer, only, settings)
         case Grid(), Grid():
-            return answer.kind == gold.kind and _in_order(
-                _cells(answer), _cells(gold), settings, _shape(answer) == _shape(gold)
+            return answer.kind == reference.kind and _in_order(
+                _cells(answer), _cells(reference), settings, _shape(answer) == _shape(reference)
             )
         case Ratio(), _:
-            return _ratios(answer, gold)
+            return _ratios(answer, reference)
         case _, Ratio():
-            return _ratios(gold, answer)
+            return _ratios(reference, answer)
         case Clock(), Clock():
-            return answer.seconds == gold.seconds and _halves(answer, gold)
+            return answer.seconds == reference.seconds and _halves(answer, reference)
         case (Based(), Based()) | (Words(), Words()):
-            return answer == gold
+            return answer == reference
     return False
 
 
-def _quantities(answer: Quantity, gold: Quantity, settings: Settings) -> bool:
-    if not units.agree(answer.unit, gold.unit):
-        factor = units.conversion(answer.unit, gold.unit)
+def _quantities(answer: Quantity, reference: Quantity, settings: ComparisonSettings) -> bool:
+    if not units.agree(answer.unit, reference.unit):
+        factor = units.conversion(answer.unit, reference.unit)
         if factor is None:
             return False
         answer = answer._replace(node=Node("mul", (Node("group", (answer.node,)), number(factor))))
-    if (answer.percent and gold.unit) or (gold.percent and answer.unit):
+    if (answer.percent and reference.unit) or (reference.percent and answer.unit):
         return False
-    if _choice(answer.node) and _choice(gold.node):
-        return _choice(answer.node) == _choice(gold.node)
+    if _choice(answer.node) and _choice(reference.node):
+        return _choice(answer.node) == _choice(reference.node)
     return any(
         same(first, second, settings.rel_tol)
-        for first in _readings(answer, gold.percent, settings)
-        for second in _readings(gold, answer.percent, settings)
+        for first in _readings(answer, reference.percent, settings)
+        for second in _readings(reference, answer.percent, settings)
     )
 
 
-def _readings(quantity: Quantity, other_percent: bool, settings: Settings) -> list[Node]:
+def _readings(quantity: Quantity, other_percent: bool, settings: ComparisonSettings) -> list[Node]:
     """38% is 0.38 and, where the setting allows and the other side has no sign of its own, also 38.
 
     Below 1 the sign may not be dropped: 0.5 is far more often a probability than half a percent.
@@ -85,7 +85,7 @@ def _readings(quantity: Quantity, other_percent: bool, settings: Settings) -> li
     if not quantity.percent or other_percent:
         return [quantity.node]
     share = Node("div", (Node("group", (quantity.node,)), number(100)))
-    value = None if symbols(quantity.node) else exact(quantity.node, {})
+    value = None if symbols(quantity.node) else exact(quantity.node)
     droppable = settings.percent and (value is None or abs(value) >= 1)
     return [quantity.node, share] if droppable else [share]
 
@@ -96,32 +96,32 @@ def _choice(node: Node) -> str:
     return inner.name.upper() if inner.op == "symbol" and inner.name.upper() in CHOICES else ""
 
 
-def _collections(answer: Collection, gold: Collection, settings: Settings) -> bool:
-    kinds = {answer.kind, gold.kind}
-    if len(answer.items) != len(gold.items):
+def _collections(answer: Collection, reference: Collection, settings: ComparisonSettings) -> bool:
+    kinds = {answer.kind, reference.kind}
+    if len(answer.items) != len(reference.items):
         return False
-    named = [any(isinstance(item, Equation) for item in side.items) for side in (answer, gold)]
+    named = [any(isinstance(item, Equation) for item in side.items) for side in (answer, reference)]
     if named[0] != named[1]:  # x = 1, y = 2 may be written 1, 2 but not 2, 1
         return (
             "set" not in kinds
-            and not (answer.label or gold.label)
-            and _in_order(answer.items, gold.items, settings, True)
+            and not (answer.label or reference.label)
+            and _in_order(answer.items, reference.items, settings, True)
         )
-    if not units.agree(answer.label, gold.label):
+    if not units.agree(answer.label, reference.label):
         return False
     if kinds <= {"set", "list"}:
-        return _same_members(list(answer.items), gold.items, settings)
+        return _same_members(list(answer.items), reference.items, settings)
     if kinds <= {"()", "<>"} or len(kinds) == 1:
-        return _in_order(answer.items, gold.items, settings, True)
+        return _in_order(answer.items, reference.items, settings, True)
     return False
 
 
-def _in_order(answer: Sequence[Value], gold: Sequence[Value], settings: Settings, shaped: bool) -> bool:
-    return shaped and all(equal(first, second, settings) for first, second in zip(answer, gold, strict=True))
+def _in_order(answer: Sequence[Value], reference: Sequence[Value], settings: ComparisonSettings, shaped: bool) -> bool:
+    return shaped and all(equal(first, second, settings) for first, second in zip(answer, reference, strict=True))
 
 
-def _same_members(answer: list[Value], gold: Sequence[Value], settings: Settings) -> bool:
-    for member in gold:
+def _same_members(answer: list[Value], reference: Sequence[Value], settings: ComparisonSettings) -> bool:
+    for member in reference:
         for index, candidate in enumerate(answer):
             if equal(candidate, member, settings):
                 del answer[index]
@@ -144,43 +144,44 @@ def _as_ratio(value: Value) -> Value:
     return Ratio(tuple(map(number, value.parts))) if isinstance(value, Clock) and value.parts else value
 
 
-def _ratios(answer: Ratio, gold: Value) -> bool:
-    gold = _as_ratio(gold)
-    if isinstance(gold, Quantity) and gold.node.op == "div" and len(answer.parts) == 2:
-        return not gold.unit and same(Node("div", answer.parts), gold.node, 0.0)
-    if not isinstance(gold, Ratio) or len(answer.parts) != len(gold.parts):
+def _ratios(answer: Ratio, reference: Value) -> bool:
+    reference = _as_ratio(reference)
+    if isinstance(reference, Quantity) and reference.node.op == "div" and len(answer.parts) == 2:
+        return not reference.unit and same(Node("div", answer.parts), reference.node, 0.0)
+    if not isinstance(reference, Ratio) or len(answer.parts) != len(reference.parts):
         return False
-    pairs = list(zip(answer.parts, gold.parts, strict=True))
+    pairs = list(zip(answer.parts, reference.parts, strict=True))
     first, second = pairs[0]
     return all(same(Node("mul", (a, second)), Node("mul", (b, first)), 0.0) for a, b in pairs[1:])
 
 
-def _halves(answer: Clock, gold: Clock) -> bool:
+def _halves(answer: Clock, reference: Clock) -> bool:
     """`am` and `pm` may be left out, but 9:30 is not 21:30."""
-    return answer.half == gold.half or (answer.stated and not gold.half) or (gold.stated and not answer.half)
+    one_left_out = (answer.stated and not reference.half) or (reference.stated and not answer.half)
+    return answer.half == reference.half or one_left_out
 
 
-def _equations(answer: Value, gold: Value, settings: Settings) -> bool:
+def _equations(answer: Value, reference: Value, settings: ComparisonSettings) -> bool:
     if not isinstance(answer, Equation):
-        return _named(gold, answer, settings) if isinstance(gold, Equation) else False
-    if not isinstance(gold, Equation):
-        return _named(answer, gold, settings)
-    if answer.label and answer.label == gold.label and answer.value is not None and gold.value is not None:
-        return equal(answer.value, gold.value, settings)
-    if answer.gap is None or gold.gap is None or symbols(answer.gap) != symbols(gold.gap):
+        return _named(reference, answer, settings) if isinstance(reference, Equation) else False
+    if not isinstance(reference, Equation):
+        return _named(answer, reference, settings)
+    if answer.label and answer.label == reference.label and answer.value is not None and reference.value is not None:
+        return equal(answer.value, reference.value, settings)
+    if answer.gap is None or reference.gap is None or symbols(answer.gap) != symbols(reference.gap):
         return False
-    return bool(ratio(answer.gap, gold.gap))
+    return bool(ratio(answer.gap, reference.gap))
 
 
-def _named(equation: Equation, other: Value, settings: Settings) -> bool:
+def _named(equation: Equation, other: Value, settings: ComparisonSettings) -> bool:
     """`x = 38` against a bare 38: the name may be left out."""
     if is_ratio(equation.label):
         other = _as_ratio(other)
     return equation.value is not None and equal(equation.value, other, settings)
 
 
-def _sets_of_reals(answer: Value, gold: Value) -> bool:
-    first, second = as_reals(answer), as_reals(gold)
+def _sets_of_reals(answer: Value, reference: Value) -> bool:
+    first, second = as_reals(answer), as_reals(reference)
     if first is not None and second is not None:
         return (
             units.agree(first.name, second.name)
@@ -191,7 +192,7 @@ def _sets_of_reals(answer: Value, gold: Value) -> bool:
                 for a, b in zip(piece, other, strict=True)
             )
         )
-    match answer, gold:
+    match answer, reference:
         case Inequality(gaps=gaps), Inequality(gaps=others) if len(gaps) == len(others):
             return any(
                 all(a[1] == b[1] and ratio(a[0], b[0]) > 0 for a, b in zip(gaps, links, strict=True))

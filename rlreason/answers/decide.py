@@ -1,20 +1,16 @@
-"""One answer against one gold in process: which rule decides, and what is left for the workers.
-
-It must not know response formats, processes or metrics.
-"""
+"""One answer against one reference answer in process: which rule decides, and what is left for the workers."""
 
 import re
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from rlreason.answers import compare, structures
-from rlreason.answers import limits as guard
-from rlreason.answers.evaluate import UndefinedError
+from rlreason.answers import compare, limits, structures
+from rlreason.answers.arithmetic import UndefinedError
 from rlreason.answers.lexer import UnreadableError
 from rlreason.answers.normalize import clean, plain
 from rlreason.answers.values import Quantity, Value, Words
-from rlreason.answers.verdict import RefusedError, Settings, Verdict
+from rlreason.answers.verdict import ComparisonSettings, RefusedError, Verdict
 
 MAX_CHARS = 4_000  # beyond, answers are compared as strings only
 _RANK = {"correct": 0, "timeout": 1, "error": 2, "refused": 3, "wrong": 4, "unformatted": 5}
@@ -22,15 +18,15 @@ _QUICK = re.compile(r"([+-]?)\\?\$?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?\.?")
 
 
 def decide(
-    candidates: Sequence[str], golds: Sequence[str], settings: Settings
+    candidates: Sequence[str], references: Sequence[str], settings: ComparisonSettings
 ) -> tuple[Verdict, list[tuple[str, str]]]:
     """The best verdict over all pairs that can be decided here, and the pairs that cannot."""
     best, undecided = Verdict("wrong", "undecided"), []
     for answer in candidates:
-        for gold in golds:
-            verdict = decide_pair(answer, gold, settings)
+        for reference in references:
+            verdict = decide_pair(answer, reference, settings)
             if verdict is None:
-                undecided.append((clean(answer), clean(gold)))
+                undecided.append((clean(answer), clean(reference)))
                 continue
             best = better(best, verdict)
             if best.outcome == "correct":
@@ -45,43 +41,43 @@ def better(first: Verdict, second: Verdict) -> Verdict:
     return second if _RANK[second.outcome] < _RANK[first.outcome] else first
 
 
-def decide_pair(answer: str, gold: str, settings: Settings) -> Verdict | None:
+def decide_pair(answer: str, reference: str, settings: ComparisonSettings) -> Verdict | None:
     """The verdict, or None when only the symbolic library can tell."""
-    answer, gold = answer.strip(), gold.strip()
-    if not answer or not gold:
+    answer, reference = answer.strip(), reference.strip()
+    if not answer or not reference:
         return Verdict("wrong", "empty")
-    if answer == gold:
+    if answer == reference:
         return Verdict("correct", "text")
-    if max(len(answer), len(gold)) > MAX_CHARS:
+    if max(len(answer), len(reference)) > MAX_CHARS:
         return Verdict("wrong", "too_long")
-    first, second = _QUICK.fullmatch(answer), _QUICK.fullmatch(gold)
+    first, second = _QUICK.fullmatch(answer), _QUICK.fullmatch(reference)
     if first and second:
         return _verdict(_quick(first) == _quick(second), "number")
     try:
-        return _decide_values(answer, gold, settings)
+        return _decide_values(answer, reference, settings)
     except RefusedError:
         return Verdict("refused", "guard")
-    except Exception as error:  # the boundary: whatever a response does to us is counted, never raised
+    except Exception as error:  # a fault of the rules on some response must not end a run
         return Verdict("error", f"internal_{type(error).__name__}")
 
 
-def _decide_values(answer: str, gold: str, settings: Settings) -> Verdict | None:
-    answer, gold = clean(answer), clean(gold)
-    if not answer or not gold:
+def _decide_values(answer: str, reference: str, settings: ComparisonSettings) -> Verdict | None:
+    answer, reference = clean(answer), clean(reference)
+    if not answer or not reference:
         return Verdict("wrong", "empty")
-    if plain(answer) == plain(gold):
+    if plain(answer) == plain(reference):
         return Verdict("correct", "text")
-    right, left = _value(gold), _value(answer)
+    right, left = _value(reference), _value(answer)
     if isinstance(left, RefusedError) or isinstance(right, RefusedError):
         raise RefusedError
     if left is None or right is None:
         readable = left if right is None else right
-        if isinstance(readable, Words) or not (_sendable(answer, left) and _sendable(gold, right)):
+        if isinstance(readable, Words) or not (_sendable(answer, left) and _sendable(reference, right)):
             return Verdict("wrong", "text")
-        for text, value in ((answer, left), (gold, right)):
-            guard.check(text)
+        for text, value in ((answer, left), (reference, right)):
+            limits.check(text)
             if value is not None:
-                compare.equal(value, value, settings)  # what is too dear for us is too dear for the library
+                compare.equal(value, value, settings)  # what is refused here must not reach the library either
         return None
     try:
         return _verdict(compare.equal(left, right, settings), _path(left, right))
@@ -101,8 +97,8 @@ def _value(text: str) -> Value | RefusedError | None:
 
 
 def _sendable(text: str, value: Value | None) -> bool:
-    """What we read ourselves the library may see too; what we cannot read must be wholly known to it."""
-    return value is not None or guard.readable(text)
+    """Whether the library may see a text: one that was read here, or one of commands that it knows."""
+    return value is not None or limits.readable(text)
 
 
 def _path(left: Value, right: Value) -> str:

@@ -1,21 +1,19 @@
 """Whether two expressions have the same value, for every value of their symbols.
 
 Fractions are compared exactly, irrational numbers at a precision that grows with the numbers written, and
-expressions with symbols at fixed random points. It must not know lists, units or how answers are written.
+expressions with symbols at fixed random points.
 """
 
 import random
-from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from rlreason.answers.evaluate import UndefinedError, exact, precision, symbols
-from rlreason.answers.expression import Node
-from rlreason.answers.numeric import Calculator
+from rlreason.answers.arithmetic import UndefinedError
+from rlreason.answers.evaluate import NOWHERE, Evaluator, Point, exact, precision
+from rlreason.answers.tree import Node, infinity, symbols
 
 POINTS = 7
 NEEDED = 2  # points at which both sides must have a value
-Point = Mapping[str, Fraction]
 
 
 def same(first: Node, second: Node, rel_tol: float) -> bool:
@@ -47,10 +45,11 @@ def _counts(node: Node) -> bool:
 
 
 def same_constant(first: Node, second: Node) -> bool:
+    """Whether two expressions without symbols have the same value, infinities included."""
     infinite = infinity(first), infinity(second)
     if any(infinite):
         return infinite[0] == infinite[1]
-    return same_at(first, second, {}, real=False) is True
+    return same_at(first, second, NOWHERE, real=False) is True
 
 
 def same_at(first: Node, second: Node, point: Point, real: bool, partial: bool = False) -> bool | None:
@@ -76,12 +75,12 @@ def _exact(node: Node, point: Point) -> Fraction | str | None:
 
 
 def _close(first: Node, second: Node, point: Point, bits: int, real: bool) -> bool | None:
-    calculator = Calculator(bits, point)
+    evaluator = Evaluator(point, bits)
     values = []
     for node in (first, second):
         try:
-            values.append(calculator.value(node))
-            if real and calculator.left_the_reals:
+            values.append(evaluator.approximate(node))
+            if real and evaluator.left_the_reals:
                 return None
         except UndefinedError:
             values.append(None)
@@ -89,8 +88,8 @@ def _close(first: Node, second: Node, point: Point, bits: int, real: bool) -> bo
     if a is None or b is None:
         return None if a is b else False
     gap = abs(a - b)
-    return bool(gap <= calculator.mp.ldexp(max(abs(a), abs(b)), -bits // 2)) or (
-        calculator.vanishes(a) and calculator.vanishes(b)
+    return bool(gap <= evaluator.mp.ldexp(max(abs(a), abs(b)), -bits // 2)) or (
+        evaluator.vanishes(a) and evaluator.vanishes(b)
     )
 
 
@@ -113,17 +112,17 @@ def ratio(first: Node, second: Node) -> int:
     names = sorted(symbols(first) | symbols(second))
     ratios: list[Any] = []
     for point in points(names):
-        calculator = Calculator(precision(first, second), point)
+        evaluator = Evaluator(point, precision(first, second))
         try:
-            a, b = calculator.value(first), calculator.value(second)
+            a, b = evaluator.approximate(first), evaluator.approximate(second)
         except UndefinedError:
             continue
-        if calculator.vanishes(a) or calculator.vanishes(b):
+        if evaluator.vanishes(a) or evaluator.vanishes(b):
             return 0
         ratios.append(a / b)
-    if len(ratios) < NEEDED or calculator.mp.im(ratios[0]) != 0:
+    if len(ratios) < NEEDED or evaluator.mp.im(ratios[0]) != 0:
         return 0
-    tolerance = calculator.mp.ldexp(abs(ratios[0]), -100)
+    tolerance = evaluator.mp.ldexp(abs(ratios[0]), -100)
     if any(abs(other - ratios[0]) > tolerance for other in ratios):
         return 0
     return 1 if ratios[0] > 0 else -1
@@ -133,21 +132,12 @@ def near(first: Node, second: Node, share: float) -> bool:
     """Whether two constants differ by no more than this share of the second."""
     if symbols(first) or symbols(second):
         return False
-    calculator = Calculator(precision(first, second), {})
+    evaluator = Evaluator(NOWHERE, precision(first, second))
     try:
-        a, b = calculator.value(first), calculator.value(second)
+        a, b = evaluator.approximate(first), evaluator.approximate(second)
     except UndefinedError:
         return False
     return bool(abs(a - b) <= share * abs(b))
-
-
-def infinity(node: Node) -> int:
-    """1 or -1 for plus or minus infinity, else 0."""
-    if node.op == "group":
-        return infinity(node.args[0])
-    if node.op == "neg":
-        return -infinity(node.args[0])
-    return int(node == Node("constant", name="oo"))
 
 
 def decimal_of(node: Node) -> tuple[Fraction, int] | None:
@@ -166,19 +156,19 @@ def rounded(decimal: Node, other: Node, rel_tol: float) -> bool:
     if written is None or decimal_of(other) is not None or written[1] <= 0 or not rel_tol:
         return False
     value, places = written
-    if _exact(other, {}) == "undefined" or infinity(other):
+    if _exact(other, NOWHERE) == "undefined" or infinity(other):
         return False
-    calculator = Calculator(precision(decimal, other), {})
+    evaluator = Evaluator(NOWHERE, precision(decimal, other))
     try:
-        target = calculator.value(other)
+        target = evaluator.approximate(other)
     except UndefinedError:
         return False
-    if calculator.mp.im(target) != 0:
+    if evaluator.mp.im(target) != 0:
         return False
-    scaled = abs(calculator.mp.re(target)) * 10**places
-    if scaled == calculator.mp.nint(scaled):
+    scaled = abs(evaluator.mp.re(target)) * 10**places
+    if scaled == evaluator.mp.nint(scaled):
         return False
-    near = {int(calculator.mp.floor(scaled)), int(calculator.mp.nint(scaled))}
+    near = {int(evaluator.mp.floor(scaled)), int(evaluator.mp.nint(scaled))}
     right_sign = (value < 0) == bool(target < 0)
-    error = abs(calculator.rational(value) - target)
+    error = abs(evaluator.number(value) - target)
     return right_sign and abs(value) * 10**places in near and bool(error <= rel_tol * abs(target) * (1 + 1e-9))

@@ -1,7 +1,7 @@
-"""The value of an expression: exactly, as a fraction, where it has one, else to as many digits as are wanted.
+"""The value of an expression: a fraction as long as it is one, then a number with as many digits as are wanted.
 
-Every step is bounded before it is taken; what could grow without measure is `RefusedError`. It must not know how
-answers are written.
+Each node is visited once. A record of how large the terms of sums were is what makes "equal" safe: a difference
+counts as zero only where it is far below what rounding leaves of the numbers that were added.
 """
 
 import math
@@ -10,130 +10,197 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from rlreason.answers.expression import Node
+from rlreason.answers import arithmetic
+from rlreason.answers.arithmetic import UndefinedError
+from rlreason.answers.tree import Node
 from rlreason.answers.verdict import RefusedError
 
-MAX_BITS = 20_000  # of an exact numerator or denominator
-MAX_POWER = 5_000
-MAX_FACTORIAL = 1_000
+MAX_LOG2 = 20_000.0  # of any intermediate magnitude
 MAX_PRECISION = 8_192  # bits of an irrational value
-MAX_ROOT = 64
+UNKNOWN_BASE = Fraction(73, 10)  # of a `log` without base: what holds in this base holds in any
+Point = Mapping[str, Fraction]
+NOWHERE: Point = {}  # for constants, which have no symbols
+
+#: Functions under the library's names. What stands under RECIPROCAL is 1 divided by the function named there.
+_LIBRARY = {
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc",
+    "arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh",
+    "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh",
+}  # fmt: skip
+_RECIPROCAL = {"cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh"}
 
 
-class UndefinedError(Exception):
-    """The expression has no value, or not at this point."""
-
-
-def exact(node: Node, at: Mapping[str, Fraction]) -> Fraction | None:
+def exact(node: Node, at: Point = NOWHERE) -> Fraction | None:
     """The value as a fraction, the symbols being `at` their values, or None when it is irrational."""
-    if node.op == "number":
-        return node.value
-    if node.op == "symbol":
-        return at.get(node.name)
-    if node.op in ("constant", "call", "degree"):
-        return None
-    values = [exact(part, at) for part in node.args]
-    if any(value is None for value in values):
-        return None
-    return _exact_step(node.op, [value for value in values if value is not None])
-
-
-def _exact_step(op: str, values: list[Fraction]) -> Fraction | None:
-    match op, values:
-        case "group", [a]:
-            return a
-        case "neg", [a]:
-            return -a
-        case "add", [a, b]:
-            return _bounded(a + b)
-        case "mul", [a, b]:
-            return _bounded(a * b)
-        case "div", [a, b]:
-            if b == 0:
-                raise UndefinedError("division by zero")
-            return _bounded(a / b)
-        case "pow", [a, b]:
-            return _power(a, b)
-        case "root", [a, b]:
-            if b == 0:
-                raise UndefinedError("zeroth root")
-            return _power(a, 1 / b, real_root=True)
-        case "abs", [a]:
-            return abs(a)
-        case "floor", [a]:
-            return Fraction(math.floor(a))
-        case "ceil", [a]:
-            return Fraction(math.ceil(a))
-        case "fact", [a]:
-            return Fraction(math.factorial(_small(a, MAX_FACTORIAL)))
-        case "binom", [a, b]:
-            return Fraction(math.comb(_small(a, MAX_FACTORIAL), _small(b, MAX_FACTORIAL)))
-    raise UndefinedError(op)
-
-
-def _small(value: Fraction, limit: int) -> int:
-    if value.denominator != 1 or value < 0:
-        raise UndefinedError("not a whole number")
-    if value > limit:
-        raise RefusedError(f"a factorial or binomial beyond {limit}")
-    return int(value)
-
-
-def _bits(value: Fraction) -> int:
-    return max(value.numerator.bit_length(), value.denominator.bit_length())
-
-
-def _bounded(value: Fraction) -> Fraction:
-    if _bits(value) > MAX_BITS:
-        raise RefusedError("an exact value of more than 20000 bits")
+    value: Fraction | None = Evaluator(at).value(node)
     return value
 
 
-def _power(base: Fraction, exponent: Fraction, real_root: bool = False) -> Fraction | None:
-    if base == 0:
-        if exponent <= 0:
-            raise UndefinedError("zero to no positive power")
-        return Fraction(0)
-    if exponent.denominator > MAX_ROOT:
-        return None
-    if abs(exponent.numerator) > MAX_POWER or abs(exponent.numerator) * _bits(base) > MAX_BITS:
-        if base in (1, -1) and exponent.denominator == 1:
-            return base if exponent.numerator % 2 else Fraction(1)
-        raise RefusedError("a power beyond the limits")
-    if exponent.denominator == 1:
-        return base**exponent.numerator
-    negative = base < 0
-    if negative and not (real_root and exponent.denominator % 2):
-        return None
-    root = _perfect_root(abs(base), exponent.denominator)
-    return None if root is None else (-root if negative else root) ** exponent.numerator
+class Evaluator:
+    """Values of expressions at one point. Without `bits` of precision what is no fraction stays None."""
 
+    def __init__(self, at: Point, bits: int | None = None) -> None:
+        self.at, self.bits = at, bits or 0
+        self.mp: Any = context(bits) if bits else None
+        self.largest: Any = 0  # magnitude among all terms of sums
+        self.left_the_reals = False  # a step made a complex number out of real ones
 
-def _perfect_root(value: Fraction, degree: int) -> Fraction | None:
-    parts = []
-    for whole in (value.numerator, value.denominator):
-        if whole.bit_length() > 4_096:
+    def value(self, node: Node) -> Any:
+        """A fraction, or one of the library's numbers, or None for what is irrational where no precision was given.
+
+        Raises `UndefinedError` where there is no value and `RefusedError` where it would cost too much.
+        """
+        if node.op == "number":
+            return node.value
+        if node.op == "symbol" and node.name in self.at:
+            return self.at[node.name]
+        if self.mp is None and node.op in ("symbol", "constant", "call", "degree"):
             return None
-        root = _whole_root(whole, degree)
-        if root**degree != whole:
+        if node.op == "constant":
+            return self._constant(node.name)
+        if node.op == "call":
+            return self._call(node)
+        parts = [self.value(part) for part in node.args]
+        return None if any(part is None for part in parts) else self._step(node.op, parts)
+
+    def approximate(self, node: Node) -> Any:
+        """The value as one of the library's numbers, real or complex."""
+        return self.number(self.value(node))
+
+    def number(self, value: Any) -> Any:
+        """A fraction as one of the library's numbers; these stay as they are."""
+        return self.mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+
+    def vanishes(self, value: Any) -> bool:
+        """Zero, up to the rounding of the sums that made it."""
+        if isinstance(value, Fraction):
+            return value == 0
+        return bool(abs(value) <= self.largest * self.mp.ldexp(1, -3 * self.bits // 4))
+
+    def _step(self, op: str, parts: list[Any]) -> Any:
+        """One operation, on fractions alone or on the library's numbers alone."""
+        if op == "degree" or not all(isinstance(part, Fraction) for part in parts):
+            parts = [self.number(part) for part in parts]
+        match op, parts:
+            case "group", [a]:
+                value = a
+            case "neg", [a]:
+                value = -a
+            case "add", [a, b]:
+                value = self._sum(a, b)
+            case "mul", [a, b]:
+                value = a * b
+            case "div", [a, b]:
+                if self.vanishes(b):
+                    raise UndefinedError("division by zero")
+                value = a / b
+            case "pow", [a, b]:
+                value = self._power(a, b)
+            case "root", [a, b]:
+                value = self._root(a, b)
+            case "abs", [a]:
+                value = abs(a)
+            case "degree", [a]:
+                value = a * self.mp.pi / 180
+            case (("floor" | "ceil"), [a]):
+                value = self._to_whole(op, a)
+            case "fact", [Fraction() as a]:
+                value = Fraction(math.factorial(arithmetic.whole(a)))
+            case "binom", [Fraction() as a, Fraction() as b]:
+                value = Fraction(math.comb(arithmetic.whole(a), arithmetic.whole(b)))
+            case _:
+                raise UndefinedError(op)
+        return self._checked(value, parts)
+
+    def _checked(self, value: Any, parts: list[Any]) -> Any:
+        """The value of a step on these parts within the bounds; a complex one of real parts is noted."""
+        if value is None:
             return None
-        parts.append(root)
-    return Fraction(*parts)
+        if isinstance(value, Fraction):
+            return arithmetic.bounded(value)
+        if not self.mp.isfinite(value):
+            raise UndefinedError("not finite")
+        if self.mp.im(value) == 0:
+            return self.mp.re(value)
+        if all(isinstance(part, Fraction) or self.mp.im(part) == 0 for part in parts):
+            self.left_the_reals = True
+        return value
 
+    def _constant(self, name: str) -> Any:
+        if name == "oo":
+            raise UndefinedError("infinity inside an expression")
+        return {"pi": +self.mp.pi, "e": +self.mp.e, "i": self.mp.j}[name]
 
-def _whole_root(value: int, degree: int) -> int:
-    """floor(value ** (1/degree)), by bisection on whole numbers."""
-    low, high = 0, 1 << (value.bit_length() // degree + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if middle**degree <= value else (low, middle)
-    return low
+    def _sum(self, a: Any, b: Any) -> Any:
+        if not isinstance(a, Fraction):
+            self.largest = max(self.largest, abs(a), abs(b))
+        return a + b
 
+    def _power(self, base: Any, exponent: Any) -> Any:
+        if isinstance(base, Fraction):
+            found = arithmetic.power(base, exponent)
+            if found is not None or self.mp is None:
+                return found
+            base, exponent = self.number(base), self.number(exponent)
+        if self.vanishes(base):
+            if self.mp.re(exponent) <= 0:
+                raise UndefinedError("zero to no positive power")
+            return self.mp.zero
+        size = abs(self.mp.log(abs(base), 2)) * abs(exponent) + abs(self.mp.im(exponent)) * 10
+        if size > MAX_LOG2:
+            raise RefusedError("a power beyond 2^20000")
+        return self.mp.power(base, exponent)
 
-def symbols(node: Node) -> frozenset[str]:
-    if node.op == "symbol":
-        return frozenset((node.name,))
-    return frozenset().union(*map(symbols, node.args))
+    def _root(self, base: Any, degree: Any) -> Any:
+        """The real root of a negative number where the degree is odd, else the principal one."""
+        if isinstance(base, Fraction):
+            if degree == 0:
+                raise UndefinedError("zeroth root")
+            found = arithmetic.power(base, 1 / degree, real_root=True)
+            if found is not None or self.mp is None:
+                return found
+            base, degree = self.number(base), self.number(degree)
+        if self.mp.im(base) == 0 and base < 0 and degree == int(self.mp.re(degree)) and int(self.mp.re(degree)) % 2:
+            return -self._power(-base, 1 / degree)
+        return self._power(base, 1 / degree)
+
+    def _to_whole(self, op: str, value: Any) -> Any:
+        if isinstance(value, Fraction):
+            return Fraction(math.floor(value) if op == "floor" else math.ceil(value))
+        if self.mp.im(value) != 0:
+            raise UndefinedError(op)
+        near = self.mp.nint(value)
+        if abs(value - near) < self.mp.ldexp(max(1, abs(value)), -self.bits // 2):
+            return near
+        return self.mp.floor(value) if op == "floor" else self.mp.ceil(value)
+
+    def _call(self, node: Node) -> Any:
+        mp, name, argument = self.mp, node.name, self.approximate(node.args[0])
+        if name in ("ln", "log", "log10"):
+            return self._logarithm(node, argument)
+        function = getattr(mp, _LIBRARY.get(name) or _RECIPROCAL.get(name, name))
+        if abs(argument) > 2**64 or (name in ("exp", "sinh", "cosh") and abs(argument) > MAX_LOG2 * math.log(2)):
+            raise RefusedError("an argument of a function beyond the limits")
+        value = function(argument)
+        self.largest = max(self.largest, mp.one)  # these lose digits near their zeros, as sums do
+        if (name in _RECIPROCAL and self.vanishes(value)) or (name == "tan" and self.vanishes(mp.cos(argument))):
+            raise UndefinedError("a pole")
+        return self._checked(1 / value if name in _RECIPROCAL else value, [argument])
+
+    def _logarithm(self, node: Node, argument: Any) -> Any:
+        if self.vanishes(argument):
+            raise UndefinedError("the logarithm of zero")
+        self.largest = max(self.largest, self.mp.one)
+        value = self._checked(self.mp.log(argument), [argument])
+        if node.name == "ln":
+            return value
+        base = self.mp.mpf(10) if node.name == "log10" else self.number(UNKNOWN_BASE)
+        if len(node.args) == 2:
+            base = self.approximate(node.args[1])
+        divisor = self.mp.log(base) if base != 0 else self.mp.zero
+        if self.vanishes(divisor):
+            raise UndefinedError("a logarithm to this base")
+        return value / divisor
 
 
 def precision(*nodes: Node) -> int:
@@ -144,14 +211,14 @@ def precision(*nodes: Node) -> int:
 def _written_bits(node: Node) -> int:
     """Bits of the numbers in the tree; those of a power of numbers count as written out."""
     if node.op == "number":
-        return _bits(node.value or Fraction(0))
+        return arithmetic.bits(node.value or Fraction(0))
     own = sum(map(_written_bits, node.args))
     if node.op in ("pow", "fact", "binom"):
         try:
-            value = exact(node, {})
+            value = exact(node)
         except UndefinedError:
             return own
-        return own if value is None else max(own, _bits(value))
+        return own if value is None else max(own, arithmetic.bits(value))
     return own
 
 

@@ -1,16 +1,13 @@
-"""Sets of real numbers: intervals, unions and inequalities in one variable, in one normal form.
-
-It must not know text or tokens.
-"""
+"""Sets of real numbers: intervals, unions and inequalities in one variable, in one normal form."""
 
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cmp_to_key
 
-from rlreason.answers.equality import infinity, same_constant
-from rlreason.answers.evaluate import UndefinedError, exact, precision, symbols
-from rlreason.answers.expression import Node, number
-from rlreason.answers.numeric import Calculator
+from rlreason.answers.arithmetic import UndefinedError
+from rlreason.answers.equality import same_constant
+from rlreason.answers.evaluate import NOWHERE, Evaluator, exact, precision
+from rlreason.answers.tree import Node, infinity, number, symbols
 from rlreason.answers.values import Collection, End, Inequality, Inequation, Quantity, Reals, Value
 
 PLUS = Node("constant", name="oo")
@@ -26,9 +23,9 @@ def order(first: Node, second: Node) -> int:
         return (infinite > 0) - (infinite < 0)
     if same_constant(first, second):
         return 0
-    calculator = Calculator(precision(first, second), {})
-    a, b = calculator.value(first), calculator.value(second)
-    if calculator.mp.im(a) != 0 or calculator.mp.im(b) != 0:
+    evaluator = Evaluator(NOWHERE, precision(first, second))
+    a, b = evaluator.approximate(first), evaluator.approximate(second)
+    if evaluator.mp.im(a) != 0 or evaluator.mp.im(b) != 0:
         raise UndefinedError("not real")
     return -1 if a < b else 1
 
@@ -52,6 +49,7 @@ def _by_low_end(first: Piece, second: Piece) -> int:
 
 
 def intersection(first: Reals, second: Reals) -> Reals:
+    """The numbers that are in both sets."""
     pieces = [
         (_farther(a[0], b[0], 1, either=False), _farther(a[1], b[1], -1, either=False))
         for a in first.pieces
@@ -61,6 +59,7 @@ def intersection(first: Reals, second: Reals) -> Reals:
 
 
 def complement(value: Reals) -> Reals:
+    """The real numbers that are not in the set."""
     rest = EVERYTHING._replace(name=value.name)
     for low, high in value.pieces:
         below = (End(MINUS, False), End(low.node, not low.closed))

@@ -1,7 +1,6 @@
 r"""Cut a cleaned answer into tokens: numbers, letters, words, commands, text groups and signs.
 
-Knows how numbers are written (thousands groups, repeating decimals, powers of ten); must not know what the
-tokens mean together.
+A number is one token with its value, whether it has thousands groups, repeating decimals or a power of ten.
 """
 
 import re

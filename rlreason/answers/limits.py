@@ -1,6 +1,6 @@
 r"""What may be sent to the symbolic library: texts of bounded cost, of commands that it knows.
 
-A static look at the characters, before any parser. What could cost too much is `RefusedError`; what the library
+The characters are checked before any parser runs. What could cost too much is `RefusedError`; what the library
 would read by dropping a command it does not know is not for it at all.
 """
 

@@ -1,16 +1,16 @@
 r"""What stands before an equals sign: the name of one quantity, whose bare value is the same answer, or an equation.
 
 `|AB| = 1`, `V_1:V_2 = 11:21` and `f(2) = 12` name what was asked for. `x^2 = 4`, `xy = 4` and `\frac xy = 2` are
-equations: their right side alone says less. It must not compare anything.
+equations: their right side alone says less.
 """
 
 import re
 from collections.abc import Sequence
 
 from rlreason.answers import units
-from rlreason.answers.evaluate import symbols
 from rlreason.answers.lexer import Token
 from rlreason.answers.quantities import is_constant, is_product
+from rlreason.answers.tree import symbols
 from rlreason.answers.values import Collection, Quantity, Ratio, Value
 from rlreason.answers.vocabulary import DENIALS, GREEK, OPERATORS, words
 
@@ -59,6 +59,7 @@ def name_of(piece: Sequence[Token]) -> str:
 
 
 def is_ratio(name: str) -> bool:
+    """Whether a name is that of a ratio of two quantities, as `V_1/V_2`."""
     return "/" in name
 
 
@@ -136,9 +137,9 @@ def _is_applied(piece: Sequence[Token]) -> bool:
 
 
 def _is_event(inner: Sequence[Token]) -> bool:
-    told = any(token.kind == "text" or token.text in _OF_EVENTS for token in inner)
+    stated = any(token.kind == "text" or token.text in _OF_EVENTS for token in inner)
     spoken = any(token.kind == "word" and (len(token.text) > 3 or units.is_word(token.text)) for token in inner)
-    return told or spoken or _capitals(inner)
+    return stated or spoken or _capitals(inner)
 
 
 def _capitals(inner: Sequence[Token]) -> bool:

@@ -1,8 +1,7 @@
 # ruff: noqa: RUF001, RUF002 (a table of look-alikes)
-r"""How an answer is dressed: Unicode signs, dollar and markdown wrappers, spacing and font commands.
+r"""One spelling for Unicode signs, dollar and markdown wrappers, spacing and font commands.
 
-Every rewrite keeps the meaning. What could carry meaning (words, units, signs, digits) is never dropped here,
-and nothing here knows numbers or structures.
+Every rewrite keeps the meaning. What could carry meaning (words, units, signs, digits) is never dropped here.
 """
 
 import re

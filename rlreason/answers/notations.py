@@ -5,7 +5,7 @@ Each is recognised as a whole text or not at all; nothing here reads an expressi
 
 import re
 
-from rlreason.answers.expression import Node, number
+from rlreason.answers.tree import Node, number
 from rlreason.answers.values import Based, Clock, Quantity, Words
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/(?:\d{2}|\d{4})")

@@ -1,15 +1,13 @@
-r"""One expression with what may stand around it: currency signs, units, percent, `thousand` and `million`.
-
-It must not know lists, relations or equality.
-"""
+r"""One expression with what may stand around it: currency signs, units, percent, `thousand` and `million`."""
 
 import re
 from collections.abc import Sequence
 from fractions import Fraction
 
 from rlreason.answers import units
-from rlreason.answers.expression import Node, Reader, number
 from rlreason.answers.lexer import Token, UnreadableError
+from rlreason.answers.parser import parse
+from rlreason.answers.tree import Node, number
 from rlreason.answers.values import Quantity
 from rlreason.answers.vocabulary import (
     CONSTANTS,
@@ -24,6 +22,7 @@ from rlreason.answers.vocabulary import (
 
 
 def is_constant(text: str) -> bool:
+    """Whether a word names a constant, a function or a Greek letter."""
     return text in CONSTANTS or text in FUNCTIONS or text in GREEK or text == "sqrt"
 
 
@@ -37,12 +36,8 @@ def is_product(found: Sequence[Token]) -> bool:
     )
 
 
-def bare(found: Sequence[Token]) -> Node:
-    """An expression and nothing else."""
-    return Reader(found).whole()
-
-
 def read(found: Sequence[Token]) -> Quantity:
+    """All tokens as one quantity. Raises `UnreadableError` where words that mean more than a unit stand behind it."""
     found, currency = _without_currency(list(found))
     end = _end_of_number(found)
     tail = found[end:]
@@ -63,7 +58,7 @@ def read(found: Sequence[Token]) -> Quantity:
         raise UnreadableError("words that are no unit")
     if currency and unit not in ("", currency, "usd"):
         unit = currency + unit if unit.startswith("/") else f"{currency} {unit}"
-    node = bare(found[:end])
+    node = parse(found[:end])
     if scale != 1:
         node = Node("mul", (Node("group", (node,)), number(scale)))
     return Quantity(node, unit or currency, percent)
@@ -129,7 +124,7 @@ def _only_units(tail: Sequence[Token]) -> bool:
 
 
 def _letter_unit(tail: Sequence[Token], index: int) -> bool:
-    """Beside words, alone or in a quotient: `5 miles a day` and `9.8 m s^{-2}` have units, `2 m g` is a product."""
+    """Next to words, alone or in a quotient: `5 miles a day` and `9.8 m s^{-2}` have units, `2 m g` is a product."""
     if tail[0].kind != "letter" or any(token.kind in ("text", "word") for token in tail):
         return True
     alone = sum(token.kind == "letter" for token in tail) == 1

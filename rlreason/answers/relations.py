@@ -1,30 +1,30 @@
-r"""Equations, inequalities and membership, read from pieces between relation signs.
-
-It must not know brackets or tokens beyond a piece, nor compare two answers.
-"""
+r"""Equations, inequalities and membership, read from pieces between relation signs."""
 
 from collections.abc import Callable, Sequence
 
 from rlreason.answers import intervals as reals
-from rlreason.answers import quantities
 from rlreason.answers.equality import near, same
-from rlreason.answers.evaluate import symbols
-from rlreason.answers.expression import Node
 from rlreason.answers.lexer import Token, UnreadableError
 from rlreason.answers.names import family, name_of, occurs_in
+from rlreason.answers.parser import parse
+from rlreason.answers.tree import Node, symbols
 from rlreason.answers.values import Collection, Equation, Inequality, Inequation, Quantity, Reals, Value
 
 Inner = Callable[[Sequence[Token]], Value]
 
 
 def read(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
+    """The relation that these signs make between these pieces; `inner` reads the value of a piece.
+
+    Raises `UnreadableError` for signs that make none together.
+    """
     if "\\approx" in signs:
         return approximation(pieces, signs, inner)
     if set(signs) == {"="}:
         return equation(pieces, inner)
     if "\\in" in signs:
         return membership(pieces, signs, inner)
-    nodes = [quantities.bare(piece) for piece in pieces]
+    nodes = [parse(piece) for piece in pieces]
     if len(signs) == 1 and signs[0] == "\\ne":
         return Inequation(minus(nodes[0], nodes[1]))
     gaps = []
@@ -53,7 +53,7 @@ def equation(pieces: Sequence[Sequence[Token]], inner: Inner) -> Value:
         return values[-1]
     if len(pieces) != 2:
         raise UnreadableError("=")
-    return Equation("", None, minus(quantities.bare(pieces[0]), quantities.bare(pieces[1])))
+    return Equation("", None, minus(parse(pieces[0]), parse(pieces[1])))
 
 
 def approximation(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
@@ -79,16 +79,18 @@ def check_chain(values: Sequence[Value]) -> None:
 
 def _gap(left: Sequence[Token], right: Sequence[Token]) -> Node | None:
     try:
-        return minus(quantities.bare(left), quantities.bare(right))
+        return minus(parse(left), parse(right))
     except UnreadableError:
         return None
 
 
 def minus(left: Node, right: Node) -> Node:
+    """The tree of `left - right`."""
     return Node("add", (left, Node("neg", (right,))))
 
 
 def membership(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
+    r"""`x \in A`: the set of reals for x where A is one, else x named with the value A."""
     name = name_of(pieces[0])
     if list(signs) != ["\\in"] or not name:
         raise UnreadableError("\\in")

@@ -1,6 +1,6 @@
 r"""From a cleaned answer to a value: lists, sets, tuples, relations, unions, matrices, bases, times, words.
 
-It splits tokens at the outermost level and hands the pieces to `quantities`. It must not compare anything.
+It splits tokens at the outermost level and hands the pieces to `quantities`.
 """
 
 import re
@@ -39,6 +39,7 @@ def read(text: str) -> Value:
 
 
 def read_tokens(found: Sequence[Token], depth: int) -> Value:
+    """The value of these tokens, which stand `depth` structures deep."""
     if depth > 8:
         raise RefusedError("structures nested deeper than 8")
     if not found:

@@ -1,7 +1,6 @@
 r"""Units and plain counting words after a number, told from words that mean more.
 
-`38 clips` is 38 with a unit; `8 more`, `9 am` and `2 or 9` are not numbers with units. It must not know
-expressions or how values are compared.
+`38 clips` is 38 with a unit; `8 more`, `9 am` and `2 or 9` are not numbers with units.
 """
 
 import re

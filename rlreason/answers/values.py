@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rlreason.answers.expression import Node
+from rlreason.answers.tree import Node
 
 
 class Quantity(NamedTuple):
@@ -47,6 +47,8 @@ class Inequation(NamedTuple):
 
 
 class End(NamedTuple):
+    """One end of an interval. `closed`: the end itself belongs to it."""
+
     node: Node
     closed: bool
 
@@ -73,6 +75,8 @@ class Based(NamedTuple):
 
 
 class Ratio(NamedTuple):
+    """`1:2:3`, its parts in order."""
+
     parts: tuple[Node, ...]
 
 
@@ -89,6 +93,8 @@ class Clock(NamedTuple):
 
 
 class Words(NamedTuple):
+    """An answer in plain language, in small letters."""
+
     text: str
 
 

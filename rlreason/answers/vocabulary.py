@@ -1,4 +1,4 @@
-"""The words that the grader knows: functions, Greek letters, units, and words that change a meaning.
+"""The words that answers are read with: functions, Greek letters, units, and words that change a meaning.
 
 Lists and nothing else.
 """

@@ -72,7 +72,7 @@ GPU_SHARE = "gpu_memory_utilization"
 
 
 def translated(words: Sequence[str], note: Callable[[str], object] = print) -> list[str]:
-    """The overrides under our names and options; `note` is told once per name what it is called here.
+    """The overrides under our names and options; `note` is called once per name, with what it is called here.
 
     What cannot be parsed stays as it is: whoever composes it says what is wrong. Hydra must be ready to compose.
     """

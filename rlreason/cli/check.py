@@ -1,7 +1,7 @@
 """Check the words of a command line before Hydra acts on them: every run that they ask for, in one line per mistake.
 
 Hydra says what is wrong over several lines and, in a sweep, only when the wrong job's turn comes. Here every
-job is composed and checked first. It knows Hydra's public compose call and override parser.
+job is composed and checked first.
 """
 
 import itertools
@@ -109,7 +109,7 @@ def _check_runs(asked: Asked) -> Path:
         raise ConfigError(f"{key}={place or ''} names no folder: give one, or leave it out")
     folder = Path(place)
     _check_writable(folder)
-    from rlreason.setup.preflight import preflight  # the grader's rooms: only where runs are to start
+    from rlreason.setup.preflight import preflight  # it loads the grader: only where runs are to start
 
     for line in preflight(runs, folder):
         print(f"note: {line}")
@@ -135,7 +135,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _composed(overrides: Sequence[str], name: str) -> DictConfig:
-    """The config of one run, unchecked and with Hydra's own settings beside it."""
+    """The config of one run, unchecked and with Hydra's own settings."""
     with in_one_line(overrides, name, composing=True):
         return compose(name, list(overrides), return_hydra_config=True)
 

@@ -1,7 +1,6 @@
 """Choices of options, checked before Hydra composes: `GROUP=OPTION` must name an option that is there.
 
-Hydra would stumble over words that are no texts, such as `loss=1`, and say little of the others. It knows parsed
-overrides and the options in reach.
+Hydra would stumble over words that are no texts, such as `loss=1`, and say little of the others.
 """
 
 from collections.abc import Iterator, Sequence

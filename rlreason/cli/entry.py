@@ -1,50 +1,44 @@
-"""How every command of this program ends: mistakes in words, and the exit code of the table in `status.py`."""
+"""How every command ends: mistakes in one line, broken pipes, signals, and the exit codes of `records/status.py`."""
 
-import argparse
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from rlreason.errors import ConfigError, ReaderGone
 from rlreason.records.status import RESOURCES, exit_code
 from rlreason.runtime import signals
 from rlreason.runtime.atomic_files import FULL, unwritable
-from rlreason.runtime.streams import folded, settle_streams, width_of
+from rlreason.runtime.streams import print_stderr, settle_streams
 
 
-class Parser(argparse.ArgumentParser):
-    """A command's words; mistakes as everywhere in this program: one line, exit code 2."""
+def find_modules_here() -> None:
+    """Look for modules in the current folder too, as `python -m` does: for a `module:function` of one's own.
 
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}: write {' '.join(self.format_usage().split()[1:])}")
+    A script that pip installed looks in its own folder instead. Python's own rule against it (`-P`, `-I`,
+    PYTHONSAFEPATH) is kept. Processes that grade get the whole path; those of a sweep are started by `python -m`.
+    """
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:
+        raise ConfigError("the current folder is gone: go to another, or make it again and enter it anew") from None
+    if not sys.flags.safe_path and "" not in sys.path and here not in sys.path:
+        sys.path.insert(0, here)
 
 
-def complain(text: str) -> None:
-    """Lines about what went wrong; on a terminal they are broken at its width, elsewhere each stays one line."""
-    for line in text.splitlines():
-        told = f"rlreason: {line}" if line else ""
-        print(folded(told, width_of(sys.stderr), below=10) if sys.stderr.isatty() else told, file=sys.stderr)
-
-
-def say(error: BaseException) -> bool:
-    """Explain in one line what ended a command; False for an error of the program, which needs its traceback."""
+def print_error(error: BaseException) -> bool:
+    """Print in one line what ended a command; False for an error of the program, which needs its traceback."""
     if isinstance(error, ConfigError):
-        complain(str(error))
+        print_stderr(str(error))
     elif isinstance(error, KeyboardInterrupt):
         with suppress(OSError):  # the terminal may be gone
-            complain("\n" * sys.stderr.isatty() + f"stopped {why_stopped(error)}")
+            print_stderr("\n" * sys.stderr.isatty() + f"stopped {signals.why_stopped(error)}")
     elif exit_code(error) == RESOURCES:
-        complain(shortage(error))
+        print_stderr(shortage(error))
     else:
         return False
     return True
-
-
-def why_stopped(error: KeyboardInterrupt) -> str:
-    """What ended a command before its end, and how far it was, as far as the error tells."""
-    by = "" if isinstance(error, ReaderGone) else f"by {signals.asked() or 'a signal'}"
-    return f"{by} {error}".strip()
 
 
 def shortage(error: BaseException) -> str:
@@ -62,8 +56,8 @@ def shortage(error: BaseException) -> str:
     return f"{what}: lower micro_batch_tokens or rollout.max_rows, or choose a smaller model"
 
 
-def answered(command: Callable[[], int | None]) -> int:
-    """Do it and return the exit code; anything that cannot be said in a line is raised."""
+def exit_code_of(command: Callable[[], int | None]) -> int:
+    """Run a command and return its exit code; a mistake is printed in one line, an error of the program is raised."""
     settle_streams()
     try:
         try:
@@ -77,21 +71,30 @@ def answered(command: Callable[[], int | None]) -> int:
         if signals.asked() and not isinstance(error, KeyboardInterrupt):
             error = KeyboardInterrupt()  # it failed because everything ends
         with suppress(ReaderGone):
-            if not say(error):
+            if not print_error(error):
                 raise
         return exit_code(error)
 
 
-def ended(
+def run_cli(
     command: Callable[[], int | None], limit_s: float = signals.LIMIT_S, patient: tuple[int, ...] = ()
 ) -> NoReturn:
-    """Do it and end the process; a signal ends it politely, within `limit_s`."""
+    """Run a command and end the process with its exit code.
+
+    After a signal the command has `limit_s` seconds to tidy up, and a second signal ends it at once, unless its number
+    is among the `patient` ones.
+    """
+
+    def from_here() -> int | None:
+        find_modules_here()
+        return command()
+
     with signals.stoppable(limit_s, patient):
         try:
-            code = answered(command)
-        except KeyboardInterrupt as error:  # it came while the end was being told
+            code = exit_code_of(from_here)
+        except KeyboardInterrupt as error:  # it came while the error was being printed
             signals.arrived()
-            say(error)
+            print_error(error)
             code = exit_code(error)
         if signals.asked():
             signals.leave(code)

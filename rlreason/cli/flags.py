@@ -1,7 +1,6 @@
 """The flags of a command line, read as Hydra reads them, and Hydra made ready to compose with what they bring in.
 
-Reading them here first means that nothing has to be left unchecked because a flag stands beside it. It knows Hydra's
-argument parser and search path; it must not know settings.
+Overrides are checked whichever flags are given with them, because the flags were read first.
 """
 
 import argparse
@@ -55,6 +54,7 @@ class Asked:
 
     @property
     def config_name(self) -> str:
+        """The config that the overrides change: `config`, unless --config-name gives another."""
         return self.flags.get("config_name") or "config"
 
     def words(self) -> list[str]:
@@ -138,6 +138,7 @@ class Loader(ConfigLoaderImpl):
         config_name: str | None = None,
         overrides: list[str] | None = None,
     ) -> list[str]:
+        """The options of a group, by name, as Hydra's loader lists them."""
         if overrides:  # they may bring in a place to search
             return super().get_group_options(group_name, results_filter, config_name, overrides)
         return self.repository.get_group_options(group_name, results_filter)

@@ -1,6 +1,6 @@
 """What people type who come from another program, or from another algorithm of this one: tables of suggestions.
 
-Nothing here is translated: `aliases.py` holds the names that are. It knows names alone.
+Nothing here is translated: `aliases.py` holds the names that are.
 """
 
 #: What other programs call a setting: suggested, not translated, since theirs may differ in a unit or a default.

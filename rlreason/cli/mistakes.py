@@ -1,7 +1,4 @@
-"""Hydra's mistakes in one line each: the setting, its value, the rule, and the nearest right word.
-
-It knows the texts of Hydra's and OmegaConf's errors.
-"""
+"""Hydra's and OmegaConf's errors in one line each: the setting, its value, the rule, and the nearest right word."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -27,6 +24,7 @@ from rlreason.cli.suggestions import (
     options_with,
     settings_like,
 )
+from rlreason.cli.verbs import named_verb
 from rlreason.errors import ConfigError
 from rlreason.records.status import RESOURCES, exit_code
 
@@ -258,6 +256,8 @@ def _unknown_group(word: str) -> str:
 def _no_override(word: str) -> str:
     """A word without an equals sign: what it may have been meant as."""
     said = f"{word} is neither an option nor an override: "
+    if verb := named_verb([word]):
+        return f"{said}a verb comes first, as in rlreason {verb.name} {verb.takes}"
     groups, cfg = options(), chosen([], "config")
     if word in groups:
         return f"{said}write key=value, as in {word}={groups[word][0]} ({', '.join(groups[word])})"

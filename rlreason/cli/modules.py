@@ -1,52 +1,49 @@
-"""Which modules `python -m` can run; the others say what to type instead of ending without a word.
+"""What `python -m rlreason.NAME` does: run a program, forward an old command, or say what to type.
 
 Python imports the package before it looks for the module behind `-m`, so one place covers every module there is.
 """
 
-import runpy
+import os
 import sys
-from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from rlreason.errors import ConfigError
-
 PACKAGE = Path(__file__).resolve().parents[1]
+#: Commands of an earlier version, and the words that follow `rlreason` instead. To be removed with the next version.
+FORWARDS = {
+    "rlreason.inspect": ("inspect",),
+    "rlreason.lab": ("inspect", "--gradients"),
+    "rlreason.grading.audit": ("inspect", "--regrade"),
+    "rlreason.jobs.compare": ("compare",),
+    "rlreason.curves": ("curves",),
+    "rlreason.main": (),
+}
 #: Where the name of a module suggests a command: what to type for it. Algorithms need no line here.
 MEANT = {
     "evaluation": "python -m rlreason algorithm=evaluate",
     "expert_iteration": "python -m rlreason algorithm=ei",
     "sweeps": "python -m rlreason -m sweep=NAME",
-    "plot": "python -m rlreason.curves RUN",
+    "plot": "python -m rlreason curves RUN",
 }
 
 
-#: Names from before, for one version.
-FORWARDS = {
-    "rlreason.inspect": "rlreason.analysis.inspect",
-    "rlreason.lab": "rlreason.analysis.lab",
-    "rlreason.curves": "rlreason.records.curves",
-    "rlreason.grading.audit": "rlreason.analysis.audit",
-    "rlreason.jobs.compare": "rlreason.analysis.compare",
-}
+def place_of_module(argv: list[str], original: list[str]) -> tuple[int, str]:
+    """Where `python -m NAME` names its module in the original words, and the flags written together with it.
 
-
-def named_by_m(argv: list[str], original: list[str]) -> str:
-    """The module that `python -m` is looking for: the last word before the program's own.
-
-    >>> named_by_m(["-m", "x"], ["python", "-X", "dev", "-m", "rlreason.curves", "x"])
-    'rlreason.curves'
-    >>> named_by_m(["-m"], ["python", "-Imrlreason.curves"])
-    'rlreason.curves'
+    >>> place_of_module(["-m", "x"], ["python", "-X", "dev", "-m", "rlreason.curves", "x"])
+    (4, '')
+    >>> place_of_module(["-m"], ["python", "-Imrlreason.curves"])
+    (1, '-Im')
     """
-    word = original[len(original) - len(argv)]
-    return word.partition("m")[2] if word.startswith("-") else word
+    place = len(original) - len(argv)
+    flags, m, _ = original[place].partition("m")
+    return place, flags + m if flags.startswith("-") else ""
 
 
 def runs(name: str, package: Path = PACKAGE) -> bool:
     """Whether `python -m NAME` does something.
 
-    >>> runs("rlreason"), runs("rlreason.lab"), runs("rlreason.trainer")
+    >>> runs("rlreason"), runs("rlreason.setup.ship"), runs("rlreason.trainer")
     (True, True, False)
     """
     path = package.joinpath(*name.split(".")[1:])
@@ -56,45 +53,32 @@ def runs(name: str, package: Path = PACKAGE) -> bool:
     return file.is_file() and (path.name == "__main__" or '\nif __name__ == "__main__":' in file.read_text("utf-8"))
 
 
-@cache
-def commands(package: Path = PACKAGE) -> list[str]:
-    """Every module that a person can run, shortest first."""
-    files = [path.relative_to(package).with_suffix("").parts for path in package.rglob("*.py")]
-    names = [".".join((package.name, *(part for part in parts if part != "__main__"))) for parts in files]
-    # the grader's own process; another name of `rlreason`; for who changes this package, not for who uses it
-    inner = {"rlreason.grading.workers.worker", "rlreason.main", "rlreason.setup.ship"}
-    return sorted((name for name in set(names) - inner if runs(name, package)), key=lambda name: (len(name), name))
-
-
 def instead(name: str) -> str:
     """What to type instead of `python -m NAME`, in one line."""
+    from rlreason.cli.verbs import VERBS
+
     last = name.rpartition(".")[2]
     trained = {path.stem for folder in (PACKAGE, PACKAGE.parent) for path in (folder / "conf/algorithm").glob("*.yaml")}
-    meant = MEANT.get(last) or (f"python -m rlreason algorithm={last}" if last in trained else "")
-    others = ", ".join(f"python -m {command}" for command in commands())
+    verbs = {verb.module: f"python -m rlreason {verb.name} {verb.takes}" for verb in VERBS}
+    meant = verbs.get(name) or MEANT.get(last)
+    meant = meant or (f"python -m rlreason algorithm={last}" if last in trained else "")
+    others = ", ".join(("python -m rlreason", *verbs.values()))
     return f"{name} is no command: " + (f"type {meant}, or one of {others}" if meant else f"type one of {others}")
 
 
-def find_modules_here() -> None:
-    """Look for modules in the current folder too, as `python -m` does: for a `module:function` of one's own.
+def forward_or_refuse() -> None:
+    """Called while `python -m` looks for its module: start what an old name is called now, refuse what cannot run.
 
-    A script that pip installed looks beside itself instead. Python's own rule against it (`-P`, `-I`, PYTHONSAFEPATH)
-    is kept. Processes that grade are told the whole path; those of a sweep are started by `python -m`.
+    An old command is started as a new one of this process, with the same flags of Python: the package is only half
+    imported here. What cannot run ends with exit code 2.
     """
-    try:
-        here = str(Path.cwd())
-    except FileNotFoundError:
-        raise ConfigError("the current folder is gone: go to another, or make it again and enter it anew") from None
-    if not sys.flags.safe_path and "" not in sys.path and here not in sys.path:
-        sys.path.insert(0, here)
-
-
-def refuse_idle() -> None:
-    """Called while `python -m` looks for its module: end with exit code 2 where that one would do nothing."""
-    name = named_by_m(sys.argv, sys.orig_argv)
+    place, flags = place_of_module(sys.argv, sys.orig_argv)
+    name = sys.orig_argv[place].removeprefix(flags)
     if name in FORWARDS:
-        runpy.run_module(FORWARDS[name], run_name="__main__", alter_sys=True)
-        sys.exit()
+        words = FORWARDS[name]
+        print(f"rlreason: python -m {name} is called {' '.join(('rlreason', *words))} now", file=sys.stderr, flush=True)
+        module = flags + PACKAGE.name
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:place], module, *words, *sys.argv[1:]])
     if name.partition(".")[0] == PACKAGE.name and not runs(name):
         _end(instead(name))
 

@@ -1,7 +1,4 @@
-"""The runs of a sweep, as lists of overrides: from the command line, and from what a sweep's file gives its sweeper.
-
-It knows Hydra's override parser and sweeper settings; it must not know settings of a run.
-"""
+"""The runs of a sweep, as lists of overrides: from the command line, and from what a sweep's file gives its sweeper."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator

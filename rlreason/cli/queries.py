@@ -1,7 +1,4 @@
-"""What a command line asks of Hydra without starting a run: help, the composed config, completion, a rerun's config.
-
-It knows Hydra's own answers and their mistakes; it must not know settings.
-"""
+"""What a command line asks of Hydra without starting a run: help, the composed config, completion, a rerun's config."""
 
 import pickle
 import warnings

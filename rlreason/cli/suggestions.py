@@ -1,7 +1,4 @@
-"""Did you mean: the nearest right words for one that is not known, over what the chosen options really have.
-
-It knows the composed config, the options in reach, the schemas and the handouts' names; it words no errors.
-"""
+"""Did you mean: the nearest right words for one that is not known, over what the chosen options really have."""
 
 import difflib
 import re

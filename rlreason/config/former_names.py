@@ -1,8 +1,7 @@
 """What settings and values were called in the version before, understood for one more: typed, or in a saved run."""
 
+from copy import deepcopy
 from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
 
 KEYS = {
     "rollout.async_steps": "rollout.async_level",
@@ -13,19 +12,30 @@ KEYS = {
 VALUES: dict[str, dict[str, str]] = {"rollout.placement": {"shared": "colocate"}}
 
 
-def renewed(saved: Any) -> Any:
-    """The saved settings of a run (or a part of them) under the names of this version; the given ones stay as they are.
+def renewed(saved: dict[str, Any]) -> dict[str, Any]:
+    """The saved settings of a run under the names of this version; the given ones stay as they are.
 
-    >>> renewed(OmegaConf.create({"rollout": {"async_steps": 1, "placement": "shared"}}))
-    {'rollout': {'placement': 'colocate', 'async_level': 1}}
+    >>> renewed({"rollout": {"async_steps": 1, "placement": "shared"}, "baseline": {"kind": "mean"}})
+    {'rollout': {'placement': 'colocate', 'async_level': 1}, 'baseline': 'mean'}
     """
-    out = saved.copy()
+    out = deepcopy(saved)
     for former, key in KEYS.items():
-        group, _, name = former.rpartition(".")
-        node = OmegaConf.select(out, group)
-        if isinstance(node, DictConfig) and name in node:
-            OmegaConf.update(out, key, node.pop(name), force_add=True)
+        node, name = _place(out, former)
+        if isinstance(node, dict) and name in node:
+            value = node.pop(name)
+            node, name = _place(out, key)
+            node[name] = value
     for key, values in VALUES.items():
-        if (value := OmegaConf.select(out, key)) in values:
-            OmegaConf.update(out, key, values[value])
+        node, name = _place(out, key)
+        if isinstance(node, dict) and node.get(name) in values:
+            node[name] = values[node[name]]
     return out
+
+
+def _place(settings: dict[str, Any], key: str) -> tuple[Any, str]:
+    """The group that holds a setting, None where there is none, and the setting's name in it."""
+    *groups, name = key.split(".")
+    node: Any = settings
+    for group in groups:
+        node = node.get(group) if isinstance(node, dict) else None
+    return node, name

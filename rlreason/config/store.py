@@ -5,6 +5,7 @@ It knows Hydra's store and the schemas; it must not know what a run does.
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -128,4 +129,32 @@ def typed(cfg: DictConfig, of_sweep: bool = False) -> RunConfig:
         raise ConfigError(f"{extra[0]} is no setting of this run: take the + away and mend the name, or leave it out")
     if bad := broken_rules(run, resource_dir("conf"), of_sweep):
         raise ConfigError("\n".join(dict.fromkeys(bad)))
+    return run
+
+
+def schemas_of(run: RunConfig) -> dict[str, str]:
+    """Which of `SCHEMAS` the settings of a run are of: {"algorithm": "grpo", "model": "tiny", "data": "stories"}.
+
+    "eval.data" is among them where evaluations have data of their own.
+    """
+    parts = {"algorithm": run, "model": run.model, "data": run.data, "eval.data": run.eval.data}
+    names = {schema: name for group in SCHEMAS.values() for name, schema in group.items()}
+    return {
+        key: next(names[kind] for kind in type(part).__mro__ if kind in names)
+        for key, part in parts.items()
+        if part is not None
+    }
+
+
+def retyped(settings: dict[str, Any], schemas: Mapping[str, str]) -> RunConfig:
+    """The settings that a run has saved, in the classes that they were of (`schemas_of`); no rule is checked.
+
+    Raises omegaconf's `OmegaConfBaseException` where they are not of these classes.
+    """
+    schema = OmegaConf.structured(SCHEMAS["schema"][schemas["algorithm"]])
+    for key, name in schemas.items():
+        if key != "algorithm":
+            OmegaConf.update(schema, key, SCHEMAS[f"schema/{key.rpartition('.')[2]}"][name])
+    run = OmegaConf.to_object(OmegaConf.merge(schema, settings))
+    assert isinstance(run, RunConfig)
     return run

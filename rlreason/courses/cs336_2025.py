@@ -41,10 +41,9 @@ def sft_microbatch_train_step(
     gradient_accumulation_steps: int,
     normalize_constant: float = 1.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Negative log-likelihood of the responses: masked sum / normalize_constant, mean over rows; goes
-    backward.
+    """Negative log-likelihood of the responses: masked sum / normalize_constant, mean over rows; calls `backward`.
 
-    Returns the loss divided by `gradient_accumulation_steps`, and metadata.
+    (batch, seq) log-probs and mask -> the scalar loss divided by `gradient_accumulation_steps`, and metadata.
     """
     loss = aggregate_loss(
         -policy_log_probs,
@@ -106,8 +105,9 @@ def compute_policy_gradient_loss(
     old_log_probs: Tensor | None = None,
     cliprange: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The per-token loss of `loss_type`, and metadata. `no_baseline` uses the raw rewards, the rest
-    advantages.
+    """The per-token loss (batch, seq) of `loss_type`, and metadata.
+
+    `no_baseline` uses the raw rewards, the others the advantages. `ValueError` where an argument it needs is None.
     """
     if loss_type == "no_baseline":
         rewards = required(raw_rewards, "raw_rewards", loss_type)
@@ -135,7 +135,7 @@ def grpo_microbatch_train_step(
     old_log_probs: Tensor | None = None,
     cliprange: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean per response, mean over the micro-batch's rows, / gradient_accumulation_steps; goes backward.
+    """Mean per response, mean over the micro-batch's rows, / gradient_accumulation_steps; calls `backward`.
 
     Returns that loss, and the per-token statistics averaged over response tokens.
     """

@@ -98,12 +98,12 @@ def aggregate_loss_across_microbatch(
     normalization_constant: int | None = None,
 ) -> Tensor:
     """`sequence`: mean of the rows' means. `constant`: masked sum / normalization_constant."""
-    return _share_of_batch(
+    return _part_of_batch_loss(
         per_token_policy_gradient_loss, mask, loss_normalization, normalization_constant, n_rows=len(mask)
     )
 
 
-def _share_of_batch(
+def _part_of_batch_loss(
     per_token_loss: Tensor,
     mask: Tensor,
     loss_normalization: str,
@@ -166,9 +166,9 @@ def grpo_train_step(
             cliprange,
             mask,
         )
-        share = _share_of_batch(per_token_loss, mask, loss_normalization, normalization_constant, n_rows)
-        share.backward()
-        loss += share.detach()
+        part = _part_of_batch_loss(per_token_loss, mask, loss_normalization, normalization_constant, n_rows)
+        part.backward()
+        loss += part.detach()
         token_stats["token_entropy"] = scored["token_entropy"].detach()
         stats.update({name: masked_normalize(values, mask, 1).item() for name, values in token_stats.items()})
         n_tokens += int(mask.sum())

@@ -13,8 +13,7 @@ def get_response_log_probs(
     """`log_probs` of the labels and, when asked, `token_entropy`; both (batch, seq) float32.
 
     The labels are shifted already. Prompt and padding positions are scored like any other; the caller masks.
-    No attention mask is needed: padding stands on the right, where a causal model's earlier positions cannot
-    see it.
+    No attention mask is needed: padding is on the right, and earlier positions of a causal model do not attend to it.
     """
     logits = model(input_ids).logits
     scored = {"log_probs": gather_log_probs(logits, labels)}

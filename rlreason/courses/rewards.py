@@ -1,6 +1,4 @@
-"""What both years share: the reward function's call, consecutive groups, averages for the log, missing
-arguments.
-"""
+"""What both years share: the reward function's call, consecutive groups, averages for the log, missing arguments."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,11 +15,10 @@ RewardFn = Callable[[str, str], dict[str, float]]
 def score_rollouts(
     reward_fn: RewardFn, rollout_responses: list[str], repeated_ground_truths: list[str]
 ) -> tuple[Tensor, dict[str, float]]:
-    """(total rewards (n,) float32, mean of every part of the reward). reward_fn(response, ground truth) ->
-    parts
+    """(total rewards (n,) float32, mean of every part of the reward).
 
-    The parts are named by the reward function: `reward` is the total; `format_reward` and `answer_reward` are
-    usual.
+    `reward_fn(response, ground truth)` returns the parts by name: `reward` is the total; `format_reward` and
+    `answer_reward` are usual. `ValueError` where there are not as many ground truths as responses.
     """
     if len(rollout_responses) != len(repeated_ground_truths):
         counts = f"{len(rollout_responses)} responses and {len(repeated_ground_truths)} ground truths"
@@ -34,7 +31,7 @@ def score_rollouts(
 
 
 def consecutive_groups(n_samples: int, group_size: int) -> Tensor:
-    """Group ids of samples that stand in runs of `group_size`. -> (n,) int64
+    """Group ids of samples that stand in runs of `group_size` -> (n,) int64. `ValueError` for an incomplete group.
 
     >>> consecutive_groups(6, 3)
     tensor([0, 0, 0, 1, 1, 1])
@@ -50,7 +47,7 @@ def summarize(stats: dict[str, Tensor], response_mask: Tensor) -> dict[str, Tens
 
 
 def required(value: Value | None, name: str, option: str) -> Value:
-    """`value`, or an error that names the option which cannot do without it."""
+    """`value`; a `ValueError` that names the option where it is None."""
     if value is None:
         raise ValueError(f"{name}=None: {option!r} needs it")
     return value

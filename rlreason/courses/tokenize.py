@@ -1,7 +1,7 @@
 """Prompt and output strings to one right-padded batch of next-token pairs, as the courses define it.
 
-Knows a tokenizer. Must not know a model. The trainer does not use it: it learns on the sampled ids
-themselves, because tokenizing decoded text again may give other ids.
+The trainer does not use it: it learns on the sampled ids themselves, because tokenizing decoded text again may give
+other ids.
 """
 
 import torch

@@ -2,9 +2,9 @@
 
     Use the numbers 16, 56, 4 to make 44. ...      56 - 16 = 40, 4 + 40 = 44      4 + (56 - 16)
 
-Made up on the spot, always solvable, with a worked solution; or read from rows with `nums` and `target`, as in
+Generated, always solvable, with a worked solution; or read from rows with `nums` and `target`, as in
 Jiayi-Pan/Countdown-Tasks-3to4. A checksum of numbers and target puts a problem into training or validation, so
-that the two cannot meet. It must not know models, tokenizers or graders.
+that no problem is in both.
 """
 
 import random
@@ -19,7 +19,7 @@ from rlreason.types import Problem
 
 HALVES = ("train", "validation")
 VALIDATION_SHARE = 8  # one problem in eight belongs to the validation half
-MAX_MISSES = 20_000  # draws in a row that bring nothing new
+MAX_MISSES = 20_000  # in a row, after which the space counts as exhausted
 
 
 class Term(NamedTuple):
@@ -31,11 +31,12 @@ class Term(NamedTuple):
 
 
 def is_validation(numbers: Sequence[int], target: int) -> bool:
-    """In whatever order the numbers are given."""
+    """Whether a problem belongs to the validation half; the order of its numbers does not matter."""
     return zlib.crc32(repr((sorted(numbers), target)).encode()) % VALIDATION_SHARE == 0
 
 
-def ask(numbers: Sequence[int], target: int) -> str:
+def question_of(numbers: Sequence[int], target: int) -> str:
+    """The question as text."""
     return (
         f"Use the numbers {', '.join(map(str, numbers))} to make {target}. Use each number exactly once, with "
         "+, -, *, / and brackets. The answer is the expression alone."
@@ -43,9 +44,9 @@ def ask(numbers: Sequence[int], target: int) -> str:
 
 
 def draw_solution(rng: random.Random, numbers: Sequence[int]) -> tuple[Term, str]:
-    """The numbers combined at random, pair by pair, into one term; and the steps in words.
+    """The numbers combined at random, pair by pair, into one term; and the steps as text.
 
-    Every value on the way is a whole number above 0, so divisions come out even; dividing by 1 is left out.
+    Every intermediate value is a whole number above 0, so divisions come out even; dividing by 1 is left out.
     """
     terms, steps = [Term(number, str(number), str(number)) for number in numbers], []
     while len(terms) > 1:
@@ -72,13 +73,16 @@ def make_countdown(
     max_target: int = 100,
     validation: bool = False,
 ) -> list[Problem]:
-    """n different problems of min_count to max_count numbers; their answer is one right expression of many."""
+    """n different problems of min_count to max_count numbers; their answer is one right expression of many.
+
+    The same arguments give the same problems. `ConfigError` where the space holds fewer than n.
+    """
     rng = random.Random(f"countdown/{seed}/{validation}/{min_count}-{max_count}-{max_value}-{max_target}")
     half = HALVES[validation]
     problems: dict[tuple[tuple[int, ...], int], Problem] = {}
     misses = 0
     while len(problems) < n:
-        count = min_count + len(problems) % (max_count - min_count + 1)  # by turns: fewer numbers fit more often
+        count = min_count + len(problems) % (max_count - min_count + 1)  # in turn: small counts are found more often
         numbers = [rng.randint(1, max_value) for _ in range(count)]
         solution, steps = draw_solution(rng, numbers)
         key = (tuple(sorted(numbers)), solution.value)
@@ -91,7 +95,7 @@ def make_countdown(
                 )
             continue
         misses = 0
-        question = ask(numbers, solution.value)
+        question = question_of(numbers, solution.value)
         problems[key] = Problem(f"countdown-{half}-{len(problems)}", question, solution.text, steps)
     return list(problems.values())
 
@@ -99,7 +103,10 @@ def make_countdown(
 def load_countdown(
     path: str, name: str, n_train: int, n_validation: int, skip: bool
 ) -> tuple[list[Problem], list[Problem], list[str]]:
-    """(train, validation, notes) from a JSON-lines file or a hub data set's train split, in the order of its rows."""
+    """(train, validation, notes) from a JSON-lines file or a hub data set's train split, in the order of its rows.
+
+    `ConfigError` where there are fewer than asked; `skip` leaves unusable rows out instead of stopping.
+    """
     if file := locate(None, path):
         rows = file_rows(file)
     elif may_be_hub_name(path):
@@ -123,13 +130,13 @@ def load_countdown(
 
 
 def to_problem(row: Any, id: str) -> Problem:
-    """A row's numbers and target are all that its answer holds; whether it can be solved is not known."""
+    """A row with `nums` and `target` as a problem, or `BadRowError`; whether it can be solved is not checked."""
     numbers, target = (row.get("nums"), row.get("target")) if isinstance(row, dict) else (None, None)
     if not isinstance(numbers, list) or not numbers or any(type(x) is not int or x < 0 for x in numbers):
         raise BadRowError("has no nums that are a list of whole numbers, 0 or above")
     if type(target) is not int:
         raise BadRowError("has no target that is a whole number")
-    return Problem(id, ask(numbers, target), f"{' '.join(map(str, numbers))} -> {target}")
+    return Problem(id, question_of(numbers, target), f"{' '.join(map(str, numbers))} -> {target}")
 
 
 def _key(problem: Problem) -> tuple[list[int], int]:

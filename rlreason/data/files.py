@@ -13,6 +13,7 @@ from typing import Any
 
 from rlreason.config.packages import required
 from rlreason.errors import ConfigError, DataError
+from rlreason.runtime.text import few, first_line
 from rlreason.types import Problem
 
 #: (where it stands, the row); a `BadRowError` in its place says why it could not even be read.
@@ -24,7 +25,10 @@ class BadRowError(Exception):
 
 
 def file_rows(path: Path) -> Iterator[Row]:
-    """The lines of a .jsonl file, or the members of the list in a .json file."""
+    """The rows of a .jsonl file, line by line, or of the list in a .json file; `DataError` where it holds no list.
+
+    A line that is no JSON comes as a `BadRowError`, not raised.
+    """
     if path.suffix == ".json":
         rows = _json(path.read_bytes())
         if not isinstance(rows, list):
@@ -48,15 +52,15 @@ def _json(text: bytes) -> Any:
 
 
 def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]:
-    """Split name -> rows, of a hub data set."""
+    """Split name -> rows of a data set on the hub; `ConfigError` where it cannot be read."""
     with required(f"data.path={path} is no folder here, and reading it from the hub", "datasets"):
         from datasets import load_dataset
     try:
         return load_dataset(path, hub_config)  # type: ignore[no-any-return]
     except Exception as error:  # the hub client raises many kinds; all mean that it cannot be reached or read
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"data.path={path} with data.hub_config={hub_config} cannot be read from the hub ({reason}): "
+            f"data.path={path} with data.hub_config={hub_config} cannot be read from the hub "
+            f"({first_line(error)}): "
             "mend these, or give a folder instead"
         ) from error
 
@@ -78,7 +82,11 @@ def read_table(
     own_id: Callable[[Any], str | None],
     skip: bool,
 ) -> Table:
-    """Rows -> problems with the ids `prefix-number`, counted from 0. A bad row stops, or with `skip` is counted."""
+    """Rows -> problems with the ids `prefix-number`, counted from 0.
+
+    `parse` makes a problem of a row and an id, `own_id` finds the id in the row. A row that cannot be used is a
+    `DataError`, or with `skip` left out and counted in the notes; so is a source without a single usable row.
+    """
     problems: list[Problem] = []
     own_ids: list[str | None] = []
     bad: dict[str, list[str]] = {}
@@ -94,27 +102,18 @@ def read_table(
                 raise DataError(f"{source}, {where} {reason}: {cure}") from None
             bad.setdefault(str(reason), []).append(where)
     if not problems:
-        raise DataError(f"{source} holds no row that can be used" + _counted(bad) + ": give one with problems")
+        raise DataError(f"{source} holds no row that can be used" + _reasons(bad) + ": give one with problems")
     dropped = sum(map(len, bad.values()))
-    notes = [f"! {source}: {dropped} of {len(problems) + dropped} rows left out{_counted(bad)}"] if bad else []
+    notes = [f"! {source}: {dropped} of {len(problems) + dropped} rows left out{_reasons(bad)}"] if bad else []
     return Table(problems, own_ids, notes)
 
 
-def _counted(bad: Mapping[str, Sequence[str]]) -> str:
+def _reasons(bad: Mapping[str, Sequence[str]]) -> str:
     return "".join(f"; {len(rows)} because the row {reason} ({few(rows, 3)})" for reason, rows in bad.items())
 
 
-def few(names: Sequence[str], show: int = 5) -> str:
-    """The first names, and how many there are beside.
-
-    >>> few(["a", "b", "c"], 2)
-    'a, b and 1 more'
-    """
-    return ", ".join(names[:show]) + (f" and {len(names) - show} more" if len(names) > show else "")
-
-
 def question_hash(question: str) -> str:
-    """What a question is known by across files and runs: 16 hex digits that do not depend on white space.
+    """By which a question is recognised across files and runs: 16 hex digits that do not depend on white space.
 
     >>> question_hash("1 + 1?") == question_hash(" 1 +\\n1? ")
     True
@@ -123,7 +122,7 @@ def question_hash(question: str) -> str:
 
 
 def fingerprint(problems: Iterable[Problem], asked_only: bool = False) -> str:
-    """A short hash of everything that a run sees of its problems, or of what is asked and graded: no solutions."""
+    """12 hex digits from everything that a run uses of its problems; `asked_only`: from prompts and answers alone."""
     digest = hashlib.sha256()
     for p in problems:
         digest.update(f"{p.id}\x1f{p.question}\x1f{p.answer}".encode())

@@ -1,9 +1,9 @@
-"""Ground truth for rows that bring none: a row whose prompt holds a known question takes that problem's answer.
+"""Ground truths of a data set: found for rows that bring none, and checked before a run is spent on them.
 
-A whole prompt is a template with a question in it. The run's own template is tried first. In a prompt that was
-written with another one, the question asked is the known one that stands between the same words as in other rows: an
-example in the prompt, or a question that happens to be part of another, has words around it that no other row has.
-Pure functions of problems; they must not know config, files or graders.
+A row whose prompt holds a known question takes that problem's answer. A whole prompt is a template with a question in
+it. The run's own template is tried first. In a prompt that was written with another one, the question asked is the
+known one that stands between the same words as in other rows: an example in the prompt, or a question that happens to
+be part of another, has words around it that no other row has.
 """
 
 import re
@@ -13,24 +13,56 @@ from dataclasses import replace
 from itertools import accumulate
 
 from rlreason.data.files import question_hash
+from rlreason.errors import DataError
+from rlreason.grading import Grader
+from rlreason.runtime.text import few
 from rlreason.types import Problem
 
 Words = tuple[str, ...]
 
-ANCHOR = 6  # so many first words of a question lead to it, or all of them where it has fewer
-LEAST_SHARE = 0.05  # of the prompts must have the same words around a question, or it is not what is asked
+ANCHOR_WORDS = 6  # the first words of a question, by which the index finds it; all of them where it has fewer
+MIN_FRACTION = 0.05  # of the prompts must have the same words around a question for it to be the one asked
 
 # What chat templates write next to a question without white space between.
 _MARKER = re.compile(r"(<\|[^<>|\s]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>)")
 
 
+def check_ground_truths(
+    problems: Sequence[Problem], grader: Grader, on_bad: str, needed: bool = True
+) -> tuple[list[Problem], list[str]]:
+    """(problems, notes): those that cannot be earned are named, and with `on_bad="drop"` left out.
+
+    Raises `DataError` where nothing can be earned at all, unless answers are not `needed`: SFT learns without them. A
+    plug-in's form of an answer is unknown, so nothing is checked for one.
+    """
+    if grader.plugin:
+        return list(problems), []
+    wrong = {problems[i].id for i in grader.unearnable([p.answer for p in problems])}
+    none = [p.id for p in problems if not p.answer]
+    if len(none) == len(problems) and not needed:
+        return list(problems), ["! no validation problem has a ground truth: accuracy stays 0 and says nothing"]
+    if len(wrong) == len(problems):
+        what = "has a ground truth" if len(none) == len(problems) else "has a ground truth that grades itself right"
+        raise DataError(
+            f"none of {len(problems)} problems {what}, so nothing can be earned ({few([p.id for p in problems], 3)}): "
+            "choose data with answers, or say where they stand (data.gold, data.fields.answer, or a file of their own: "
+            "data.ground_truth)"
+        )
+    done = "dropped" if on_bad == "drop" else "cannot be earned"
+    notes = []
+    if none:
+        notes.append(f"! {len(none)} of {len(problems)} problems have no ground truth; {done}: {few(none)}")
+    if bad := [p.id for p in problems if p.id in wrong and p.answer]:
+        notes.append(f"! {len(bad)} of {len(problems)} ground truths do not grade themselves right; {done}: {few(bad)}")
+    return [p for p in problems if p.id not in wrong or on_bad == "keep"], notes
+
+
 def with_ground_truth(
     problems: Sequence[Problem], known: Sequence[Problem], fill: Callable[[str], str]
 ) -> tuple[list[Problem], int]:
-    """(problems, how many found an answer), those without an answer with the one of the known problem they ask.
+    """(problems, how many found an answer): those without an answer get that of the known problem they ask.
 
-    `fill` writes a question into the run's prompt. A whole prompt that found its problem is known by the bare question
-    from then on.
+    `fill` writes a question into the run's prompt. A whole prompt whose problem was found gets the bare question.
     """
     known = [p for p in known if p.answer]
     partners = _by_template(known, fill)
@@ -63,13 +95,13 @@ def _by_place(prompts: Mapping[str, str], known: Sequence[Problem]) -> dict[str,
     after = {text: _openings(words[::-1]) for text, words in texts.items()}
 
     def frame(text: str, span: tuple[int, int]) -> tuple[int, int]:
-        """What stands before and behind a question."""
+        """Hashes of the words before and after a question."""
         return before[text][span[0]], after[text][len(texts[text]) - span[1]]
 
     frames = [frame(text, span) for text, found in spans.items() for span in found]
     begin_alike = _counted(before.values(), {begin for begin, _ in frames})
     end_alike = _counted(after.values(), {end for _, end in frames})
-    enough = min(len(texts), max(2, len(texts) * LEAST_SHARE))  # a single prompt has nothing to be compared with
+    enough = min(len(texts), max(2, len(texts) * MIN_FRACTION))  # a single prompt has nothing to be compared with
     chosen: dict[str, Problem] = {}
     for text, found in spans.items():
         ranked = []
@@ -91,7 +123,7 @@ class _Index:
         for p in known:
             words = _words(p.question)
             self.problems.setdefault(words, p)
-            self._lengths.setdefault(words[:ANCHOR], set()).add(len(words))
+            self._lengths.setdefault(words[:ANCHOR_WORDS], set()).add(len(words))
         self._anchors = sorted({len(anchor) for anchor in self._lengths})
 
     def places(self, words: Words) -> Iterator[tuple[int, int]]:

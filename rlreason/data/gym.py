@@ -1,8 +1,8 @@
 """Problems of the optional `reasoning-gym` package: about a hundred kinds of puzzles with verifiers of their own.
 
 The package makes a problem from a task's name, a seed and an index. Its answer here is the whole entry as JSON, which
-is what the task's verifier needs. A few tasks walk through sets of texts while they make a problem, so their problems
-are the same in two runs only if PYTHONHASHSEED is. It must not know models, graders or prompts.
+is what the task's verifier needs. A few tasks iterate over sets of texts while they make a problem, so their problems
+are the same in two runs only if PYTHONHASHSEED is.
 """
 
 import json
@@ -14,31 +14,31 @@ from rlreason.config.packages import required
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
 
-SPARE = 2  # so many times the problems asked for are made, to find enough different ones
+OVERSAMPLING = 2  # problems made per problem asked for, to find enough different ones
 
 
 def make_gym(tasks: Sequence[str], n: int, seed: int) -> list[Problem]:
-    """n different problems, the tasks by turns."""
-    share = -(-n // len(tasks))
-    columns = [_problems(task, share, seed) for task in tasks]
+    """n different problems, of each task in turn; `ConfigError` where a task is unknown or has too few."""
+    per_task = -(-n // len(tasks))
+    columns = [_problems(task, per_task, seed) for task in tasks]
     return [problem for row in zip(*columns, strict=True) for problem in row][:n]
 
 
 def _problems(task: str, n: int, seed: int) -> list[Problem]:
-    """n of a task's problems that its own verifier accepts with their own answers; what it does not is passed over."""
-    entry_at, score = _source(task, SPARE * n, seed)
+    """n of a task's problems whose own answers its verifier accepts; others are skipped."""
+    entry_at, score = _source(task, OVERSAMPLING * n, seed)
     problems: dict[str, Problem] = {}
-    for index in range(SPARE * n):
+    for index in range(OVERSAMPLING * n):
         entry = {"task": task, **entry_at(index)}
         question = entry["question"].strip()
         if question not in problems and _is_sound(entry, score):
-            id, gold = f"{task}-{len(problems)}", json.dumps(entry)
-            problems[question] = Problem(id, question, gold, facts={"source": task})
+            id, answer = f"{task}-{len(problems)}", json.dumps(entry)
+            problems[question] = Problem(id, question, answer, facts={"source": task})
         if len(problems) == n:
             return list(problems.values())
     raise ConfigError(
-        f"data.task={task}: of {SPARE * n} problems only {len(problems)} are different and accepted by the task's own "
-        f"verifier, and {n} were asked for: " + ("lower data.n_train" if problems else "choose another task")
+        f"data.task={task}: of {OVERSAMPLING * n} problems only {len(problems)} are different and accepted by the "
+        f"task's own verifier, and {n} were asked for: " + ("lower data.n_train" if problems else "choose another task")
     )
 
 
@@ -60,7 +60,7 @@ def _source(
 
 
 def _is_sound(entry: dict[str, Any], score: Callable[[str, dict[str, Any]], float]) -> bool:
-    """Whether the entry's own answer earns the whole point after the trip through JSON that grading makes."""
+    """Whether the entry's own answer gets the full score after it went through JSON, as in grading."""
     try:
         sent = json.loads(json.dumps(entry))
         return float(score(sent["answer"].strip(), sent)) >= 1.0

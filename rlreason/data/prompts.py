@@ -1,4 +1,4 @@
-"""Fill a question into a prompt template. It knows text only.
+"""Fill a question into a prompt template.
 
 Templates have `str.format` semantics, as the course's files do: `{question}` is the question, and doubled
 braces stand for single ones, so `\\boxed{{}}` becomes `\\boxed{}`.
@@ -10,7 +10,7 @@ from rlreason.errors import ConfigError
 
 
 def load_template(file: str, folder: Path) -> str:
-    """A template by file name in `folder`, or by path; refused unless it has exactly the field `{question}`."""
+    """A template by file name in `folder`, or by path; `ConfigError` unless `{question}` is its only field."""
     path = next((p for p in (folder / file, Path(file).expanduser()) if p.is_file()), None)
     if path is None:
         offered = ", ".join(sorted(p.name for p in folder.glob("*.prompt")))

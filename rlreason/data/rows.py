@@ -1,8 +1,7 @@
-r"""One row of a data set -> one `Problem`: which fields are read, and where the gold answer stands.
+r"""One row of a data set -> one `Problem`: which fields are read, and where the ground truth stands.
 
 Rows of these shapes are understood, and others by naming their fields: `question`/`answer`, `problem`/`solution`,
-`prompt`/`response`, and chat `messages` of one user message and its answer. It must not know files, hubs,
-tokenizers or prompts.
+`prompt`/`response`, and chat `messages` of one user message and its answer.
 """
 
 import re
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlreason.data.files import BadRowError
-from rlreason.grading.formats import boxed
+from rlreason.grading import boxed
 from rlreason.types import Problem
 
 #: What is read, and the field names that are tried for it, in this order.
@@ -23,20 +22,20 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "id": ("id", "unique_id"),
 }
-#: What a row may say about its problem beside, by the name it is kept under, and the fields it is read from.
+#: Optional facts about a problem: the name that each is kept under, and the fields that it is read from.
 FACTS: dict[str, tuple[str, ...]] = {
     "level": ("level", "difficulty"),
     "subject": ("subject", "type", "problem_type"),
     "source": ("source", "data_source", "dataset"),
 }
-LONGEST_FACT = 80  # characters; anything longer is no name of a level or a source
+MAX_FACT_CHARS = 80  # anything longer is no name of a level or a source
 Names = Mapping[str, tuple[str, ...]]
 
 _FINAL = re.compile(r"[Tt]he final answer is:?\s*(.+?)\.?\s*I hope it is correct")
 
 
 def field_names(own: Mapping[str, str | None]) -> Names:
-    """The known field names, with the ones given in `own` instead."""
+    """The fields to read: `KNOWN`, with the names given in `own` (`data.fields`) in place of those."""
     names = {key: (name,) if (name := own.get(key)) else known for key, known in KNOWN.items()}
     if own.get("question") == "prompt":  # then it is a question to fill in, not a prompt to take word for word
         names["prompt"] = ()
@@ -46,9 +45,12 @@ def field_names(own: Mapping[str, str | None]) -> Names:
 def to_problem(
     row: Any, id: str, names: Names, gold: str, max_chars: int, wrap: bool, gold_in_response: bool = True
 ) -> Problem:
-    """The row as a problem, or `BadRowError`. `wrap` takes a given response for a solution, to be put into a form.
+    """The row as a problem, or `BadRowError`.
 
-    The gold answer may be read out of a given response, unless that response is to be judged by it.
+    `names`: the fields to read (`field_names`); `gold`: the rule for the reference answer (`reference_answer`);
+    `max_chars` of one field; `wrap`: take a given response as a solution, to be filled into the trace's template.
+    With `gold_in_response` the reference answer may be read from a given response, which is wrong where that response
+    is to be graded against it.
     """
     if not isinstance(row, dict):
         raise BadRowError("is no JSON object")
@@ -62,9 +64,9 @@ def to_problem(
         raise BadRowError(f"has no text under {_either(names, 'question', 'prompt', 'messages')}")
     if answer is None and solution is None and response is None:
         raise BadRowError(f"has no text under {_either(names, 'answer', 'solution', 'response')}")
-    found = gold_answer(gold, answer, solution or (response if gold_in_response else None))
+    found = reference_answer(gold, answer, solution or (response if gold_in_response else None))
     if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):
-        solution = _before_the_mark(answer)
+        solution = _before_hash(answer)
     if wrap and response is not None:
         solution, response = response, None
     return Problem(
@@ -73,7 +75,7 @@ def to_problem(
 
 
 def facts_of(row: Mapping[str, Any], names: Names) -> dict[str, str]:
-    """Level, subject and source of a problem, as far as the row tells them in a word or a number.
+    """Level, subject and source of a problem, those that the row gives as a word or a number.
 
     >>> facts_of({"level": "Level 5", "type": "Algebra", "source": {"url": "x"}}, KNOWN)
     {'level': 'Level 5', 'subject': 'Algebra'}
@@ -84,49 +86,51 @@ def facts_of(row: Mapping[str, Any], names: Names) -> dict[str, str]:
         values = (row.get(name) for name in fields if name not in taken)
         for value in values:
             text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
-            if 0 < len(text) <= LONGEST_FACT and text.isprintable():
+            if 0 < len(text) <= MAX_FACT_CHARS and text.isprintable():
                 found[fact] = text
                 break
     return found
 
 
 def own_id(row: Any, names: Names) -> str | None:
-    """The id that the data gives the row, if any."""
+    """The id that the data gives the row; None where it gives none."""
     value = _value(row, names["id"]) if isinstance(row, dict) else None
     return str(value) if isinstance(value, str | int) and str(value).strip() and str(value).isprintable() else None
 
 
-def gold_answer(rule: str, answer: str | None, trace: str | None) -> str:
-    r"""The gold answer by `rule`; "" where `auto` finds none.
+def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
+    r"""The ground truth by `rule` (`data.gold`); "" where `auto` finds none.
 
     `hash` is what follows `####`, `boxed` the last `\boxed{}`, `final` what Minerva's closing sentence states, `tag`
     the last `<answer>`, `field` the answer field as it is. `auto` takes the first of these that is there, in the
-    answer field and then in the trace.
+    answer field and then in the trace. Any other rule that finds none is a `BadRowError`.
 
-    >>> gold_answer("auto", "2+2=4\n#### 1,004", None), gold_answer("auto", None, r"so $x=\boxed{\frac{1}{2}}$.")
-    ('1004', '\\frac{1}{2}')
-    >>> gold_answer("auto", None, "The final answer is $7$. I hope it is correct."), gold_answer("auto", "(1,2)", None)
-    ('7', '(1,2)')
+    >>> reference_answer("auto", "2+2=4\n#### 1,004", None)
+    '1004'
+    >>> reference_answer("auto", None, r"so $x=\boxed{\frac{1}{2}}$.")
+    '\\frac{1}{2}'
+    >>> reference_answer("auto", None, "The final answer is $7$. I hope it is correct.")
+    '7'
     """
     readers = {"hash": _after_hash, "boxed": boxed, "final": _final, "tag": _tagged}
     for text in (answer, trace):
         for name, read in readers.items():
             if text is not None and rule in (name, "auto") and (found := read(text)) is not None:
-                return _filled(found)
+                return _non_empty(found)
         if text is not None and text is answer and rule in ("field", "auto"):
             return without_thousands_commas(text.strip())
     if rule == "auto":
         return ""
-    raise BadRowError(f"has no gold answer for data.gold={rule}")
+    raise BadRowError(f"has no ground truth for data.gold={rule}")
 
 
-def without_thousands_commas(gold: str) -> str:
+def without_thousands_commas(answer: str) -> str:
     """A plain number without its thousands commas; anything else as it is.
 
     >>> without_thousands_commas("-1,234,567.5"), without_thousands_commas("(1,2)"), without_thousands_commas("1,2,3")
     ('-1234567.5', '(1,2)', '1,2,3')
     """
-    return gold.replace(",", "") if re.fullmatch(r"-?\$?\d{1,3}(,\d{3})+(\.\d+)?", gold) else gold
+    return answer.replace(",", "") if re.fullmatch(r"-?\$?\d{1,3}(,\d{3})+(\.\d+)?", answer) else answer
 
 
 def _after_hash(text: str) -> str | None:
@@ -149,19 +153,19 @@ def _tagged(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
-def _filled(gold: str) -> str:
-    if not gold.strip():
-        raise BadRowError("has an empty gold answer")
-    return gold.strip()
+def _non_empty(answer: str) -> str:
+    if not answer.strip():
+        raise BadRowError("has an empty ground truth")
+    return answer.strip()
 
 
-def _before_the_mark(answer: str) -> str | None:
+def _before_hash(answer: str) -> str | None:
     before, mark, _ = answer.rpartition("####")
     return before if mark else answer
 
 
 def _chat(chat: Any, max_chars: int, response: str | None) -> tuple[str | None, str | None]:
-    """(question, response) of one user message and its answer. Anything longer would lose what was said before."""
+    """(question, response) of one user message and its answer. A longer conversation would lose its context."""
     if not isinstance(chat, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in chat):
         raise BadRowError("has messages that are no list of role and content")
     roles = [m["role"] for m in chat]
@@ -172,7 +176,7 @@ def _chat(chat: Any, max_chars: int, response: str | None) -> tuple[str | None, 
 
 
 def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str | None:
-    """The text under the first of the names that is there; a number is taken as it is written."""
+    """The text of the first of these fields that the row has; a number as it is written."""
     value = _value(row, names)
     if value is None:
         return None

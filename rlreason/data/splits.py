@@ -1,6 +1,6 @@
-"""Which problems a run trains and is measured on: held-out draws, overlap, pass rates, subsets.
+"""Which problems a run trains and is evaluated on: held-out draws, overlap, pass rates, subsets.
 
-Pure functions of problems; what was left out comes back in words. It must not know config, files of rows or graders.
+Pure functions of problems; each returns a line on what it left out.
 """
 
 import json
@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlreason.data.files import Table, few, question_hash
+from rlreason.data.files import Table, question_hash
 from rlreason.errors import ConfigError, DataError
+from rlreason.runtime.text import few
 from rlreason.types import Problem
 
 
 def identified(tables: Sequence[Table]) -> list[list[Problem]]:
-    """The problems of each table under the ids that the data gives them, where every row has its own; else numbered."""
+    """The problems of each table under the data's own ids, if every row has a different one; else numbered."""
     own = [id for table in tables for id in table.own_ids]
     if None in own or len(set(own)) < len(own):
         return [table.problems for table in tables]
@@ -23,7 +24,7 @@ def identified(tables: Sequence[Table]) -> list[list[Problem]]:
 
 
 def hold_out(problems: list[Problem], n: int, seed: int) -> tuple[list[Problem], list[Problem]]:
-    """(the rest, n drawn by seed). The first 100 drawn are among the first 200."""
+    """(the rest, n drawn by seed). The first 100 drawn are among the first 200. `ConfigError` if none is left."""
     if n >= len(problems):
         raise ConfigError(f"data.n_validation={n} must be less than the {len(problems)} problems there are: lower it")
     held = subset(problems, n, seed)
@@ -43,38 +44,36 @@ def subset(problems: list[Problem], limit: int | None, seed: int) -> list[Proble
 def without_overlap(
     train: list[Problem], validation: Sequence[Problem], policy: str, fill: Callable[[str], str]
 ) -> tuple[list[Problem], list[str]]:
-    """(train, notes). A question of both is refused, dropped from train, or allowed and said.
+    """(train, notes). `policy` for a question of both: refuse it (`DataError`), drop it, or allow it with a note.
 
     `fill` writes a question into the run's prompt: a row that gives its whole prompt is recognised by that.
     """
     prompted = any(p.prompt is not None for p in (*train, *validation))
 
     def keys(p: Problem) -> list[str]:
-        """A row that gives its whole prompt is known by that, any other also by its question in the run's prompt."""
-        return [
-            question_hash(p.question),
-            *([question_hash(fill(p.question))] if prompted and p.prompt is None else []),
-        ]
+        """What a problem is recognised by: its question or whole prompt, and the question in the run's prompt."""
+        in_prompt = [question_hash(fill(p.question))] if prompted and p.prompt is None else []
+        return [question_hash(p.question), *in_prompt]
 
     asked = {key: p.id for p in validation for key in keys(p)}
-    twice = {p.id: asked[key] for p in train for key in keys(p) if key in asked}
-    if not twice:
+    shared = {p.id: asked[key] for p in train for key in keys(p) if key in asked}
+    if not shared:
         return train, []
-    pairs = few([f"{a} is {b}" for a, b in twice.items()], 3)
-    said = f"{len(twice)} training questions are validation questions too ({pairs})"
+    pairs = few([f"{a} is {b}" for a, b in shared.items()], 3)
+    found = f"{len(shared)} training questions are validation questions too ({pairs})"
     if policy == "refuse":
         cure = "drop takes them out of the training data, allow keeps them"
-        raise DataError(f"data.overlap=refuse: {said}: {cure}, or give other files")
+        raise DataError(f"data.overlap=refuse: {found}: {cure}, or give other files")
     if policy == "allow":
-        return train, [f"! {said}, and data.overlap=allow keeps them: validation accuracy may be memory"]
-    rest = [p for p in train if p.id not in twice]
+        return train, [f"! {found}, and data.overlap=allow keeps them: validation accuracy may be memory"]
+    rest = [p for p in train if p.id not in shared]
     if not rest:
-        raise DataError(f"data.overlap=drop: {said}, and that is all of them: give other files")
-    return rest, [f"! {said}: dropped from the training data"]
+        raise DataError(f"data.overlap=drop: {found}, and that is all of them: give other files")
+    return rest, [f"! {found}: dropped from the training data"]
 
 
 def read_pass_rates(path: Path) -> dict[str, float]:
-    """Question hash -> correct / samples, summed over all lines about the question."""
+    """Question hash -> correct / samples, over all lines of a question; `DataError` for a line of another form."""
     samples: dict[str, int] = {}
     correct: dict[str, int] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -98,13 +97,13 @@ def read_pass_rates(path: Path) -> dict[str, float]:
 def by_pass_rate(
     problems: list[Problem], rates: Mapping[str, float], low: float, high: float
 ) -> tuple[list[Problem], str]:
-    """(problems whose pass rate lies in [low, high], how many were kept and why others were not)."""
+    """(problems with a pass rate in [low, high], a line on the others); `DataError` where there are none."""
     known = [(p, rates.get(question_hash(p.question))) for p in problems]
     kept = [p for p, rate in known if rate is not None and low <= rate <= high]
     hard = sum(rate is not None and rate < low for _, rate in known)
     easy = sum(rate is not None and rate > high for _, rate in known)
     without = sum(rate is None for _, rate in known)
-    said = (
+    counts = (
         f"kept {len(kept)} of {len(problems)} problems with a pass rate in [{low:g}, {high:g}]; dropped: "
         f"{hard} below, {easy} above, {without} without a pass rate"
     )
@@ -114,5 +113,5 @@ def by_pass_rate(
             if without == len(problems)
             else "widen data.min_pass_rate and data.max_pass_rate"
         )
-        raise DataError(f"data.pass_rates: {said}: {cure}")
-    return kept, ("! " if without else "") + said
+        raise DataError(f"data.pass_rates: {counts}: {cure}")
+    return kept, ("! " if without else "") + counts

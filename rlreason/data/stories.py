@@ -1,9 +1,9 @@
-"""Short number stories with exact answers, made up on the spot: reasoning practice for a tiny model.
+"""Short number stories with exact answers, generated: reasoning practice for a tiny model.
 
     Mia has 7 apples. Mia buys 3, gives away 4, finds 2. How many?      7+3=10 10-4=6 6+2=8      8
 
-Training and validation stories come from two halves of the story space that cannot meet: a checksum
-of the numbers decides the half. It must not know models, tokenizers or graders.
+Training and validation stories come from two disjoint halves of the story space: a checksum of the numbers
+decides the half.
 """
 
 import random
@@ -30,6 +30,7 @@ class Story:
 
     @property
     def totals(self) -> list[int]:
+        """The number of things at the start and after each event."""
         totals = [self.start]
         for change in self.changes:
             totals.append(totals[-1] + change)
@@ -37,6 +38,7 @@ class Story:
 
     @property
     def is_validation(self) -> bool:
+        """Whether the story belongs to the validation half."""
         return zlib.crc32(repr((self.start, self.changes)).encode()) % VALIDATION_SHARE == 0
 
     def steps(self, until: int | None = None) -> str:
@@ -46,7 +48,7 @@ class Story:
 
 
 def draw_story(rng: random.Random, min_events: int, max_events: int, max_value: int, validation: bool) -> Story:
-    """A story of the asked half whose every total lies in 0..max_value."""
+    """A story of the half that is asked for, with every total in 0..max_value; `ConfigError` where there is none."""
     for _ in range(10_000):  # a half of a very small story space can be empty
         total = start = rng.randint(1, max_value)
         changes: list[int] = []
@@ -61,8 +63,8 @@ def draw_story(rng: random.Random, min_events: int, max_events: int, max_value: 
     raise ConfigError(f"data.max_value={max_value} leaves no stories for one half of the data: raise it")
 
 
-def tell(story: Story, rng: random.Random) -> str:
-    """The story in words; names, things and verbs vary and mean nothing."""
+def question_of(story: Story, rng: random.Random) -> str:
+    """The story as text; names, things and verbs are drawn at random and do not matter."""
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     events = ", ".join(f"{rng.choice(GAINS if c > 0 else LOSSES)} {abs(c)}" for c in story.changes)
     return f"{name} has {story.start} {thing}, {events}. How many?"
@@ -71,7 +73,10 @@ def tell(story: Story, rng: random.Random) -> str:
 def make_stories(
     n: int, seed: int, min_events: int = 2, max_events: int = 4, max_value: int = 30, validation: bool = False
 ) -> list[Problem]:
-    """n different problems; the same numbers may appear in other words, the same words never twice."""
+    """n problems with different questions; the same numbers may appear with other names and verbs.
+
+    The same arguments give the same problems. `ConfigError` where the space holds fewer than n.
+    """
     rng = random.Random(f"{seed}/{validation}/{min_events}-{max_events}-{max_value}")
     half = "validation" if validation else "train"
     problems: dict[str, Problem] = {}
@@ -85,7 +90,7 @@ def make_stories(
                 "max_events"
             )
         story = draw_story(rng, min_events, max_events, max_value, validation)
-        question = tell(story, rng)
+        question = question_of(story, rng)
         if question not in problems:
             answer = str(story.totals[-1])
             problems[question] = Problem(f"stories-{half}-{len(problems)}", question, answer, story.steps())

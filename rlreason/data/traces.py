@@ -1,15 +1,12 @@
-"""Traces: the responses that SFT imitates. Given by the data, or written from a worked solution and its answer.
-
-It knows problems, templates as text and grades; it must not know tokenizers, models or config.
-"""
+"""Traces: the responses that SFT imitates. Given by the data, or written from a worked solution and its answer."""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from string import Formatter
 
-from rlreason.data.files import few
 from rlreason.errors import ConfigError, DataError
+from rlreason.runtime.text import few
 from rlreason.types import Grade, Problem
 
 Grades = Callable[[Sequence[str], Sequence[str]], Sequence[Grade]]
@@ -19,6 +16,8 @@ _CALCULATOR = re.compile(r"<<[^<>=\n]*=[^<>\n]*>>")  # GSM8K's annotations: 48/2
 
 def trace_text(problem: Problem, template: str) -> str:
     r"""The response to imitate: the one given, or `template` filled with `{solution}` and `{answer}`.
+
+    `DataError` where the problem has neither a response nor what the template needs.
 
     >>> sum_ = Problem("a", "48/2?", "24", solution="It is <<48/2=24>>24.")
     >>> trace_text(sum_, " {solution} </think> <answer>{answer}</answer>")
@@ -32,6 +31,7 @@ def trace_text(problem: Problem, template: str) -> str:
 
 
 def has_trace(problem: Problem, template: str) -> bool:
+    """Whether the problem has a response, or everything that the template is filled with."""
     return problem.response is not None or not _missing(problem, template)
 
 
@@ -50,40 +50,43 @@ def check_template(template: str) -> None:
 
 
 def with_traces(problems: list[Problem], template: str, skip: bool) -> tuple[list[Problem], list[str]]:
-    """(problems that have a trace, notes). The others are refused, or with `skip` counted and left out."""
+    """(problems that have a trace, notes). Others are a `DataError`, or with `skip` left out and noted."""
     without = [p.id for p in problems if not has_trace(p, template)]
     if not without:
         return problems, []
-    said = (
+    found = (
         f"{len(without)} of {len(problems)} training problems have neither a response nor what prompt.trace is "
         f"written from ({few(without)})"
     )
     if len(without) == len(problems):
-        raise DataError(f"{said}: SFT needs data with responses or solutions, or name their field (data.fields)")
+        raise DataError(f"{found}: SFT needs data with responses or solutions, or name their field (data.fields)")
     if not skip:
-        raise DataError(f"{said}: mend these rows, or set data.bad_rows=skip to leave them out")
+        raise DataError(f"{found}: mend these rows, or set data.bad_rows=skip to leave them out")
     missing = set(without)
-    return [p for p in problems if p.id not in missing], [f"! {said}: left out"]
+    return [p for p in problems if p.id not in missing], [f"! {found}: left out"]
 
 
 def filter_correct(
     problems: list[Problem], trace: Callable[[Problem], str], grade: Grades
 ) -> tuple[list[Problem], str]:
-    """(problems whose trace the grader accepts against the gold answer, how many of how many and why not)."""
+    """(problems whose trace `grade` accepts against the reference answer, a line on the others).
+
+    `grade`: responses and reference answers -> their grades. `DataError` where none is accepted.
+    """
     graded = [p for p in problems if p.answer]
     grades = grade([trace(p) for p in graded], [p.answer for p in graded])
     kept = [p for p, g in zip(graded, grades, strict=True) if g.outcome == "correct"]
     dropped = Counter[str](g.outcome for g in grades if g.outcome != "correct")
-    dropped["without a gold answer"] = len(problems) - len(graded)
-    said = f"kept {len(kept)} of {len(problems)} traces whose answer the grader accepts"
+    dropped["without a ground truth"] = len(problems) - len(graded)
+    counts = f"kept {len(kept)} of {len(problems)} traces whose answer the grader accepts"
     reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.most_common() if n)
-    said += f"; dropped: {reasons}" if reasons else ""
+    counts += f"; dropped: {reasons}" if reasons else ""
     if not kept:
         raise DataError(
-            f"data.filter=correct: {said}: choose the prompt that the traces were written for, or "
+            f"data.filter=correct: {counts}: choose the prompt that the traces were written for, or "
             "data.response_as=solution to put them into this prompt's form"
         )
-    return kept, said
+    return kept, counts
 
 
 def _missing(problem: Problem, template: str) -> str:

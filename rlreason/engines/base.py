@@ -1,4 +1,4 @@
-"""What a rollout engine does: `generate`, `load_weights`, `close`."""
+"""The interface of a rollout engine: `generate`, `load_weights`, `close`; and the records that go in."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rlreason.types import Response
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what asks for a Prompt or a Sampling need not load torch
     from rlreason.model.policy import Policy
 
 
@@ -29,17 +29,25 @@ class Sampling:
     min_tokens: int = 0  # the first so many tokens neither are an end token nor hold the end of a stop string
     max_tokens: int = 1024
     stop: tuple[str, ...] = ()  # kept in the text, as far as it is no special token; its tokens are kept whole
-    end_ids: frozenset[int] = frozenset()  # tokens that end a response beside the model's own, such as a chat's turn
+    end_ids: frozenset[int] = frozenset()  # tokens that end a response besides the model's own, such as a chat's turn
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The most that a run asks of its engine: what an engine with a copy of the model plans its memory for."""
+
+    longest: int  # tokens of the longest prompt with a full response
+    rows: int  # responses that are asked for at once
 
 
 Finished = Callable[[int, Response], None]
 
 
 class Engine(Protocol):
-    """Samples responses with weights of its own or with the live ones of the policy."""
+    """Samples responses to prompts with the weights that it was given last."""
 
     weight_version: int  # counts weight syncs; stamped on every response
-    drawn: int  # tokens since the newest `generate` began, about, for a line of progress
+    drawn: int  # tokens since the newest `generate` began, for a person who waits; vLLM's are about so many
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None
@@ -47,16 +55,16 @@ class Engine(Protocol):
         """n samples of each prompt, prompt by prompt in the given order.
 
         `finished(place, response)` is called as soon as a response has ended, with its place in the returned list, so
-        that grading can go on beside sampling.
+        that grading can go on during sampling.
         """
         ...
 
     def load_weights(self, policy: "Policy") -> dict[str, float]:
-        """Sample from these weights from now on; returns the metrics of the sync, such as its seconds, if any."""
+        """Sample from these weights from now on. Returns the sync's metrics: seconds, train-inference mismatch."""
         ...
 
     def close(self) -> None:
-        """End what `generate` may still be doing, and give processes and memory back."""
+        """Stop what the engine has started and give its memory back. The engine is of no use afterwards."""
         ...
 
 

@@ -3,7 +3,6 @@
 A stop string counts when it ends in text beyond that of the first `min_tokens` tokens. Text leaves special tokens out;
 only where a stop string is spelled with one, such as `<|im_end|>`, are they seen in the search for stop strings. So a
 special token ends a response in the same way whether it is an end token or a stop string, and is graded the same.
-It must not know engines, batches or models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ class Stops:
 
     @cached_property
     def closing(self) -> frozenset[int] | None:
+        """Tokens that can complete one of the stop strings; None where any token may."""
         return closing_tokens(self.tokenizer.get_vocab(), self.stop)
 
     def may_close(self, token: int) -> bool:

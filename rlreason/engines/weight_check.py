@@ -1,11 +1,9 @@
-"""Does an engine with a copy of the weights hold the trainer's? Two independent looks, after every hand-over.
+"""Does an engine with a copy of the weights hold the trainer's? Two independent checks, after every weight sync.
 
 1. Tensors: every weight that the engine keeps in the trainer's layout must equal the trainer's, bit by bit after
    the cast. This sees a lost or stale tensor however little training moved it.
 2. A probe: a fixed prompt is continued by the engine, and both sides say how likely those tokens were. This sees
    what tensors do not show: a packed copy left behind, a cache of old keys and values, another temperature.
-
-It must not know which engine it looks at, nor steps, rewards or settings.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,28 +21,28 @@ PROBE = Sampling(temperature=1.0, max_tokens=PROBE_TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class WeightCheck:
-    """What one look found. `gap` and `bound` are nats per token."""
+    """What one check found. `mismatch` and `bound` are nats per token."""
 
-    gap: float  # |log p_engine - log p_trainer|, the largest over the probe's tokens
+    mismatch: float  # |log p_engine - log p_trainer|, the largest over the probe's tokens
     bound: float
     compared: int  # tensors that could be compared
     differing: tuple[str, ...]  # those of them that are not the trainer's
 
     @property
     def holds(self) -> bool:
-        # A gap that is not a number does not hold, and neither does a look that found nothing to compare.
-        return self.gap <= self.bound and self.compared > 0 and not self.differing
+        """Whether the engine has the trainer's weights. A mismatch of nan or a check without tensors does not hold."""
+        return self.mismatch <= self.bound and self.compared > 0 and not self.differing
 
     def __str__(self) -> str:
         names = ", ".join(self.differing[:3]) + (" ..." if len(self.differing) > 3 else "")
         return (
-            f"the probe's log-probabilities differ by {self.gap:.3g} nats (bound {self.bound:g}), "
+            f"the probe's log-probabilities differ by {self.mismatch:.3g} nats (bound {self.bound:g}), "
             f"{len(self.differing)} of {self.compared} compared tensors differ" + (f" ({names})" if names else "")
         )
 
 
-def gap_bound(dtype: torch.dtype) -> float:
-    """The largest difference that two right engines show on a token, from rounding alone.
+def mismatch_bound(dtype: torch.dtype) -> float:
+    """The largest train-inference mismatch of a token that rounding alone explains, in nats.
 
     float32: 2e-5 is measured between kernels, 2e-4 at worst, and the bound is 1e-3. bfloat16 keeps 8 bits, so hidden
     states differ by some 2^-8 of themselves and logits of size 20 by tenths. Measured over twelve such probes: at most
@@ -54,22 +52,22 @@ def gap_bound(dtype: torch.dtype) -> float:
 
 
 def probe_prompt(vocab: int, context: int) -> Prompt:
-    """The same tokens for every hand-over, spread over the whole vocabulary."""
+    """The same tokens for every weight sync, spread over the whole vocabulary."""
     length = max(1, min(PROBE_PROMPT, context - PROBE_TOKENS))
     generator = torch.Generator().manual_seed(0)
     return Prompt("probe", torch.randint(vocab, (length,), generator=generator).tolist(), seed=0)
 
 
-def largest_gap(engine: Sequence[float], trainer: Sequence[float]) -> float:
+def largest_mismatch(engine: Sequence[float], trainer: Sequence[float]) -> float:
     """max |a - b| over the probe's tokens; infinite when a number is missing or is none.
 
-    >>> largest_gap([-1.0, -2.0], [-1.0, -2.5]), largest_gap([float("nan")], [0.0]), largest_gap([], [])
+    >>> largest_mismatch([-1.0, -2.0], [-1.0, -2.5]), largest_mismatch([float("nan")], [0.0]), largest_mismatch([], [])
     (0.5, inf, inf)
     """
     if len(engine) != len(trainer) or not engine:
         return float("inf")
-    gaps = [abs(a - b) for a, b in zip(engine, trainer, strict=True)]
-    return max(gaps) if all(gap < float("inf") for gap in gaps) else float("inf")
+    mismatches = [abs(a - b) for a, b in zip(engine, trainer, strict=True)]
+    return max(mismatches) if all(m < float("inf") for m in mismatches) else float("inf")
 
 
 def differing_tensors(
@@ -78,7 +76,7 @@ def differing_tensors(
     """How many of the trainer's weights the engine's model lets us compare, and the names of those that differ.
 
     `fused` names the layers that the engine makes of several of the trainer's, stacked along the first axis
-    (qkv_proj of q_proj, k_proj, v_proj). Weights that it keeps in a packed layout are passed over: the probe sees
+    (qkv_proj of q_proj, k_proj, v_proj). Weights that it keeps in a packed layout are left out: the probe sees
     them. Rows after the trainer's last one are the engine's padding.
     """
     own = dict(model.named_parameters())
@@ -90,11 +88,11 @@ def differing_tensors(
         path, dot, layer = module.rpartition(".")
         whole, parts = part_of.get(layer, (layer, (layer,)))
         key = f"{path}{dot}{whole}.{kind}"
-        mine, start = own.get(key), used.get(key, 0)
-        if mine is None or mine.shape[1:] != weight.shape[1:] or mine.shape[0] < start + len(weight):
+        held, start = own.get(key), used.get(key, 0)
+        if held is None or held.shape[1:] != weight.shape[1:] or held.shape[0] < start + len(weight):
             continue
         used[key] = start + len(weight) if len(parts) > 1 else 0
-        rows = mine.detach()[start : start + len(weight)]
+        rows = held.detach()[start : start + len(weight)]
         compared += 1
         if not torch.equal(rows, weight.to(dtype=rows.dtype, device=rows.device)):
             differing.append(name)

@@ -1,63 +1,25 @@
-"""Saved responses as cases that a person can read: which file, which category, which text.
+"""Saved responses as cases that a person can read: which category, which text."""
 
-Knows the files of a run; it must not know how answers are compared, and imports no torch.
-"""
-
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation.reasons import Reason, why
-from rlreason.grading.run_grading import RunGrading
+from rlreason.grading import Grader
+from rlreason.records.rows import Row
+from rlreason.runtime.text import shorten
 
-Row = dict[str, Any]
 CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
+#: What a case shows of a saved row.
+SHOWN = ["problem_id", "sample", "question", "gold", "response"]
+SHOWN += ["outcome", "path", "length", "finish_reason", "entropy"]
 LONGEST = 1500  # characters of a response that are shown, half of them from its end
-
-
-def response_file(run: Path, step: int | None, rollouts: bool) -> Path:
-    """The responses of an evaluation, or the newest ones of a training run."""
-    if not run.is_dir():
-        raise ConfigError(f"{run} is no folder: give the folder of a run, as printed at its start")
-    whole = [run / "responses.jsonl", run / "responses.unfinished.jsonl"]
-    if not rollouts and step is None and (found := next((path for path in whole if path.is_file()), None)):
-        return found
-    if step is not None and any(path.is_file() for path in whole):
-        raise ConfigError(f"--step {step}: {run} is an evaluation, which has no steps: leave --step out")
-    kinds = ("rollouts",) if rollouts else ("evals", "rollouts")
-    wanted = "step_*.jsonl" if step is None else f"step_{step:05d}.jsonl"
-    for kind in kinds:
-        if paths := sorted((run / kind).glob(wanted)):
-            return paths[-1]
-    stems = [path.stem.removeprefix("step_") for kind in kinds for path in (run / kind).glob("step_*.jsonl")]
-    steps = sorted(int(stem) for stem in stems if stem.isdigit())  # others were evaluated between two updates
-    if step is not None and steps:
-        raise ConfigError(f"--step {step}: {run} saved the steps {', '.join(map(str, steps))}: choose one of them")
-    raise ConfigError(f"{run} holds no {' or '.join((*kinds, 'responses.jsonl'))}: give the folder of one run")
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The responses of a file; a torn last line and the first line of an unfinished evaluation are left out."""
-    rows = []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.strip() else {}
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
-            raise DataError(f"{path}, line {number} is not JSON ({error.msg}): mend or remove the line") from error
-        if "response" in row:
-            rows.append(row)
-    if not rows:
-        raise DataError(f"{path} holds no responses: choose another run or step")
-    return rows
+LINE = 70  # the same of a response in one line
 
 
 def category_of(row: Row) -> str:
+    """The handout's category of a graded response."""
     if row["outcome"] == "correct":
         return "correct"
     return "format1_wrong" if row["format_reward"] > 0 else "format0"
@@ -70,36 +32,43 @@ def is_in(row: Row, category: str | None) -> bool:
     return category is None or category_of(row) == category
 
 
-def reasons(row: Row, graded: RunGrading, second: bool | None = None) -> list[Reason]:
+def reasons(row: Row, grader: Grader, second: bool | None = None) -> list[Reason]:
     """Why this row earned what it did; `second` is what another grader thinks of its answer."""
-    found = why(row["response"], row["gold"], graded, row["outcome"], row["finish_reason"] == "length")
+    found = why(row["response"], row["gold"], grader, row["outcome"], row["finish_reason"] == "length")
     if second is None or second == (row["outcome"] == "correct"):
         return found
     called = "right" if second else "wrong"
     return [Reason(f"parser suspect, a second grader calls it {called}"), *found]
 
 
-def tally(rows: Sequence[Row], graded: RunGrading) -> list[tuple[str, int]]:
+def tally(rows: Sequence[Row], grader: Grader) -> list[tuple[str, int]]:
     """How often each first reason occurs, the most frequent first."""
-    return Counter(reasons(row, graded)[0].kind for row in rows).most_common()
+    return Counter(reasons(row, grader)[0].kind for row in rows).most_common()
+
+
+def counts(rows: Sequence[Row]) -> dict[str, int]:
+    """How many responses there are of each category, and how many were cut at the token limit."""
+    by_category = Counter(map(category_of, rows))
+    found = {name: by_category[name] for name in ("correct", "format1_wrong", "format0")}
+    return found | {"truncated": sum(row["finish_reason"] == "length" for row in rows)}
 
 
 def counts_line(rows: Sequence[Row]) -> str:
-    counts = Counter(map(category_of, rows))
-    told = ", ".join(f"{counts[name]} {name}" for name in ("correct", "format1_wrong", "format0"))
-    cut = sum(row["finish_reason"] == "length" for row in rows)
-    return f"{len(rows)} responses: {told}; {cut} of them truncated"
+    """The counts in a line."""
+    found = counts(rows)
+    cut = found.pop("truncated")
+    return f"{len(rows)} responses: {', '.join(f'{n} {name}' for name, n in found.items())}; {cut} of them truncated"
 
 
-def shortened(text: str, most: int = LONGEST) -> str:
-    """Both ends of a long text: the format is decided at its end.
+def figures(row: Row, found: Sequence[Reason]) -> dict[str, Any]:
+    """A case for a program: what is shown of it, under the names of the saved row, its category and the guesses."""
+    return {key: row[key] for key in SHOWN if key in row} | {"category": category_of(row), "why": list(map(str, found))}
 
-    >>> shortened("abcdefgh", 4)
-    'ab [... 4 characters ...] gh'
-    """
-    if len(text) <= most:
-        return text
-    return f"{text[: most // 2]} [... {len(text) - most} characters ...] {text[-(most // 2) :]}"
+
+def case_line(row: Row) -> str:
+    """A case in one line: its reference answer, and the end of the response, where an answer stands."""
+    gold, response = shorten(str(row["gold"]), LINE), shorten(str(row["response"]), LINE, "end")
+    return f"  {row.get('problem_id', '?')}  gold {gold!r}  response {response!r}"
 
 
 def case_lines(row: Row, found: Sequence[Reason], most: int = LONGEST) -> list[tuple[str, str]]:
@@ -109,7 +78,7 @@ def case_lines(row: Row, found: Sequence[Reason], most: int = LONGEST) -> list[t
     return [
         ("question", row["question"]),
         ("gold", str(row["gold"])),
-        ("response", shortened(row["response"], most)),
+        ("response", shorten(row["response"], most, "both")),
         ("grade", f"{category_of(row)} ({row['outcome']}, {row['path']}); {row['length']} tokens, {ended}{entropy}"),
         ("why", "; ".join(map(str, found))),
     ]

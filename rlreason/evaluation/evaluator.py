@@ -12,6 +12,7 @@ from rlreason.evaluation.accuracy import PURPOSE, eval_metrics
 from rlreason.grading import Grader
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
+from rlreason.records.files import EVALS
 from rlreason.records.monitors import Monitors
 from rlreason.records.writer import RunWriter
 from rlreason.types import Problem, Sample
@@ -115,9 +116,9 @@ class Validation:
         self.counters.eval_step += 1
         seconds = {"time/eval": time.monotonic() - started}
         self.records.metrics(self.counters.row() | evaluated.metrics | final | seconds)
-        label = f"step_{step:05d}_update_{self.counters.train_step:05d}" if between_updates else ""
+        update = self.counters.train_step if between_updates else None
         prompts = evaluator.prompts(found.samples)
-        self.records.responses("evals", step, found.samples, asked, label=label, prompts=prompts)
+        self.records.responses(EVALS, step, found.samples, asked, update=update, prompts=prompts)
         self.history.append(evaluated)
         return evaluated
 

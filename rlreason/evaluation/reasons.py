@@ -1,26 +1,24 @@
 r"""A guess in plain words at why a response earned what it earned. Pure functions of text.
 
-A guess and no verdict: it reads the response as the grader's format rules do, then tries looser readings. It must
-not know files or processes.
+A guess and no verdict: it reads the response as the grader does, then tries looser readings.
 """
 
 import re
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rlreason.answers.decide import decide, decide_pair
-from rlreason.answers.verdict import Settings, gold_texts
-from rlreason.grading.formats import THINK_TO_ANSWER, Extract, candidates
-from rlreason.grading.grader import FORMATS
-from rlreason.grading.run_grading import RunGrading
+from rlreason.grading import Grader
+from rlreason.grading.formats import SHOWN_CHARS
+from rlreason.grading.ground_truth import reference_answers
+from rlreason.runtime.text import shorten
 
-_ATTRIBUTE = re.compile(r"<answer\s[^>]*>")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-SHOWN_CHARS = 60
 COARSEST = 0.05  # of a value: 0.3 and 0.33 are thirds, rounded
 
 
 class Reason(NamedTuple):
+    """A guess at why a response earned what it did."""
+
     kind: str  # the same words for the same mistake, so that they can be counted
     detail: str = ""
 
@@ -28,102 +26,64 @@ class Reason(NamedTuple):
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
-def why(response: str, gold: Any, graded: RunGrading, outcome: str, truncated: bool) -> list[Reason]:
-    """The likeliest reason first, then what else is worth knowing; judged by the settings the run was graded with."""
+def why(response: str, ground_truth: Any, grader: Grader, outcome: str, truncated: bool) -> list[Reason]:
+    """The likeliest reason first, then what else is worth knowing; `grader` has the settings of the run."""
     cut = [Reason("cut at the token limit")] if truncated else []
     if outcome == "correct":
         return [Reason("right"), *cut]
-    reward = graded.reward
-    if reward not in FORMATS:
-        return [Reason("not earned", f"{reward} has rules of its own"), *cut]
-    golds = gold_texts(gold) or []
-    formatted, answer = FORMATS[reward](response)
-    if not formatted:
-        stated = states(response, golds, graded.comparison)
-        found = [Reason("the last number in it is the right one", stated)] if stated else []
-        return [format_reason(response, reward), *cut, *found]
+    if grader.plugin:
+        return [Reason("not earned", f"{grader.plugin} has rules of its own"), *cut]
+    references, read = reference_answers(ground_truth) or [], grader.read(response)
+    if not read.formatted:
+        number = last_number(response, references, grader)
+        found = [Reason("the last number in it is the right one", number)] if number else []
+        return [Reason(read.reason, read.detail), *cut, *found]
     if outcome not in ("wrong", "correct"):
         return [Reason("the grader could not work it out", outcome), *cut]
-    return [answer_reason(answer, golds, graded), *cut]
+    if read.answer is None:
+        return [Reason(read.reason, read.detail), *cut]
+    return [answer_reason(read.answer, references, grader), *cut]
 
 
-def format_reason(response: str, reward: str) -> Reason:
-    r"""What is missing for the format reward.
+def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
+    """How a formatted answer misses the reference answers.
 
-    >>> str(format_reason("so 4 </think> It is <answer>4</answer>", "r1_zero"))
-    'text between </think> and <answer>: It is'
-    >>> str(format_reason("so it is 4", "question_only"))
-    'no \\boxed{}'
-    """
-    if reward == "question_only":
-        return Reason("\\boxed is never closed" if "\\boxed" in response else "no \\boxed{}")
-    if attribute := _ATTRIBUTE.search(response):
-        return Reason("the answer tag has attributes", _short(attribute.group()))
-    if "</think>" not in response:
-        return Reason("no </think>", "it answers without ending its thinking" if "<answer>" in response else "")
-    if "<answer>" not in response:
-        return Reason("no <answer> tag")
-    if THINK_TO_ANSWER in response:
-        return Reason("no </answer>")
-    before, _, _ = response.partition("<answer>")
-    _, thought, between = before.rpartition("</think>")
-    if not thought:
-        return Reason("<answer> comes before </think>")
-    if between.strip():
-        return Reason("text between </think> and <answer>", _short(between.strip()))
-    return Reason("not exactly one space between </think> and <answer>", repr(between))
-
-
-def answer_reason(answer: str | None, golds: list[str], graded: RunGrading) -> Reason:
-    """How a formatted answer misses the gold.
-
-    >>> str(answer_reason("It costs 18 dollars a day", ["18"], RunGrading("r1_zero", {})))
+    >>> str(answer_reason("It costs 18 dollars a day", ["18"], Grader()))
     "a unit or a sentence around the right answer: 'It costs 18 dollars a day'"
-    >>> str(answer_reason("17", ["18"], RunGrading("r1_zero", {})))
+    >>> str(answer_reason("17", ["18"], Grader()))
     "another answer: '17' instead of '18'"
     """
-    if answer is None:
-        return Reason("no answer can be read", "text behind </answer>")
     if not answer.strip():
         return Reason("the answer is empty")
-    shown = repr(_short(answer.strip()))
-    settings = graded.comparison
-    if _right(answer, golds, graded.extract, settings):
+    shown = repr(shorten(answer, SHOWN_CHARS))
+    if _right(answer, references, grader):
         return Reason("right by the grader's rules of now, not of then", shown)
-    if _right(answer, golds, graded.extract, replace(settings, percent=True)):
+    if _right(answer, references, grader, percent=True):
         return Reason("right but for a percent sign (grading.percent=false)", shown)
-    if _right(answer, golds, graded.extract, replace(settings, rel_tol=COARSEST)):
-        return Reason(f"rounded further than grading.rel_tol={settings.rel_tol:g} allows", shown)
-    if _right(answer, golds, "sentence", settings):
+    if _right(answer, references, grader, rel_tol=COARSEST):
+        return Reason(f"rounded further than grading.rel_tol={grader.grading.rel_tol:g} allows", shown)
+    if _right(answer, references, grader, extract="sentence"):
         return Reason("a unit or a sentence around the right answer", shown)
-    if any(_bare(answer) == _bare(gold) for gold in golds):
+    if any(_bare(answer) == _bare(reference) for reference in references):
         return Reason("equal once marks are stripped: parser suspect", shown)
-    if any(_equal(number, gold, settings) for number in _NUMBER.findall(answer) for gold in golds):
+    if any(_right(number, references, grader) for number in _NUMBER.findall(answer)):
         return Reason("the right number is one of several", shown)
-    if not re.search(r"\d", answer) and any(re.search(r"\d", gold) for gold in golds):
+    if not re.search(r"\d", answer) and any(re.search(r"\d", reference) for reference in references):
         return Reason("no number in the answer", shown)
-    return Reason("another answer", f"{shown} instead of {_short(' or '.join(golds))!r}")
+    return Reason("another answer", f"{shown} instead of {shorten(' or '.join(references), SHOWN_CHARS)!r}")
 
 
-def states(response: str, golds: list[str], settings: Settings) -> str:
-    """The last number of the response where it equals a gold answer, else nothing."""
+def last_number(response: str, references: list[str], grader: Grader) -> str:
+    """The last number of the response where it equals a reference answer, else nothing."""
     numbers = [n.rstrip(",") for n in _NUMBER.findall(response)]
-    return numbers[-1] if numbers and any(_equal(numbers[-1], gold, settings) for gold in golds) else ""
+    return numbers[-1] if numbers and _right(numbers[-1], references, grader) else ""
 
 
-def _right(answer: str, golds: list[str], extract: Extract, settings: Settings) -> bool:
-    return decide(candidates(answer, extract), golds, settings)[0].outcome == "correct"
-
-
-def _equal(answer: str, gold: str, settings: Settings) -> bool:
-    verdict = decide_pair(answer, gold, settings)
-    return verdict is not None and verdict.outcome == "correct"
+def _right(answer: str, references: list[str], grader: Grader, **other: Any) -> bool:
+    """Whether the answer is one of these by the exact rules, under the grader's settings but for the `other` ones."""
+    judge = Grader(replace(grader.grading, **other)) if other else grader
+    return any(judge.same(answer, reference) for reference in references)
 
 
 def _bare(text: str) -> str:
     return re.sub(r"[^\w.]+", "", text).lower().rstrip(".")
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + " ..."

@@ -1,13 +1,13 @@
 """From a raw response to the answer it states: tags, boxes and the optional extraction from a sentence.
 
-Knows the two prompt formats of the handout and nothing about mathematics: what it returns is text,
-and whether that text is right is decided elsewhere.
+The two formats of the handout's prompts, in one table. What is read is text; whether it is right is decided elsewhere.
 """
 
 import re
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-Extract = Literal["strict", "last_number", "sentence"]
+from rlreason.runtime.text import shorten
 
 THINK_TO_ANSWER = "</think> <answer>"
 OPEN, CLOSE = "<answer>", "</answer>"
@@ -17,11 +17,29 @@ _HEDGE = re.compile(r"\b(?:or|not|maybe|perhaps|possibly|either|neither|wrong|in
 _STATED = re.compile(r"(?:\b(?:is|are|equals|be)\b|[=:])\s*", re.I)
 
 
+_ATTRIBUTE = re.compile(r"<answer\s[^>]*>")
+SHOWN_CHARS = 60
+UNREAD = "no answer can be read"
+
+
 class Extracted(NamedTuple):
-    """`answer` is None when a format was kept but no answer can be read from it."""
+    """What was read out of a response. `answer` is None where the format was not kept, or holds no answer.
+
+    `reason` then says why, in the same words for the same mistake, and `detail` what stands there instead.
+    """
 
     formatted: bool
     answer: str | None
+    reason: str = ""
+    detail: str = ""
+    candidates: tuple[str, ...] = ()  # the texts that may state the answer, under a grader's settings
+
+
+class Format(NamedTuple):
+    """How an answer is read out of a response, and how a response states one: a template with one place."""
+
+    read: Callable[[str], Extracted]
+    written: str
 
 
 def boxed(text: str) -> str | None:
@@ -44,7 +62,7 @@ def boxed(text: str) -> str | None:
     while position < len(text):
         char = text[position]
         if char == "\\":
-            position += 1  # whatever is escaped, it is no bracket
+            position += 1  # whatever is escaped, this is no bracket
         elif char == "{":
             depth += 1
         elif char == "}":
@@ -59,22 +77,60 @@ def r1_zero(response: str) -> Extracted:
     """`</think> <answer>` with exactly one space, and a later `</answer>` with no other text behind it."""
     first = response.find(THINK_TO_ANSWER)
     if first < 0 or response.find(CLOSE, first + len(THINK_TO_ANSWER)) < 0:
-        return Extracted(False, None)
+        return Extracted(False, None, *_what_r1_zero_misses(response))
     start = response.rfind(OPEN) + len(OPEN)
     end = response.find(CLOSE, start)
     if end < 0 or response[end:].replace(CLOSE, "").strip():
-        return Extracted(True, None)
+        return Extracted(True, None, UNREAD, "text behind </answer>")
     answer = response[start:end]
-    return Extracted(True, boxed(answer) if "\\boxed" in answer else answer)
+    if "\\boxed" not in answer:
+        return Extracted(True, answer)
+    inner = boxed(answer)
+    return Extracted(True, inner) if inner is not None else Extracted(True, None, UNREAD, "\\boxed is never closed")
+
+
+def _what_r1_zero_misses(response: str) -> tuple[str, str]:
+    """(reason, detail) for a response without the format.
+
+    >>> _what_r1_zero_misses("so 4 </think> It is <answer>4</answer>")
+    ('text between </think> and <answer>', 'It is')
+    """
+    if attribute := _ATTRIBUTE.search(response):
+        return "the answer tag has attributes", shorten(attribute.group(), SHOWN_CHARS)
+    if "</think>" not in response:
+        return "no </think>", "it answers without ending its thinking" if OPEN in response else ""
+    if OPEN not in response:
+        return "no <answer> tag", ""
+    if THINK_TO_ANSWER in response:
+        return "no </answer>", ""
+    before, _, _ = response.partition(OPEN)
+    _, thought, between = before.rpartition("</think>")
+    if not thought:
+        return "<answer> comes before </think>", ""
+    if between.strip():
+        return "text between </think> and <answer>", shorten(between, SHOWN_CHARS)
+    return "not exactly one space between </think> and <answer>", repr(between)
 
 
 def question_only(response: str) -> Extracted:
-    r"""A closed last `\boxed{...}`, wherever it stands."""
+    r"""A closed last `\boxed{...}`, wherever it stands.
+
+    >>> question_only("so it is 4").reason
+    'no \\boxed{}'
+    """
     answer = boxed(response)
-    return Extracted(answer is not None, answer)
+    if answer is not None:
+        return Extracted(True, answer)
+    return Extracted(False, None, "\\boxed is never closed" if "\\boxed" in response else "no \\boxed{}")
 
 
-def candidates(answer: str, extract: Extract) -> list[str]:
+FORMATS = {
+    "r1_zero": Format(r1_zero, "</think> <answer>{}</answer>"),
+    "question_only": Format(question_only, "\\boxed{{{}}}"),
+}
+
+
+def candidates(answer: str, extract: str) -> list[str]:
     """The texts that may state the answer, the whole text first; more than one only beyond `strict`."""
     if extract == "strict" or _HEDGE.search(answer):
         return [answer]

@@ -1,67 +1,62 @@
-"""`Grader`: from responses and gold answers to grades, in order, in bounded time, never raising on content.
+"""`Grader`: from responses and ground truths to grades, in order, in bounded time, never raising on content.
 
-It puts the rooms together: read the answer out of the response, compare in process, hand what is left to the
-workers, remember verdicts, count. It must not know mathematics, processes or the trainer.
+It reads the answer out of a response, compares it in process, hands what is left to the workers and remembers verdicts.
 """
 
 import json
 import os
-import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 from rlreason.answers import decide as answers
-from rlreason.answers.verdict import Gold, Settings, Verdict, gold_texts
+from rlreason.answers.verdict import ComparisonSettings, Verdict
+from rlreason.config.choices import wrong_words
+from rlreason.config.groups import GradingConfig, names_function
 from rlreason.config.ranges import out_of_range
-from rlreason.grading import formats, plugin
+from rlreason.errors import ConfigError
+from rlreason.grading import plugin
+from rlreason.grading.cache import GradeCache, Key
+from rlreason.grading.formats import FORMATS, Extracted, candidates
+from rlreason.grading.ground_truth import GroundTruth, reference_answers
 from rlreason.grading.incidents import IncidentLog
 from rlreason.grading.metrics import event, grading_warnings
 from rlreason.grading.workers.pool import Pool, Reply
 from rlreason.types import Grade
 
-CACHE_SIZE = 65_536
-CACHE_CHARS = 4_000  # longer texts are not worth remembering
-FORMATS = {"r1_zero": formats.r1_zero, "question_only": formats.question_only}
-
 _graders: "weakref.WeakSet[Grader]" = weakref.WeakSet()
 
 
 class Grader:
-    """Grades responses by a named reward or a plug-in; see `grade_batch`. Close it, or use it in a `with`."""
+    """Grades responses by a format's name or a plug-in; see `grade_batch`. Close it, or use it in a `with`.
+
+    `read` and `same` are its two steps for one response: what answer it states, and whether two answers are equal.
+    """
 
     def __init__(
         self,
+        grading: GradingConfig | None = None,
         reward: str = "r1_zero",
-        extract: formats.Extract = "strict",
-        timeout_s: float = 2.0,
-        percent: bool = True,
-        rel_tol: float = 1e-6,
-        workers: int = 1,
-        memory_mb: int = 1536,
         log_path: str | Path | None = None,
         symbolic: bool = True,
-        correct_at: float | None = None,
     ) -> None:
-        """`correct_at`: the answer reward of a plug-in from which on a response counts as correct.
+        """`grading`: None takes the defaults. `symbolic`: ask the worker processes what the exact rules leave open.
 
-        None: 1, and a reward that gives more is warned of.
+        Raises `ConfigError` for a setting that no grader can have.
         """
-        _check(reward, extract, timeout_s, rel_tol, workers, memory_mb)
-        self.reward, self.extract, self.symbolic = reward, extract, symbolic
-        self.correct_at, self.whole_is_named = 1.0 if correct_at is None else correct_at, correct_at is not None
-        self.settings = Settings(percent=percent, rel_tol=rel_tol)
+        self.grading = grading or GradingConfig()
+        _check(self.grading, reward)
+        self.reward, self.symbolic = reward, symbolic
+        self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
         self.plugin = reward if ":" in reward else None
-        self._pool = Pool(workers, timeout_s, memory_mb, self.plugin)
+        self._pool = Pool(self.grading.workers, self.grading.timeout_s, self.grading.memory_mb, self.plugin)
         self._log = IncidentLog(log_path)
-        self._cache: OrderedDict[tuple[Any, ...], Grade] = OrderedDict()
+        self._cache = GradeCache()
         self._reasons: dict[str, str] = {}  # kind of failure -> why a plug-in failed so last
-        self._lock = threading.Lock()
         _graders.add(self)
 
     def start(self) -> None:
@@ -73,17 +68,39 @@ class Grader:
         """Until the workers are ready; returns why they cannot be had, or an empty text."""
         return self._pool.wait()
 
-    def grade_batch(self, responses: Sequence[str], golds: Sequence[Gold]) -> list[Grade]:
-        """One grade per response, in order. Equal (answer, gold) pairs are worked out once and remembered.
+    def read(self, response: str) -> Extracted:
+        """What the response states as its answer. Raises `ValueError` for a plug-in, which does not say what it reads.
+
+        >>> Grader().read("so </think> <answer>38</answer>").answer, Grader().read("38").reason
+        ('38', 'no </think>')
+        """
+        if self.plugin:
+            raise ValueError(f"{self.plugin} reads responses by rules of its own")
+        found = FORMATS[self.reward].read(response)
+        if found.answer is None:
+            return found
+        return found._replace(candidates=tuple(candidates(found.answer, self.grading.extract)))
+
+    def same(self, answer: str, reference: str) -> bool:
+        """Whether an answer is this one by the exact rules; what only the symbolic library can tell is not.
+
+        >>> Grader().same("1/2", "0.5"), Grader().same("It is 38.", "38")
+        (True, False)
+        """
+        texts = candidates(answer, self.grading.extract)
+        return answers.decide(texts, [reference], self.comparison)[0].outcome == "correct"
+
+    def grade_batch(self, responses: Sequence[str], ground_truths: Sequence[GroundTruth]) -> list[Grade]:
+        """One grade per response, in order. Equal (answer, ground truth) pairs are worked out once and remembered.
 
         Nothing is counted here: `metrics.grading_metrics` and `grading_warnings` read whichever grades they are given.
         """
-        if len(responses) != len(golds):
-            raise ValueError(f"grade_batch got {len(responses)} responses and {len(golds)} golds; give one gold each")
-        jobs = [self._job(response, gold) for response, gold in zip(responses, golds, strict=True)]
-        fresh: dict[tuple[Any, ...], Grade] = {}
-        with self._lock:
-            known = {job: self._cache[job] for job in jobs if isinstance(job, tuple) and job in self._cache}
+        if len(responses) != len(ground_truths):
+            counts = f"{len(responses)} responses and {len(ground_truths)} ground truths"
+            raise ValueError(f"grade_batch got {counts}: give one ground truth for each response")
+        jobs = [self._job(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
+        fresh: dict[Key, Grade] = {}
+        known = self._cache.known(job for job in jobs if isinstance(job, tuple))
         todo = list(dict.fromkeys(job for job in jobs if isinstance(job, tuple) and job not in known))
         if todo:
             fresh = self._plugged(todo) if self.plugin else self._compared(todo)
@@ -96,33 +113,35 @@ class Grader:
                 grades.append(fresh[job])
             else:
                 grades.append(replace(known.get(job) or fresh[job], milliseconds=None, remembered=True))
-        with self._lock:
-            self._remember(known, fresh)
+        self._cache.remember(known, fresh)
         return grades
+
+    def unearnable(self, ground_truths: Sequence[GroundTruth]) -> list[int]:
+        """Indices of the ground truths that are not graded right when a response states them word for word.
+
+        A plug-in's response format is unknown, so nothing can be checked for one.
+        """
+        if self.plugin:
+            return []
+        written = FORMATS[self.reward].written
+        responses = [written.format((reference_answers(truth) or [""])[0]) for truth in ground_truths]
+        grades = self.grade_batch(responses, ground_truths)
+        return [index for index, grade in enumerate(grades) if grade.outcome != "correct"]
 
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
         """What went wrong in these grades, and what may be meant otherwise, in one sentence each."""
         said = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
-        top = max((grade.answer for grade in grades), default=0.0)
-        if self.plugin and top > 1 + plugin.ROUNDING and not self.whole_is_named:
-            said.append(
-                f"grading: {self.plugin} gives up to {top:g}, and every response that earns 1 or more counts as "
-                f"correct: set grading.correct_at={top:g} where only that is whole credit, or grading.correct_at=1"
-            )
-        if self.plugin and 0 < top < self.correct_at - plugin.ROUNDING:
-            said.append(
-                f"grading: no response earned {self.correct_at:g}, from which on one counts as correct; the most was "
-                f"{top:g}: set grading.correct_at where that is whole credit"
-            )
+        if self.plugin:
+            said += plugin.credit_warnings(self.plugin, grades, self.grading.correct_at)
         return said
 
     @property
-    def broken(self) -> str | None:
-        """Why the worker processes cannot be had any more, in words."""
+    def broken(self) -> str:
+        """Why no worker process can be started any more, in one sentence; empty where they can."""
         return self._pool.broken
 
     def why_not(self, grade: Grade) -> str:
-        """Why a plug-in gave no reward for the response that got this grade last, in words."""
+        """Why a plug-in gave no reward for the response that got this grade last, in one sentence."""
         return self.broken or self._reasons.get(event(grade), "")
 
     def close(self) -> None:
@@ -139,66 +158,56 @@ class Grader:
         if hasattr(self, "_pool"):
             self._pool.close()
 
-    def _job(self, response: Any, gold: Any) -> Grade | tuple[Any, ...]:
+    def _job(self, response: Any, ground_truth: Any) -> Grade | Key:
         """A grade where the format already decides, else the key of the comparison to make."""
-        texts = gold_texts(gold)
+        references = reference_answers(ground_truth)
         if not isinstance(response, str):
             return Grade(0.0, 0.0, 0.0, "error", "bad_response")
         if self.plugin:
-            return plugin.key(response, gold)
-        formatted, answer = FORMATS[self.reward](response)
+            return plugin.key(response, ground_truth)
+        formatted, answer, *_ = FORMATS[self.reward].read(response)
         if not formatted:
             return Grade(0.0, 0.0, 0.0, "unformatted", "format")
-        if texts is None:
+        if references is None:
             return Grade(1.0, 0.0, 0.0, "error", "bad_gold")
         if answer is None or not answer.strip():
             return Grade(1.0, 0.0, 0.0, "wrong", "no_answer")
-        return (answer, *texts)
+        return (answer, *references)
 
-    def _compared(self, todo: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], Grade]:
-        verdicts: dict[tuple[Any, ...], Verdict] = {}
-        milliseconds: dict[tuple[Any, ...], float] = {}
-        undecided: list[tuple[tuple[Any, ...], str, str]] = []
+    def _compared(self, todo: list[Key]) -> dict[Key, Grade]:
+        verdicts: dict[Key, Verdict] = {}
+        milliseconds: dict[Key, float] = {}
+        undecided: list[tuple[Key, str, str]] = []
         for job in todo:
             begin = time.perf_counter()
-            verdict, pairs = answers.decide(formats.candidates(job[0], self.extract), job[1:], self.settings)
+            verdict, pairs = answers.decide(candidates(job[0], self.grading.extract), job[1:], self.comparison)
             verdicts[job] = verdict
             if self.symbolic:
-                undecided += [(job, answer, gold) for answer, gold in pairs]
+                undecided += [(job, *pair) for pair in pairs]
             milliseconds[job] = 1000 * (time.perf_counter() - begin)
         begin = time.perf_counter()
-        replies = self._pool.run([[answer, gold] for _, answer, gold in undecided])
+        replies = self._pool.run([pair for _, *pair in undecided])
         waited = 1000 * (time.perf_counter() - begin) / max(1, len(undecided))  # of each, on average
-        for (job, answer, gold), reply in zip(undecided, replies, strict=True):
+        for (job, answer, reference), reply in zip(undecided, replies, strict=True):
             verdict = _symbolic_verdict(reply)
             verdicts[job] = answers.better(verdicts[job], verdict)
             milliseconds[job] += waited
             if verdict.outcome in ("timeout", "error"):
-                self._log.add(answer, gold, reply)
+                self._log.add(answer, reference, reply)
         return {job: replace(_grade(verdict), milliseconds=milliseconds[job]) for job, verdict in verdicts.items()}
 
-    def _plugged(self, todo: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], Grade]:
+    def _plugged(self, todo: list[Key]) -> dict[Key, Grade]:
         begin = time.perf_counter()
-        replies = self._pool.run([[response, json.loads(gold)] for response, gold in todo])
+        replies = self._pool.run([[response, json.loads(truth)] for response, truth in todo])
         each = 1000 * (time.perf_counter() - begin) / len(todo)
-        grades: dict[tuple[Any, ...], Grade] = {}
+        grades: dict[Key, Grade] = {}
         for job, reply in zip(todo, replies, strict=True):
-            grade = plugin.grade(reply, self.correct_at)
+            grade = plugin.grade(reply, self.grading.correct_at)
             grades[job] = replace(grade, milliseconds=each)
             if failed := plugin.failure(reply, grade):
                 self._reasons[event(grade)] = failed.error
                 self._log.add(job[0], job[1], failed)
         return grades
-
-    def _remember(self, known: dict[tuple[Any, ...], Grade], fresh: dict[tuple[Any, ...], Grade]) -> None:
-        for job in known:
-            if job in self._cache:
-                self._cache.move_to_end(job)
-        for job, grade in fresh.items():
-            if grade.outcome != "error" and len(job[0]) <= CACHE_CHARS:
-                self._cache[job] = grade
-        while len(self._cache) > CACHE_SIZE:
-            self._cache.popitem(last=False)
 
 
 def _grade(verdict: Verdict) -> Grade:
@@ -215,21 +224,18 @@ def _symbolic_verdict(reply: Reply) -> Verdict:
     return Verdict("error", "killed" if reply.status == "killed" else "symbolic")
 
 
-def _check(reward: str, extract: str, timeout_s: float, rel_tol: float, workers: int, memory_mb: int) -> None:
-    module, _, function = reward.partition(":")
-    if reward not in FORMATS and not (module and function):
-        raise ValueError(f"reward={reward!r} is none of {sorted(FORMATS)}; name one, or a plug-in as module:function")
-    if extract not in get_args(formats.Extract):
-        raise ValueError(f"grading.extract={extract!r}; choose one of {list(get_args(formats.Extract))}")
-    numbers = {"timeout_s": timeout_s, "rel_tol": rel_tol, "workers": workers, "memory_mb": memory_mb}
-    if bad := out_of_range({f"grading.{name}": number for name, number in numbers.items()}):
-        raise ValueError("; ".join(bad))
+def _check(grading: GradingConfig, reward: str) -> None:
+    if reward not in FORMATS and not names_function(reward):
+        raise ConfigError(f"reward={reward} is none of {', '.join(FORMATS)}: name one, or a plug-in as module:function")
+    ranges = out_of_range({f"grading.{name}": value for name, value in vars(grading).items()})
+    if bad := [*wrong_words(grading, "grading."), *ranges]:
+        raise ConfigError("; ".join(bad))
 
 
 def _renew_after_fork() -> None:
     """In a forked child: locks may be held by threads that are gone, and the workers are the parent's."""
     for grader in list(_graders):
-        grader._lock = threading.Lock()
+        grader._cache.after_fork()
         grader._pool.after_fork()
 
 

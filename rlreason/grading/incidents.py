@@ -1,6 +1,6 @@
 """A bounded file of the pairs on which a worker ran out of time, out of memory or failed: one JSON line each.
 
-It must not know graders or grades; it keeps the answer and the gold, shortened, never the whole response.
+It keeps the answer and the ground truth, shortened, never the whole response.
 """
 
 import json
@@ -14,14 +14,15 @@ MAX_CHARS = 400
 
 
 class IncidentLog:
-    """Appends until the limit; a log that cannot be written is no reason to stop a run."""
+    """Appends until the limit. A file that cannot be written does not stop a run; `failed` says why it cannot."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = Path(path) if path else None
         self.left = MAX_LINES
         self.failed = ""
 
-    def add(self, answer: str, gold: str, reply: Reply) -> None:
+    def add(self, answer: str, ground_truth: str, reply: Reply) -> None:
+        """One line for the pair and what became of it; nothing beyond the limit or without a file."""
         if self.path is None or not self.left:
             return
         self.left -= 1
@@ -31,7 +32,7 @@ class IncidentLog:
             "error": reply.error,
             "answer": answer[:MAX_CHARS],
             "answer_chars": len(answer),
-            "gold": gold[:MAX_CHARS],
+            "gold": ground_truth[:MAX_CHARS],
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""What a batch of grades comes to, as flat numbers for the records and as warnings in words: pure functions of grades.
+"""A batch of grades summed up, as flat metrics and as warnings: pure functions of grades.
 
-Whoever holds the grades of a step or of an evaluation reads these of them, so that nothing graded at the same time
-for another purpose is counted there.
+They count the grades they are given and nothing else, so that what is graded at the same time for another purpose
+stays out of the metrics of a step or of an evaluation.
 """
 
 import statistics
@@ -15,7 +15,7 @@ COUNTED = {
     "timeouts": "ran out of time",
     "kills": "killed their worker",
     "errors": "ended in an error of the grader or the plug-in",
-    "bad_golds": "have no usable gold answer (null, or not a string, number or list)",
+    "bad_golds": "have no usable ground truth (null, or not a string, number or list)",
 }
 
 
@@ -49,7 +49,7 @@ def grading_metrics(grades: Sequence[Grade]) -> dict[str, float]:
 def grading_warnings(grades: Sequence[Grade], reasons: Mapping[str, str] | None = None) -> list[str]:
     """One sentence for each kind of failure that touched more than 0.5% of the responses.
 
-    `reasons`: for a kind of failure, how the last one came about, where that is known.
+    `reasons`: for a kind of failure, the cause of the last one, where it is known.
     """
     last = {name: f" (the last: {reason})" for name, reason in (reasons or {}).items()}
     events, n = Counter(map(event, grades)), len(grades)
@@ -62,7 +62,7 @@ def grading_warnings(grades: Sequence[Grade], reasons: Mapping[str, str] | None 
 
 
 def grading_failures(grades: Sequence[Grade]) -> int:
-    """Grades that say something about the grader instead of the model: they count as not correct, but not unseen."""
+    """Grades that say something about the grader instead of the model: they count as not correct, and are shown."""
     return sum(event(grade) in COUNTED for grade in grades)
 
 

@@ -1,30 +1,30 @@
-"""Plain math-verify behind our two response formats: what the audit and the benchmark compare with.
+"""Plain math-verify behind the two response formats: what the audit and the benchmark compare with.
 
-Runs in a worker as a plug-in, like any reward of the user's own. It must not import the rest of the grader.
+Runs in a worker as a plug-in, like any reward of the user's own.
 """
 
 from math_verify import parse, verify
 
 from rlreason.grading import formats
+from rlreason.grading.verifiers import graded
 
 
-def r1_zero_math_verify(response: str, gold: str) -> dict[str, float]:
-    return _grade(formats.r1_zero(response), gold)
+def r1_zero_math_verify(response: str, ground_truth: str) -> dict[str, float]:
+    """math-verify on what stands in the answer tags."""
+    return _grade(formats.r1_zero(response), ground_truth)
 
 
-def question_only_math_verify(response: str, gold: str) -> dict[str, float]:
-    return _grade(formats.question_only(response), gold)
+def question_only_math_verify(response: str, ground_truth: str) -> dict[str, float]:
+    """math-verify on what stands in the last box."""
+    return _grade(formats.question_only(response), ground_truth)
 
 
-def _grade(extracted: formats.Extracted, gold: object) -> dict[str, float]:
-    formatted, answer = extracted
-    equal = answer is not None and any(
-        equal_in_dollars(answer, str(member)) for member in (gold if isinstance(gold, list) else [gold])
-    )
-    return {"format_reward": float(formatted), "answer_reward": float(equal), "reward": float(equal)}
+def _grade(read: formats.Extracted, ground_truth: object) -> dict[str, float]:
+    references = ground_truth if isinstance(ground_truth, list) else [ground_truth]
+    return graded(read, lambda answer: any(equal_in_dollars(answer, str(reference)) for reference in references))
 
 
-def equal_in_dollars(answer: str, gold: str) -> bool:
+def equal_in_dollars(answer: str, reference: str) -> bool:
     """Both as LaTeX between dollars, with the library's own settings but without its signals."""
-    left, right = (parse(f"${text}$", parsing_timeout=None) for text in (answer, gold))
+    left, right = (parse(f"${text}$", parsing_timeout=None) for text in (answer, reference))
     return bool(verify(right, left, timeout_seconds=None))

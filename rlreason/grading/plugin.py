@@ -1,10 +1,11 @@
-"""A reward function of the user's own, named `module:function`: what goes to it and what its value means.
+"""A reward function of the user's own, named `module:function`: the request it gets and what its value means.
 
-The function runs in the worker processes; this module only writes its request and reads its reply.
+The function itself runs in the worker processes.
 """
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from rlreason.grading.workers.pool import Reply
@@ -14,16 +15,16 @@ KEYS = ("format_reward", "answer_reward", "reward")
 ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is a little less than 1
 
 
-def key(response: str, gold: Any) -> tuple[str, str] | Grade:
-    """The request as two texts, so that equal ones are found, or a grade where the gold cannot be sent."""
+def key(response: str, ground_truth: Any) -> tuple[str, str] | Grade:
+    """The request as two texts, so that equal ones are found, or a grade where the ground truth cannot be sent."""
     try:
-        return (response, json.dumps(gold))
+        return (response, json.dumps(ground_truth))
     except (TypeError, ValueError, RecursionError):
         return Grade(0.0, 0.0, 0.0, "error", "bad_gold")
 
 
 def failure(reply: Reply, grade: Grade) -> Reply | None:
-    """The reply as one that failed, with the reason in words, where the plug-in gave no reward; else None.
+    """The reply as one that failed, with the reason in one sentence, where the plug-in gave no reward; else None.
 
     >>> unusable = Reply("ok", {"value": "1.0"})
     >>> failure(unusable, grade(unusable)).error
@@ -37,12 +38,12 @@ def failure(reply: Reply, grade: Grade) -> Reply | None:
     return Reply("error", error=f"returned {value}, and must return a number, or a dictionary with a number as reward")
 
 
-def grade(reply: Reply, correct_at: float = 1.0) -> Grade:
+def grade(reply: Reply, correct_at: float | None = None) -> Grade:
     """A number is a reward; a dictionary must hold `reward` and may hold the two others. All else is an
     error, never a silent zero among the wrong answers.
 
-    The response is correct where its answer reward (the reward, where no other is given) is `correct_at` or more:
-    partial credit is a reward to learn from, and no right answer.
+    The response is correct where its answer reward (the reward, where no other is given) is `correct_at` or more, or 1
+    where that is None: partial credit is a reward to learn from, and no right answer.
 
     >>> grade(Reply("ok", {"value": 1.0})).outcome, grade(Reply("ok", {"value": 0.1})).outcome
     ('correct', 'wrong')
@@ -63,4 +64,22 @@ def grade(reply: Reply, correct_at: float = 1.0) -> Grade:
         return Grade(0.0, 0.0, 0.0, "error", "plugin_value")
     formatted, answer, reward = (float(number) for number in numbers)
     outcome: Outcome = "wrong" if formatted > 0 else "unformatted"
-    return Grade(formatted, answer, reward, "correct" if answer >= correct_at - ROUNDING else outcome, "plugin")
+    whole = 1.0 if correct_at is None else correct_at
+    return Grade(formatted, answer, reward, "correct" if answer >= whole - ROUNDING else outcome, "plugin")
+
+
+def credit_warnings(name: str, grades: Sequence[Grade], correct_at: float | None) -> list[str]:
+    """What `grading.correct_at` may have to be, where a plug-in's largest answer reward is not whole credit."""
+    top = max((grade.answer for grade in grades), default=0.0)
+    if correct_at is None and top > 1 + ROUNDING:
+        return [
+            f"grading: {name} gives up to {top:g}, and every response that earns 1 or more counts as "
+            f"correct: set grading.correct_at={top:g} where only that is whole credit, or grading.correct_at=1"
+        ]
+    whole = 1.0 if correct_at is None else correct_at
+    if 0 < top < whole - ROUNDING:
+        return [
+            f"grading: no response earned {whole:g}, from which on one counts as correct; the most was "
+            f"{top:g}: set grading.correct_at where that is whole credit"
+        ]
+    return []

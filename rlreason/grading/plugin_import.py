@@ -1,6 +1,6 @@
-"""A function of the user's own, named `module:function`: found, or in one line why it cannot be.
+"""A function of the user's own, named `module:function`: loaded, or in one line why it cannot be.
 
-The processes that grade load rewards with it, and best-of-N its scorer. It must not know what such a function is for.
+The processes that grade load rewards with it, and best-of-N its scorer.
 """
 
 import difflib
@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 
-class NotImportable(Exception):  # noqa: N818 - a finding, for whoever decides what follows from it
-    """Why a function cannot be had, as the end of a sentence that begins with its name."""
+class NotImportableError(Exception):
+    """Why a function cannot be loaded, as the end of a sentence that begins with its name."""
 
 
 def load(name: str) -> Callable[..., Any]:
@@ -27,9 +27,9 @@ def load(name: str) -> Callable[..., Any]:
         near = difflib.get_close_matches(function, [key for key in vars(found) if not key.startswith("_")], n=1)
         meant = f"did you mean {module}:{near[0]}?" if near else "write it there, or name another"
         place = getattr(found, "__file__", None) or "which comes with Python"
-        raise NotImportable(f"module {module} ({place}) has no function {function}: {meant}")
+        raise NotImportableError(f"module {module} ({place}) has no function {function}: {meant}")
     if not callable(value):
-        raise NotImportable(f"{function} in module {module} is of type {type(value).__name__}: name a function")
+        raise NotImportableError(f"{function} in module {module} is of type {type(value).__name__}: name a function")
     return value  # type: ignore[no-any-return]
 
 
@@ -44,7 +44,7 @@ def load_judge(name: str) -> Callable[..., Any]:
         signature.bind("response", "reference answer")
     except TypeError as error:
         taken = str(signature) if len(str(signature)) < 60 else "(...)"
-        raise NotImportable(
+        raise NotImportableError(
             f"{name.partition(':')[2]}{taken} cannot be called with two texts ({error}): a reward takes (response, "
             "reference answer), a scorer (question, response)"
         ) from None
@@ -56,10 +56,10 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise NotImportable(_missing(name, error.name)) from None
-        raise NotImportable(f"importing {name} fails: {described(error)}: mend or install that") from None
+            raise NotImportableError(_missing(name, error.name)) from None
+        raise NotImportableError(f"importing {name} fails: {described(error)}: mend or install that") from None
     except BaseException as error:  # also what ends a process, such as SystemExit
-        raise NotImportable(f"importing {name} fails: {described(error)}: mend that") from None
+        raise NotImportableError(f"importing {name} fails: {described(error)}: mend that") from None
 
 
 def _missing(name: str, part: str) -> str:
@@ -82,7 +82,7 @@ def _absolute(entry: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An error of somebody's own code: its kind, its first line, and where in the code it arose.
+    """An error in the user's code: its kind, its first line, and where in that code it was raised.
 
     >>> described(ValueError("no sum"))
     'ValueError: no sum'

@@ -1,22 +1,14 @@
-"""How the responses of a run were graded, from its folder: the one place that reads a run's reward and settings.
+"""How the responses of a run were graded: its reward, and the settings of its grader."""
 
-It knows `config.yaml`; it must not know responses or training.
-"""
-
-from inspect import signature
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
-import yaml
-
-from rlreason.answers.verdict import Settings
-from rlreason.errors import ConfigError
-from rlreason.grading.formats import Extract
+from rlreason.config.groups import GradingConfig
 from rlreason.grading.grader import Grader
 from rlreason.grading.verifiers import reward_name
 
-#: What a run's `grading` group may hold: all that a grader takes beside the reward and what is no setting.
-SETTINGS = tuple(name for name in signature(Grader).parameters if name not in ("reward", "log_path", "symbolic"))
+SETTINGS = tuple(field.name for field in fields(GradingConfig))
 
 
 class RunGrading(NamedTuple):
@@ -25,35 +17,11 @@ class RunGrading(NamedTuple):
     reward: str
     settings: dict[str, Any]
 
-    @property
-    def extract(self) -> Extract:
-        extract: Extract = self.settings.get("extract", "strict")
-        return extract
+    @classmethod
+    def of(cls, reward: str, verifier: str | None, grading: Mapping[str, Any]) -> "RunGrading":
+        """From a run's settings: its prompt's reward, its data's verifier and the group `grading`."""
+        return cls(reward_name(reward, verifier), {key: grading[key] for key in SETTINGS if key in grading})
 
-    @property
-    def comparison(self) -> Settings:
-        return Settings(**{key: self.settings[key] for key in ("percent", "rel_tol") if key in self.settings})
-
-
-def read_grading(run: Path, evaluates: bool = False) -> RunGrading:
-    """The grading of the run in this folder, or of what its evaluations count by.
-
-    Raises `ConfigError` where the folder is none of a run.
-    """
-    if not run.is_dir():
-        raise ConfigError(f"{run} is no folder: give the folder of a run, as printed at its start")
-    path = run / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"{run} has no config.yaml: give the folder of one run, not of several")
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        own = (config.get("eval") or {}) if evaluates else {}  # null, in all of them: as in training
-        reward = str(own.get("reward") or (own.get("prompt") or config["prompt"])["reward"])
-        verifier = (own.get("data") or config.get("data") or {}).get("verifier")
-        grading = config.get("grading") or {}
-        settings = {key: grading[key] for key in SETTINGS if key in grading}
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} does not name the run's reward, prompt.reward ({type(error).__name__}): give the folder of one run"
-        ) from None
-    return RunGrading(reward_name(reward, verifier), settings)
+    def grader(self, symbolic: bool = True) -> Grader:
+        """A grader with the run's settings. Raises `ConfigError` for settings that no grader can have."""
+        return Grader(GradingConfig(**self.settings), self.reward, symbolic=symbolic)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +13,13 @@ from rlreason.evaluation.accuracy import is_correct, proportion_with_ci
 from rlreason.evaluation.plot import draw_best_of_n
 from rlreason.evaluation.selection import best_at, is_exact, majority_at, pass_at, subsets_of
 from rlreason.evaluation.tables import curves_table
-from rlreason.evaluation.votes import answer_classes, can_vote
-from rlreason.grading.formats import Extract
-from rlreason.grading.plugin_import import NotImportable, described, load
+from rlreason.evaluation.votes import answer_classes
+from rlreason.grading import Grader
+from rlreason.grading.plugin_import import NotImportableError, described, load
 from rlreason.jobs.evaluate import announce, cases, closing
-from rlreason.jobs.respond import Responses, conclude, respond
-from rlreason.jobs.response_log import enter
+from rlreason.jobs.respond import Responses, conclude, open_records, respond
 from rlreason.records.console import Console
-from rlreason.runtime.atomic_files import write_whole
+from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE
 from rlreason.setup.components import build_components
 from rlreason.setup.run_summary import describe_job, shown
 from rlreason.statistics import Floats, bootstrap_intervals, wilson_interval
@@ -34,25 +33,26 @@ def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
     """Ask for all samples once, choose among them in every way; returns the accuracy of a single response."""
     console = Console()
     scorer = load_scorer(run.scorer)
-    again = enter(folder, config, console.say)
+    records = open_records(run, folder, config, console)
     components = build_components(run, folder, console)
+    records.mirror = components.mirror
     try:
-        announce(console, run, components, folder, again)
-        responses, store = respond(run, components, folder, console)
-        asks, reward = components.evaluator.settings, components.evaluator.grader.reward
+        announce(console, run, components, folder, records.resumed)
+        responses = respond(run, components, records, console)
+        asks, grader = components.evaluator.settings, components.evaluator.grader
         with console.wait("choosing among the responses"):
-            values = estimates(run, responses, reward, scorer)
+            values = estimates(run, responses, grader, scorer)
             curves = with_intervals(values, run.seed)
-        write_whole(folder / "best_of_n.csv", as_csv(run.n_list, curves))
+        records.document(BEST_OF_N_NUMBERS, as_csv(run.n_list, curves))
         title = f"{run.model.name}, {asks.data.name}, {len(responses.problems)} problems x {asks.samples} samples"
         t = asks.sampling.temperature
         prompt = describe_job(run)
         subtitle = f"{prompt}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
         with console.wait("drawing the curves"):
-            draw_best_of_n(folder / "best_of_n.png", {"": (run.n_list, curves)}, title, subtitle)
+            draw_best_of_n(folder / BEST_OF_N_PICTURE, {"": (run.n_list, curves)}, title, subtitle)
         first = first_alone(responses.samples, asks.samples)
         found = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
-        conclude(folder, components, responses, store, found)
+        conclude(records, components, responses, found)
         cases(console, run, components, responses)
         console.table("\n" + curves_table(run.n_list, curves, console.width))
         low, high = first["interval"]
@@ -60,10 +60,10 @@ def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
             f"first samples alone: accuracy {first['accuracy']:.3f} ({low:.3f}-{high:.3f}); they are the ones that "
             "algorithm=evaluate draws"
         )
-        for line in explanations(run, t, reward):
+        for line in explanations(run, t, grader):
             console.say(line)
         closing(console, components, responses, folder)
-        console.say(f"curves: {shown(folder / 'best_of_n.png')}, numbers: {shown(folder / 'best_of_n.csv')}")
+        console.say(f"curves: {shown(folder / BEST_OF_N_PICTURE)}, numbers: {shown(folder / BEST_OF_N_NUMBERS)}")
     finally:
         components.close()
     return responses.metrics["eval/accuracy"]
@@ -84,7 +84,7 @@ def load_scorer(name: str | None) -> Scorer | None:
     try:
         found: Scorer = load(name)
         float(found("How many?", "probe"))
-    except NotImportable as error:
+    except NotImportableError as error:
         raise ConfigError(f"scorer={name}: {error}") from error
     except Exception as error:  # whatever a stranger's function does
         raise ConfigError(
@@ -94,7 +94,7 @@ def load_scorer(name: str | None) -> Scorer | None:
     return found
 
 
-def estimates(run: BestOfNConfig, responses: Responses, reward: str, scorer: Scorer | None) -> dict[str, Floats]:
+def estimates(run: BestOfNConfig, responses: Responses, grader: Grader, scorer: Scorer | None) -> dict[str, Floats]:
     """For each way to choose, its expected success on every problem for every N: (problems, len(n_list))."""
     n, at = run.answers, run.n_list
     groups = [responses.samples[i : i + n] for i in range(0, len(responses.samples), n)]
@@ -111,9 +111,9 @@ def estimates(run: BestOfNConfig, responses: Responses, reward: str, scorer: Sco
         ]
     for name, of_groups in scores.items():
         out[name] = np.array([[best_at(s, r, k) for k in at] for s, r in zip(of_groups, right, strict=True)])
-    if can_vote(reward):
+    if not grader.plugin:
         subsets = [subsets_of(n, k, run.seed) for k in at]
-        classes = [_classes(group, run, reward) for group in groups]
+        classes = [answer_classes([s.response.text for s in group], grader) for group in groups]
         out["maj@N"] = np.array(
             [[majority_at(c, r, chosen) for chosen in subsets] for c, r in zip(classes, right, strict=True)]
         )
@@ -134,12 +134,8 @@ def scored(scorer: Scorer, name: str | None, question: str, sample: Sample) -> f
     return score
 
 
-def _classes(group: Sequence[Sample], run: BestOfNConfig, reward: str) -> list[int | None]:
-    g = run.grading
-    return answer_classes([s.response.text for s in group], reward, cast(Extract, g.extract), g.percent, g.rel_tol)
-
-
 def mean(values: Sequence[float]) -> float:
+    """The mean; 0 of no values."""
     return math.fsum(values) / max(len(values), 1)
 
 
@@ -171,14 +167,14 @@ def as_csv(n_list: Sequence[int], curves: Curves) -> str:
     return "\n".join(["N,method,value,low,high", *rows]) + "\n"
 
 
-def explanations(run: BestOfNConfig, t: float, reward: str) -> list[str]:
+def explanations(run: BestOfNConfig, t: float, grader: Grader) -> list[str]:
     """What the columns mean, as far as it is not in their names."""
     lines = [
         f"log-probabilities are those of the sampled tokens under the model at T={t:g}; every number is an expectation "
         f"over N random ones of the {run.answers} samples"
     ]
-    if not can_vote(reward):
-        lines.append(f"no maj@N: {reward} does not say where a response's answer stands")
+    if grader.plugin:
+        lines.append(f"no maj@N: {grader.plugin} does not say where a response's answer stands")
     elif not all(is_exact(run.answers, k) for k in run.n_list):
         lines.append(f"maj@N: over random subsets (seed {run.seed}) where there are too many to take all")
     return lines

@@ -7,12 +7,11 @@ from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.cases import case_text, reasons
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.evaluation.tables import by_facts, categories, category_table, fact_tables, figure_lines, ungraded
-from rlreason.grading.run_grading import RunGrading
-from rlreason.jobs.respond import Responses, asked_problems, conclude, respond
-from rlreason.jobs.response_log import WHOLE, enter, row_of
+from rlreason.jobs.respond import Responses, asked_problems, conclude, open_records, respond
 from rlreason.records.console import Console
+from rlreason.records.files import RESPONSES
+from rlreason.records.rows import numbered_row
 from rlreason.setup.components import Components, build_components
-from rlreason.setup.graders import grading_settings
 from rlreason.setup.run_summary import describe_job, shown, tell_mirror
 
 SHOWN_CHARS = 400  # of a response in the terminal
@@ -21,13 +20,14 @@ SHOWN_CHARS = 400  # of a response in the terminal
 def evaluate_model(run: EvaluateConfig, folder: Path, config: str) -> float:
     """Ask, grade, count; returns the accuracy."""
     console = Console()
-    again = enter(folder, config, console.say)
+    records = open_records(run, folder, config, console)
     components = build_components(run, folder, console)
+    records.mirror = components.mirror
     try:
-        announce(console, run, components, folder, again)
-        responses, store = respond(run, components, folder, console)
+        announce(console, run, components, folder, records.resumed)
+        responses = respond(run, components, records, console)
         rows, failed = categories(responses.samples), ungraded(responses.samples)
-        conclude(folder, components, responses, store, {"categories": rows, "ungraded": failed})
+        conclude(records, components, responses, {"categories": rows, "ungraded": failed})
         cases(console, run, components, responses)
         console.table("\n" + category_table(rows))
         console.say(figure_lines(responses.metrics, components.evaluator.sampling.max_tokens, failed))
@@ -59,18 +59,21 @@ def announce(console: Console, run: EvalJobConfig, components: Components, folde
 
 def cases(console: Console, run: EvalJobConfig, components: Components, responses: Responses) -> None:
     """The first few responses, so that a wrong format or prompt is seen at once."""
-    reward, n = components.evaluator.grader.reward, components.evaluator.settings.samples
-    by_id, graded = {p.id: p for p in responses.problems}, RunGrading(reward, grading_settings(run.grading, reward))
+    grader, n = components.evaluator.grader, components.evaluator.settings.samples
+    by_id = {p.id: p for p in responses.problems}
     for number, sample in enumerate(responses.samples[::n][: run.log_generations], 1):
-        row = row_of(sample, by_id[sample.group], 0)
-        console.say("\n" + case_text(number, row, reasons(row, graded), SHOWN_CHARS))
+        row = numbered_row(sample, by_id[sample.group], 0)
+        console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
 
 
 def closing(console: Console, components: Components, responses: Responses, folder: Path) -> None:
+    """The accuracies as they are to be quoted, and where the responses are."""
     m = responses.metrics
     for line in describe_accuracies(m["eval/accuracy"], more_accuracies(m, *components.evaluator.rewards)):
         console.say(line)
     quoted = format_accuracy(m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"], responses.protocol)
     console.say(f"{quoted}; {responses.tokens_per_second:.0f} tokens/s, {responses.seconds:.0f} s of sampling")
-    console.say(f"\nall responses: {shown(folder / WHOLE)}; to read some: python -m rlreason.inspect {shown(folder)}")
+    console.say(
+        f"\nall responses: {shown(folder / RESPONSES)}; to read some: python -m rlreason inspect {shown(folder)}"
+    )
     tell_mirror(console, components.mirror)

@@ -4,10 +4,9 @@ What is finished is on disk at once; an interrupted job goes on with the problem
 are their own, and entropies and log-probabilities are measured at the end in the order of the problems: the file does
 not depend on where the job was interrupted, as far as the engine rounds alike in batches of other rows. It does with
 the tiny model; with a real one some responses take another turn, in bfloat16 many, all drawn with the same
-probabilities. It must not know what becomes of the responses.
+probabilities.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,20 +17,20 @@ import torch
 
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.jobs import EvalJobConfig
-from rlreason.data.files import few, question_hash
+from rlreason.config.store import schemas_of
+from rlreason.data.files import question_hash
 from rlreason.errors import DataError
 from rlreason.evaluation.accuracy import PURPOSE, is_correct, more_accuracies
 from rlreason.evaluation.protocol import Protocol
 from rlreason.evaluation.tables import by_facts
-from rlreason.jobs.response_log import Store, row_of
 from rlreason.model.weights_hash import weights_hash
 from rlreason.records.console import Console, clock
 from rlreason.records.counters import Counters
 from rlreason.records.monitors import Monitors
-from rlreason.records.status import write_status
-from rlreason.records.writer import finite
-from rlreason.runtime.atomic_files import write_whole
-from rlreason.runtime.signals import held
+from rlreason.records.response_log import ResponseLog
+from rlreason.records.rows import Row, finite, numbered_row
+from rlreason.records.writer import RunWriter
+from rlreason.runtime.text import few
 from rlreason.setup.components import Components
 from rlreason.setup.protocol import protocol_of
 from rlreason.types import Problem, Sample
@@ -55,26 +54,31 @@ class Responses:
     verdict: tuple[str, str]  # (status, reason)
 
 
-def respond(run: EvalJobConfig, components: Components, folder: Path, console: Console) -> tuple[Responses, Store]:
-    """The responses to the run's problems. Remove the store when everything that follows from them is written."""
+def open_records(run: EvalJobConfig, folder: Path, config: str, console: Console) -> RunWriter:
+    """The folder of a job, which goes on with what an interrupted one with the same settings left there."""
+    return RunWriter(folder, config, schemas=schemas_of(run), resume=True, say=console.say)
+
+
+def respond(run: EvalJobConfig, components: Components, records: RunWriter, console: Console) -> Responses:
+    """The responses to the run's problems, written down; `conclude` is still to be called."""
     evaluator, n = components.evaluator, components.evaluator.settings.samples
     problems = asked_problems(run, components)
     key = "data" if run.eval.data is None else "eval.data"
     check_askable(problems, f"split={run.split} of {key}={evaluator.settings.data.name}", key)
     protocol = protocol_of(evaluator.settings, problems, components.policy.tokenizer)
     weights = weights_hash(components.policy.named_weights())
-    store = Store(folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
-    found = len(store.samples)
+    log = records.open_log(f"protocol {protocol['hash']}, weights {weights}", problems, n)
+    found = len(log.samples)
     if found:
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
-    samples, tokens, seconds = ask(run, components, problems, store, console)
+    samples, tokens, seconds = ask(run, components, problems, log, console)
     monitors = Monitors(1, console.say, run.guards.parity, run.guards.parity_bound, sampling_key(run, "max_tokens"))
     with console.wait(f"measuring entropies of {len(samples)} responses"):
         judged = evaluator.judge(samples, None, monitors)
-    store.finish(rows_of(judged.samples, problems, n, components))
-    write_pass_rates(folder, problems, judged.samples, n)
+    records.all_responses(rows_of(judged.samples, problems, n, components))
+    records.pass_rates(pass_rates(problems, judged.samples, n))
     numbers = judged.metrics, protocol, weights, found, seconds, tokens / max(seconds, 1e-9)
-    return Responses(problems, judged.samples, *numbers, dict(monitors.counts), monitors.verdict()), store
+    return Responses(problems, judged.samples, *numbers, dict(monitors.counts), monitors.verdict())
 
 
 def asked_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
@@ -84,15 +88,15 @@ def asked_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
 
 
 def ask(
-    run: EvalJobConfig, components: Components, problems: Sequence[Problem], store: Store, console: Console
+    run: EvalJobConfig, components: Components, problems: Sequence[Problem], log: ResponseLog, console: Console
 ) -> tuple[list[Sample], int, float]:
-    """All samples, problem by problem; tokens and seconds of those that were not in the store before."""
-    evaluator, left = components.evaluator, [p for p in problems if p.id not in store.samples]
-    n, before = evaluator.settings.samples, [s for samples in store.samples.values() for s in samples]
+    """All samples, problem by problem; tokens and seconds of those that were not in the log before."""
+    evaluator, left = components.evaluator, [p for p in problems if p.id not in log.samples]
+    n, before = evaluator.settings.samples, [s for samples in log.samples.values() for s in samples]
     progress = Progress(console, len(left) * n, before, run.rollout.max_rows, evaluator.sampling.max_tokens)
 
     def finished(number: int, sample: Sample) -> None:
-        store.add(number, sample)
+        log.add(number, sample)
         progress.add(sample)
 
     began = time.monotonic()
@@ -103,7 +107,7 @@ def ask(
         kept = f"with {progress.answered} of {len(problems) * n} responses kept"
         raise type(stopped)(f"{stopped} {kept}".strip()) from None
     seconds = time.monotonic() - began
-    by_problem = store.samples | {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
+    by_problem = log.samples | {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
     samples = [s for p in problems for s in by_problem[p.id]]
     return samples, sum(len(s.response.token_ids) for s in fresh), seconds
 
@@ -123,21 +127,19 @@ def check_askable(problems: Sequence[Problem], where: str, key: str = "data") ->
         )
 
 
-def rows_of(
-    samples: Sequence[Sample], problems: Sequence[Problem], n: int, components: Components
-) -> list[dict[str, Any]]:
+def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, components: Components) -> list[Row]:
     """The lines of `responses.jsonl`: log-probabilities are the model's own here, at the sampling temperature."""
     rows, prompts = [], components.evaluator.prompts(samples[::n])
     for place, sample in enumerate(samples):
         measured = [round(log_prob, 4) for log_prob in sample.log_probs or []]
-        row = row_of(sample, problems[place // n], place % n)
+        row = numbered_row(sample, problems[place // n], place % n)
         rows.append(finite(row | {"prompt": prompts[place // n], "log_probs": measured}))
     return rows
 
 
-def write_pass_rates(folder: Path, problems: Sequence[Problem], samples: Sequence[Sample], n: int) -> None:
+def pass_rates(problems: Sequence[Problem], samples: Sequence[Sample], n: int) -> list[Row]:
     """How often each problem was solved: what a curriculum (data.pass_rates) chooses by."""
-    rows = (
+    return [
         {
             "problem_id": p.id,
             "question_hash": question_hash(p.question),
@@ -145,16 +147,14 @@ def write_pass_rates(folder: Path, problems: Sequence[Problem], samples: Sequenc
             "correct": sum(map(is_correct, samples[i * n : (i + 1) * n])),
         }
         for i, p in enumerate(problems)
-    )
-    write_whole(folder / "pass_rates.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    ]
 
 
-def conclude(folder: Path, components: Components, responses: Responses, store: Store, more: dict[str, Any]) -> None:
-    """The numbers as one row and as `summary.json`, which is written last: with it the job is whole."""
+def conclude(records: RunWriter, components: Components, responses: Responses, more: dict[str, Any]) -> None:
+    """The numbers as one row and as the summary, which is written last: with it the job is whole."""
     r = responses
     metrics = r.metrics | {"time/eval": r.seconds, "eval/tokens_per_second": r.tokens_per_second}
-    row = Counters(eval_step=1, seconds_total=components.seconds_to_build + r.seconds).row() | metrics
-    write_whole(folder / "metrics.jsonl", json.dumps(finite(row)) + "\n")
+    records.metrics(Counters(eval_step=1, seconds_total=components.seconds_to_build + r.seconds).row() | metrics)
     status, reason = r.verdict
     summary = {
         "status": status,
@@ -177,13 +177,7 @@ def conclude(folder: Path, components: Components, responses: Responses, store: 
         "seconds": round(r.seconds, 1),
         "threads": torch.get_num_threads(),
     }
-    if components.mirror:
-        components.mirror.log(row)
-        components.mirror.finish(summary)
-    with held():
-        write_status(folder, status, reason)
-        write_whole(folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
-        store.remove()
+    records.summary(summary)
 
 
 class Progress:
@@ -196,6 +190,7 @@ class Progress:
         self.began, self.said = time.monotonic(), 0.0
 
     def add(self, sample: Sample) -> None:
+        """A response has ended and was graded."""
         length = len(sample.response.token_ids)
         self.done += 1
         self.answered += 1

@@ -1,1 +1,4 @@
-"""The model: load, score, pack, adapt and save; and the small one that is made on the spot."""
+"""The model: load, score, pack, adapt and save it, and make the tiny one.
+
+Depends on torch, transformers, the runtime, the texts of the data and the model's settings.
+"""

@@ -3,7 +3,6 @@
 Packed sequences lie end to end in one row; each attends to itself only, so no token is padding and
 no sample can see another. On a GPU in half precision a variable-length flash kernel does it, torch's own
 or the flash-attn package's (kernels.py); elsewhere one causal call per sequence gives the same numbers.
-It must not know what is trained.
 """
 
 from functools import partial
@@ -18,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 
 from rlreason.model.kernels import HALF, KERNELS, end_to_end
 
-#: Under which name transformers knows each kernel. It takes some words in a name, such as flash, for its own.
+#: Kernel -> its name in transformers, which gives a meaning of its own to some words in a name, such as flash.
 NAMES = {"sdpa": "rlreason_packed", "varlen": "rlreason_packed_varlen", "flash_attention_2": "rlreason_packed_fa2"}
 
 
@@ -35,8 +34,9 @@ def packed_attention(
     kernel: str = "sdpa",
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each packed sequence, by `kernel` where numbers are in half precision; without
-    `cu_seq_lens_q`, ordinary attention.
+    """Causal attention within each packed sequence -> (batch, seq, heads, head_dim); no attention weights.
+
+    `kernel` computes it where numbers are in half precision. Without `cu_seq_lens_q` it is ordinary attention.
     """
     if torch.is_autocast_enabled(query.device.type):  # rotary embeddings promote queries and keys to float32
         dtype = torch.get_autocast_dtype(query.device.type)
@@ -61,7 +61,10 @@ def packed_attention(
 def one_by_one(
     query: Tensor, key: Tensor, value: Tensor, sizes: list[int], scale: float | None, repeat: bool = False
 ) -> Tensor:
-    """(1, tokens, heads, head_dim): one causal call per sequence; `repeat` gives every query head its own keys."""
+    """One causal call per sequence: (1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim).
+
+    `sizes` are the sequences' lengths in tokens; `repeat` gives every query head its own copy of the keys.
+    """
     if repeat and (times := query.shape[1] // key.shape[1]) > 1:
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     gqa = query.shape[1] != key.shape[1]
@@ -73,7 +76,7 @@ def one_by_one(
 
 
 def _single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    """One new token per row against the cache. The general kernel would copy shared keys once per query head."""
+    """Attention of one new token per row; the general kernel would copy shared keys once per query head."""
     rows, heads, _, width = q.shape
     kv_heads = k.shape[1]
     grouped = q.reshape(rows, kv_heads, heads // kv_heads, width)
@@ -87,7 +90,7 @@ def _single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | 
 
 
 def _mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-    """Packed rows carry no mask (their bounds say it all); anything else gets the usual one."""
+    """None for packed rows, whose bounds are enough; the usual mask for anything else."""
     return None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **kwargs)
 
 

@@ -1,7 +1,4 @@
-"""A model's own chat template: a user's turn -> the whole prompt, up to where the assistant's turn begins.
-
-It knows tokenizers and text; it must not know settings, problems or models.
-"""
+"""A model's own chat template: a user's turn -> the whole prompt, up to where the assistant's turn begins."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,10 +8,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlreason.errors import ConfigError
+from rlreason.runtime.text import first_line
 
-MARK = "How many are 19 and 23?"  # stands for what somebody says; without whitespace at its ends, which is trimmed
+MARK = "How many are 19 and 23?"  # a message to look for in a prompt; templates trim whitespace at its ends
 
-#: Some templates tell the model today's date. One day for all, or the same run would ask something else tomorrow.
+#: Some templates state today's date. A fixed one, so that a run has the same prompts on every day.
 TODAY = datetime(2024, 7, 26)  # the day that Llama 3's template falls back to
 
 
@@ -28,7 +26,7 @@ class Chat:
 
     @property
     def template(self) -> str:
-        """The template's text; where a model has several, the one without tools."""
+        """The template's text; of several, the one without tools. `ConfigError` where the model has none."""
         try:
             return self.tokenizer.get_chat_template()
         except ValueError as error:
@@ -38,19 +36,19 @@ class Chat:
             ) from error
 
     def prompt(self, user: str) -> str:
-        """The prompt for one user's turn, special tokens spelled out: to be encoded without adding any."""
+        """The prompt for one user's turn with its special tokens as text: encode it without adding any."""
         return self._text([{"role": "user", "content": user}], add_generation_prompt=True)
 
     def end_of_turn(self) -> int | None:
-        """The special token that the template puts behind an assistant's turn; None where it puts none."""
-        talk = [{"role": "user", "content": MARK}, {"role": "assistant", "content": f"{MARK} 42."}]
-        behind = self._text(talk).rpartition("42.")[2].lstrip()
-        first = self.tokenizer.encode(behind, add_special_tokens=False)[:1]
+        """The id of the special token that the template puts after an assistant's turn; None where it puts none."""
+        turns = [{"role": "user", "content": MARK}, {"role": "assistant", "content": f"{MARK} 42."}]
+        after = self._text(turns).rpartition("42.")[2].lstrip()
+        first = self.tokenizer.encode(after, add_special_tokens=False)[:1]
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
         return first[0] if first and first[0] in special else None
 
     def describe(self) -> dict[str, Any]:
-        """What makes two prompts of the same user's turn differ: for a protocol."""
+        """For an evaluation protocol: everything by which two prompts of the same user's turn may differ."""
         return {
             "prompt": self.prompt("{user}"),
             "template": hashlib.sha256(self.template.encode()).hexdigest()[:16],
@@ -59,7 +57,7 @@ class Chat:
         }
 
     def check(self) -> None:
-        """`ConfigError` in one line where the template is missing or cannot do what was chosen."""
+        """`ConfigError` where the template is missing or does not support what was chosen."""
         if self.enable_thinking is not None and "enable_thinking" not in self.template:
             raise ConfigError(
                 f"prompt.enable_thinking={str(self.enable_thinking).lower()}: this model's chat template has no such "
@@ -91,13 +89,12 @@ class Chat:
                 add_generation_prompt=add_generation_prompt,
                 **choices,
             )
-        except Exception as error:  # whatever a template of somebody else's raises
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+        except Exception as error:  # a template may raise anything
             cure = "choose another model, or a prompt without a chat template"
             if self.system is not None:
                 cure = "set prompt.system=null, and say it in the user's turn (prompt.file=FILE)"
             raise ConfigError(
-                f"prompt.chat=true, prompt.system={self.system!r}: this model's chat template refuses that ({reason}): "
-                f"{cure}"
+                f"prompt.chat=true, prompt.system={self.system!r}: this model's chat template refuses that "
+                f"({first_line(error)}): {cure}"
             ) from error
         return str(text)

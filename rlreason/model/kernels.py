@@ -1,8 +1,8 @@
 """Kernels for attention on packed sequences: which of them this machine can use, and how each is called.
 
 A kernel takes queries (tokens, heads, head_dim), keys and values (tokens, kv_heads, head_dim) of sequences that lie
-end to end, where each begins and ends (sequences + 1,) int32, the longest one's tokens and the scale of scores (None:
-head_dim ** -0.5). It must not know models.
+end to end, the offsets at which each begins and ends (sequences + 1,) int32, the longest one's tokens and the scale of
+attention scores (None: head_dim ** -0.5).
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ OLDEST_GPU = (8, 0)  # compute capability of Ampere, the first for which the fla
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class Hardware:
     """What the choice of a kernel depends on."""
 
     device: str  # cuda | cpu | ...
@@ -32,61 +32,67 @@ class Here:
     absent: Mapping[str, str] = field(default_factory=dict)  # kernel -> why it cannot be called, with the cure
 
 
-def choose(asked: str, here: Here) -> tuple[str, str]:
-    """(kernel, why that one). `auto` takes torch's variable-length kernel where it runs; asked for, what cannot run is
-    a `ConfigError`.
+def choose_kernel(requested: str, hardware: Hardware) -> tuple[str, str]:
+    """(kernel, why that one). `auto` takes torch's variable-length kernel where it runs, and else `sdpa`.
 
-    >>> choose("auto", Here("cpu", torch.float32))
+    A kernel that is requested by name and cannot run is a `ConfigError`.
+
+    >>> choose_kernel("auto", Hardware("cpu", torch.float32))
     ('sdpa', 'no GPU')
-    >>> choose("auto", Here("cuda", torch.bfloat16, (9, 0)))[0]
+    >>> choose_kernel("auto", Hardware("cuda", torch.bfloat16, (9, 0)))[0]
     'varlen'
     """
-    if asked == "sdpa":
+    if requested == "sdpa":
         return "sdpa", "as asked"
-    kernel = "varlen" if asked == "auto" else asked
+    kernel = "varlen" if requested == "auto" else requested
     obstacle, cure = None, "choose model.attention=auto"
-    if here.device != "cuda":
+    if hardware.device != "cuda":
         obstacle = "no GPU"
-    elif here.dtype not in HALF:
-        obstacle = f"products in {str(here.dtype).removeprefix('torch.')}"
+    elif hardware.dtype not in HALF:
+        obstacle = f"products in {str(hardware.dtype).removeprefix('torch.')}"
         cure = "set model.dtype=bfloat16, or model.attention=auto"
-    elif here.capability is None or here.capability < OLDEST_GPU:
-        capability = "unknown" if here.capability is None else "{}.{}".format(*here.capability)
+    elif hardware.capability is None or hardware.capability < OLDEST_GPU:
+        capability = "unknown" if hardware.capability is None else "{}.{}".format(*hardware.capability)
         obstacle = f"a GPU of compute capability {capability}, below {OLDEST_GPU[0]}.{OLDEST_GPU[1]}"
-    elif kernel in here.absent:
-        obstacle = here.absent[kernel]
+    elif kernel in hardware.absent:
+        obstacle = hardware.absent[kernel]
     if obstacle is None:
-        return kernel, "as asked" if asked == kernel else "a GPU, in half precision"
-    if asked == "auto":
+        return kernel, "as asked" if requested == kernel else "a GPU, in half precision"
+    if requested == "auto":
         return "sdpa", obstacle
-    raise ConfigError(f"model.attention={asked} cannot run here ({obstacle}): {cure}")
+    raise ConfigError(f"model.attention={requested} cannot run here ({obstacle}): {cure}")
 
 
-def pick(asked: str, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    """(kernel, why that one) on this machine, for products in `dtype`."""
-    return choose(asked, look(asked, device, dtype))
+def select_kernel(requested: str, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    """(kernel, why that one) on this machine, for matrix products in `dtype`."""
+    return choose_kernel(requested, detect_hardware(requested, device, dtype))
 
 
-def look(asked: str, device: torch.device, dtype: torch.dtype) -> Here:
-    """This machine as `choose` needs to know it; a package is imported only where it is asked for."""
+def detect_hardware(requested: str, device: torch.device, dtype: torch.dtype) -> Hardware:
+    """What `choose_kernel` needs to know of this machine; a package is imported only where it is requested."""
     cuda = device.type == "cuda"
     absent = {}
     try:
         from torch.nn.attention import varlen  # noqa: F401
     except ImportError as error:
         absent["varlen"] = f"torch {torch.__version__} has no such kernel: {error}"
-    if cuda and asked == "flash_attention_2":
+    if cuda and requested == "flash_attention_2":
         try:
             from flash_attn import flash_attn_varlen_func  # noqa: F401
         except ImportError as error:  # not installed, or built for another torch
-            absent[asked] = f"{error}; pip install --no-build-isolation 'rlreason[flash-attn]' builds it for this torch"
-    return Here(device.type, dtype, torch.cuda.get_device_capability(device) if cuda else None, absent)
+            absent[requested] = (
+                f"{error}; pip install --no-build-isolation 'rlreason[flash-attn]' builds it for this torch"
+            )
+    return Hardware(device.type, dtype, torch.cuda.get_device_capability(device) if cuda else None, absent)
 
 
 def end_to_end(
     kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float | None
 ) -> Tensor:
-    """(1, heads, tokens, head_dim) and (1, kv_heads, tokens, head_dim) -> (1, tokens, heads, head_dim)."""
+    """Call a kernel with transformers' shapes.
+
+    (1, heads, tokens, head_dim) and (1, kv_heads, tokens, head_dim) -> (1, tokens, heads, head_dim)
+    """
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
     return kernel(q, k, v, bounds, longest, scale).unsqueeze(0)
 
@@ -100,20 +106,20 @@ def by_torch(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scal
         times, grouped = q.shape[1] // k.shape[1], {}
         k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
     out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0), **grouped)
-    assert isinstance(out, Tensor)  # the log-sum-exp was not asked for
+    assert isinstance(out, Tensor)  # the log-sum-exp was not requested
     return out
 
 
 @cache
 def _takes_grouped_heads() -> bool:
-    """Newer versions of torch read each key head once for all its query heads; 2.11 wants them repeated."""
+    """Whether this torch reads each key head once for all its query heads; up to 2.11 keys must be repeated."""
     from torch.nn.attention.varlen import varlen_attn
 
     return "enable_gqa" in signature(varlen_attn).parameters
 
 
 def by_flash_attn(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None) -> Tensor:
-    """The flash-attn package's kernel, which knows grouped heads itself."""
+    """The flash-attn package's kernel; keys may have fewer heads than queries."""
     from flash_attn import flash_attn_varlen_func
 
     out: Tensor = flash_attn_varlen_func(q, k, v, bounds, bounds, longest, longest, softmax_scale=scale, causal=True)

@@ -2,8 +2,7 @@
 
 For a vocabulary of 150,000 the logits of one rollout batch are larger than the model. Here the head
 is applied to a chunk of positions at a time, forward and again backward, so that at most
-`chunk x vocab` logits exist at once. Pure tensor functions: they must not know models, tokenizers,
-configuration or losses.
+`chunk x vocab` logits exist at once.
 """
 
 from typing import Any
@@ -17,7 +16,7 @@ CHUNK = 512
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """log softmax(h W^T / T)[y] and its entropy, with logits recomputed chunk by chunk on the way back."""
+    """log softmax(h W^T / T)[y] and its entropy, with logits recomputed chunk by chunk in the backward pass."""
 
     @staticmethod
     def forward(

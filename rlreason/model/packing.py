@@ -1,7 +1,7 @@
 """Lay sequences end to end within a token budget, and bring per-token numbers back into rows.
 
 A packed batch holds no padding: every position is a real token, and only the positions that predict
-a response token are scored. It must not know models, losses or configuration.
+a response token are scored.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class PackedBatch:
     input_ids: Tensor  # (1, total)
     position_ids: Tensor  # (1, total), restarting at 0 with each sequence
     bounds: Tensor  # (sequences + 1,) int32, where each sequence begins and ends
-    longest: int
+    longest: int  # tokens of the longest sequence
     score_at: Tensor  # (scored,) every response token of every sequence, in order
     labels: Tensor  # (scored,)
     lengths: Tensor  # (sequences,) response lengths
@@ -33,7 +33,7 @@ class PackedBatch:
 def pack(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str = "cpu") -> PackedBatch:
     """Pack (prompt ids, response ids) pairs. The last token of a sequence predicts nothing and is left out.
 
-    A prompt holds at least one token, because the first response token must be predicted from something.
+    `ValueError` for a prompt without tokens: no position would predict the first response token.
 
     >>> batch = pack([([1, 2], [3, 4]), ([5], [6])])
     >>> batch.input_ids.tolist(), batch.score_at.tolist(), batch.labels.tolist()
@@ -82,14 +82,14 @@ def within_budget(sizes: Sequence[int], budget: int, max_rows: int | None = None
     [[0, 1], [2, 3]]
     """
     bins: list[list[int]] = []
-    room: list[int] = []
+    free: list[int] = []  # tokens left in each bin
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        for slot, free in enumerate(room):
-            if sizes[index] <= free and (max_rows is None or len(bins[slot]) < max_rows):
+        for slot, left in enumerate(free):
+            if sizes[index] <= left and (max_rows is None or len(bins[slot]) < max_rows):
                 bins[slot].append(index)
-                room[slot] -= sizes[index]
+                free[slot] -= sizes[index]
                 break
         else:
             bins.append([index])
-            room.append(budget - sizes[index])
+            free.append(budget - sizes[index])
     return bins

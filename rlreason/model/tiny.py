@@ -1,7 +1,4 @@
-"""A very small Llama with its own tokenizer, built on the spot for a machine without a model hub.
-
-It must not know rewards, algorithms or configuration files.
-"""
+"""A very small Llama with its own tokenizer, made at run time, so that no model has to be downloaded."""
 
 from collections.abc import Iterable
 
@@ -27,7 +24,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTo
 def build_model(
     vocab_size: int, width: int = 128, layers: int = 2, heads: int = 4, init_scale: float = 0.06, seed: int = 0
 ) -> LlamaForCausalLM:
-    """Random weights from `seed`. A larger initial scale than usual helps so small a model to learn fast."""
+    """A Llama with random weights drawn by `seed`. A larger initial scale than usual lets a small model learn fast."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=width,

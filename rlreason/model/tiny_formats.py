@@ -1,6 +1,6 @@
-"""What a model made on the spot reads: formats of question and response, and the tokenizer made for them.
+"""The texts of the tiny model: formats of question and response, and the tokenizer trained on them.
 
-It needs no torch, so that a run's prompts can be measured before anything slow is loaded.
+Imported without torch, so that prompts can be measured before anything slow is loaded.
 """
 
 import random
@@ -21,14 +21,14 @@ VOCABULARY = 2048  # tokens at most: enough to make every word of every shipped 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a question is asked, and how a response to it is written."""
+    """How a question becomes a prompt, and how a response to it is written."""
 
     prompt: Callable[[str], str]  # a question -> its prompt
     trace: str  # a template with {solution} and {answer}
 
 
 def texts_in(formats: Sequence[Format], problems: Sequence[Problem]) -> Iterator[str]:
-    """What the tokenizer is made from: prompts and responses in all the formats, the same for every seed."""
+    """The texts that the tokenizer is trained on: prompts and responses in all formats, the same for every seed."""
     rng = random.Random("tokenizer")
     for problem, form in zip(problems[:2000], cycle(dict.fromkeys(formats)), strict=False):
         yield form.prompt(problem.question) + habit_trace(problem, rng, 0.5, 0.0, form.trace)

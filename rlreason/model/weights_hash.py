@@ -1,4 +1,4 @@
-"""Which model it was: a short hash of its weights, so that results name what they measured."""
+"""A short hash of a model's weights, by which results name the model that they were measured on."""
 
 import hashlib
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-PER_TENSOR = 1024  # numbers read from each tensor
+PER_TENSOR = 1024  # numbers that are hashed of each tensor
 
 
 def weights_hash(weights: Iterable[tuple[str, Tensor]]) -> str:

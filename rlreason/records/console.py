@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a header, one row per evaluation, a live line, a closing table."""
+"""The terminal during a run: a header, one row per evaluation, a live line, a closing table."""
 
 import os
 import sys
@@ -56,45 +56,45 @@ class Stopwatch:
         self._last = time.monotonic()
 
     def lap(self, name: str) -> None:
-        """Count the time since the last lap as `time/NAME`."""
+        """Add the time since the last lap to `time/NAME`."""
         now = time.monotonic()
         self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + now - self._last
         self._last = now
 
     def skip(self) -> None:
-        """What was done since the last lap belongs to none."""
+        """Begin a new lap; the time since the last one is counted nowhere."""
         self._last = time.monotonic()
 
 
 class Wait:
-    """Something that takes a while: what it is, how far it has come, and since when."""
+    """An activity that takes a while, as it is shown: its name, its progress and its time so far."""
 
     def __init__(self, what: str, logged: bool, more: Callable[[], str]) -> None:
         self.text = self.what = what
-        self.more = more  # what changes all the time
-        self.logged = logged  # nothing is to be said of it in a log file, or that was done
+        self.more = more  # -> the part of the line that changes all the time
+        self.logged = logged  # its line in a log file is not wanted, or was printed
         self.began, self.thread = time.monotonic(), threading.get_ident()
         self.over = threading.Event()
         self.shown = False
-        self.told = False  # whether somebody says in words of his own how far it has come
+        self.own_line = False  # whether `Console.progress` has replaced its line
 
     def part(self, text: str) -> None:
-        """How far it has come, as `3/16 responses`. What happens beside it, in another thread, is not part of it."""
-        if threading.get_ident() == self.thread and not self.told:
+        """Set its progress, as `3/16 responses`; a call from another thread than the one that waits is ignored."""
+        if threading.get_ident() == self.thread and not self.own_line:
             self.text = f"{self.what}: {text}"
 
     def line(self, width: int) -> str:
-        """What is shown of it in so many columns."""
-        more = "" if self.told else self.more()
+        """Its line, cut to `width` columns."""
+        more = "" if self.own_line else self.more()
         spent = f", {clock(time.monotonic() - self.began)}"
         return f"{self.text}{more}"[: width - len(spent)] + spent
 
 
 class Console:
-    """Rows for a person. On a terminal the newest step is shown in place; a log file gets rows only."""
+    """Prints the rows of a run. On a terminal the newest step is shown in place; a log file gets rows only."""
 
-    shown_after_s = 2.0  # from when on a wait is shown on a terminal
-    logged_after_s = 10.0  # and is said in a log file
+    shown_after_s = 2.0  # seconds after which a wait is shown on a terminal
+    logged_after_s = 10.0  # and is printed to a log file
 
     def __init__(self, out: TextIO | None = None) -> None:
         self.n_steps = 0  # of the table of steps
@@ -106,29 +106,27 @@ class Console:
 
     @property
     def width(self) -> int:
-        """Columns that there are."""
+        """Columns of the terminal, or of a log file."""
         return width_of(self.out)
 
     def say(self, text: str = "") -> None:
-        """Sentences, broken at the width."""
+        """Print sentences, broken at the width."""
         self.table(folded(text, self.width))
 
     def table(self, text: str) -> None:
-        """Lines that are printed as they are."""
+        """Print lines as they are."""
         with self._writing:
             self._wipe()
             print(text, file=self.out, flush=True)
 
     def start(self, n_steps: int) -> None:
-        """Begin the table of a run of so many steps."""
+        """Print the heading of the table of so many steps, and start the clock of its `time` and `left`."""
         self.began, self.n_steps = time.monotonic(), n_steps
         self.say()
         self.table(self._in_columns([c.title if self._is_wide() else c.short for c in COLUMNS]))
 
     def step(self, step: int, accuracy: float, metrics: Mapping[str, float], keep: bool) -> None:
-        """Show a step and the newest accuracy; `keep` makes it a lasting row, otherwise it is shown in place on a
-        terminal only.
-        """
+        """Show a step and the newest accuracy: with `keep` as a row that stays, else in place, on a terminal only."""
         row = self._row(step, accuracy, metrics)
         if keep:
             self.table(row)
@@ -136,30 +134,30 @@ class Console:
             self._in_place(row)
 
     def progress(self, text: str) -> None:
-        """A line shown in place on a terminal, such as the warm start's loss."""
+        """Show a line in place on a terminal, such as the warm start's loss."""
         if not self._waits:
             return self._in_place(text)
         wait = self._waits[-1]
-        wait.text, wait.told, wait.shown = text, True, True
+        wait.text, wait.own_line, wait.shown = text, True, True
         self._in_place(wait.line(self.width - 1))
 
     @contextmanager
     def wait(self, what: str, logged: bool = False, more: Callable[[], str] = str) -> Iterator[Wait]:
-        """Show what is being waited for: from 2 s on in place on a terminal, with the time that it has taken.
+        """Show in this block what is being waited for: from 2 s on in place on a terminal, with the time so far.
 
-        In a log file it is one line, from 10 s on; `logged`: none, because it was said, or comes again and again.
-        `more` is asked for the rest of the line each time.
+        In a log file it is one line, from 10 s on; `logged`: none, because it was printed or is repeated often.
+        `more` is called for the rest of the line each time it is shown.
         """
         wait = Wait(what, logged, more)
-        beside = threading.Thread(target=self._watch, args=(wait,), name="progress", daemon=True)
+        watcher = threading.Thread(target=self._watch, args=(wait,), name="progress", daemon=True)
         self._waits.append(wait)
-        beside.start()
+        watcher.start()
         try:
             yield wait
         finally:
             wait.over.set()
             self._waits.remove(wait)
-            beside.join(1.0)
+            watcher.join(1.0)
 
     def each(self, what: str, items: Iterator[T], count: int) -> Iterator[T]:
         """So many items of an iterator, each of which is waited for as `what 3/16`."""
@@ -169,7 +167,7 @@ class Console:
             yield item
 
     def part(self, text: str) -> None:
-        """How far the newest wait has come."""
+        """Set the progress of the newest wait, as `3/16 responses`."""
         if self._waits:
             self._waits[-1].part(text)
 
@@ -215,10 +213,10 @@ class Console:
 
 
 def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Start and end side by side; accuracy with its 95% interval over the validation problems. 60 columns."""
+    """The evaluation metrics before and after training, in 60 columns; accuracy with its 95% interval."""
     each = f" x {n}" if (n := round(before["eval/samples"] / before["eval/problems"])) > 1 else ", sampled"
-    asked = f"{before['eval/problems']:.0f} problems{each}"
-    rows = [f"{asked:22} {'start':>18} {'end':>18}"]
+    sampled = f"{before['eval/problems']:.0f} problems{each}"
+    rows = [f"{sampled:22} {'start':>18} {'end':>18}"]
 
     def interval(m: Mapping[str, Any]) -> str:
         return f"{m['eval/accuracy']:.3f} ({m['eval/accuracy_low']:.2f}-{m['eval/accuracy_high']:.2f})"

@@ -1,19 +1,11 @@
-"""`curves.png` of one run, drawn from its `metrics.jsonl`.
+"""`curves.png` of one run, drawn from its settings and metrics alone, also while it is under way."""
 
-`python -m rlreason.curves RUN` draws it again, or for a run that is still under way.
-"""
-
-import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from rlreason.cli.entry import Parser, ended
 from rlreason.errors import ConfigError
-from rlreason.records.console import Console
+from rlreason.records.files import CURVES, METRICS
+from rlreason.records.reader import RunFolder
 from rlreason.runtime.atomic_files import whole
 from rlreason.runtime.signals import held
 
@@ -35,18 +27,17 @@ OFF_POLICY: tuple[Panel, ...] = (
 )
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    with (folder / "metrics.jsonl").open() as file:
-        return [json.loads(line) for line in file if line.strip()]
+Rows = list[dict[str, Any]]  # of `metrics.jsonl`: numbers, or None
 
 
-def series(rows: list[dict[str, Any]], name: str, over: str = "train_step") -> tuple[list[float], list[float]]:
+def series(rows: Rows, name: str, over: str = "train_step") -> tuple[list[float], list[float]]:
     """The values of one metric over a counter: optimizer updates, or seconds (`time/active`)."""
     named = [row for row in rows if row.get(name) is not None]
-    return [row.get(over, row.get("eval_step", 0)) for row in named], [row[name] for row in named]
+    at = [row[over] if over in row else row.get("eval_step", 0) for row in named]
+    return at, [row[name] for row in named]
 
 
-def panels_of(rows: list[dict[str, Any]], algorithm: str) -> list[Panel]:
+def panels_of(rows: Rows, algorithm: str) -> list[Panel]:
     """What was learned, how long responses grew, how sure the model is, how steady; more where more was measured.
 
     Where given or found responses are imitated, the loss says something, and in expert iteration the entropy of
@@ -62,32 +53,37 @@ def panels_of(rows: list[dict[str, Any]], algorithm: str) -> list[Panel]:
     return panels
 
 
-def draw_curves(folder: Path, title: str, algorithm: str) -> Path:
-    """The panels of a run over its optimizer updates."""
+def draw_curves(run: RunFolder) -> Path:
+    """The panels of a run over its optimizer updates, as `curves.png` in its folder.
+
+    Raises `ConfigError` where it has no metrics yet.
+    """
+    rows = run.metrics
+    if not rows:
+        raise ConfigError(f"RUN={run.path} holds no {METRICS} with a row in it: give the folder of a training run")
     with held():  # an import that a signal cuts in two cannot be done again
         import matplotlib
 
         matplotlib.use("Agg")
         from matplotlib import pyplot as plt
 
-    rows = read_metrics(folder)
-    panels = panels_of(rows, algorithm)
+    panels = panels_of(rows, str(run.setting("algorithm") or ""))
     columns = (len(panels) + 1) // 2
     fig, axes = plt.subplots(2, columns, figsize=(5 * columns, 6.4), constrained_layout=True)
     for ax, panel in zip(axes.T.flat if columns > 2 else axes.flat, panels, strict=False):
         draw_panel(ax, rows, panel)
     for ax in list(axes.T.flat if columns > 2 else axes.flat)[len(panels) :]:
         ax.remove()
-    fig.suptitle(title, fontsize=11, x=0.01, ha="left")
-    path = folder / "curves.png"
+    fig.suptitle(title_of(run), fontsize=11, x=0.01, ha="left")
+    path = run.path / CURVES
     with whole(path) as partial:
         fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
     plt.close(fig)
     return path
 
 
-def draw_panel(ax: Any, rows: list[dict[str, Any]], panel: Panel) -> None:
-    """One heading, its lines, and for the accuracy its interval and the whole split's at the end."""
+def draw_panel(ax: Any, rows: Rows, panel: Panel) -> None:
+    """One heading and its lines; for the accuracy also its interval, and the whole split's at the end."""
     heading, lines = panel
     drawn = [(name, label) for name, label in lines if series(rows, name)[0]]
     for name, label in drawn:
@@ -96,13 +92,9 @@ def draw_panel(ax: Any, rows: list[dict[str, Any]], panel: Panel) -> None:
         style = {"marker": "o", "markersize": 4, "linewidth": 2} if name.startswith("eval/") else {"linewidth": 1.4}
         ax.plot(steps, values, label=label, alpha=1.0 if strong else 0.55, **style)
         if name == "eval/accuracy":
-            low, high = series(rows, "eval/accuracy_low")[1], series(rows, "eval/accuracy_high")[1]
-            ax.fill_between(steps, low, high, alpha=0.15, label="95% interval")
-    whole = next((row for row in rows if row.get("final/problems", 0) > row.get("eval/problems", 0)), None)
-    if heading.startswith("accuracy") and whole is not None:
-        low, value, high = (whole[f"final/accuracy{end}"] for end in ("_low", "", "_high"))
-        label = f"all {whole['final/problems']:.0f} problems"
-        ax.errorbar(whole["train_step"], value, [[value - low], [high - value]], fmt="D", color="k", ms=4, label=label)
+            draw_interval(ax, rows)
+    if heading.startswith("accuracy"):
+        draw_whole_split(ax, rows)
     ax.set_title(heading, fontsize=10, loc="left")
     ax.set_xlabel("optimizer update", fontsize=9)
     ax.xaxis.get_major_locator().set_params(integer=True)
@@ -115,30 +107,30 @@ def draw_panel(ax: Any, rows: list[dict[str, Any]], panel: Panel) -> None:
         ax.legend(fontsize=8, frameon=False)
 
 
-def main(words: Sequence[str]) -> None:
-    parser = Parser(prog="python -m rlreason.curves", description="Draw RUN/curves.png from RUN/metrics.jsonl.")
-    parser.add_argument("run", metavar="RUN", type=Path, help="a training run's folder, such as runs/grpo/DATE")
-    folder = parser.parse_args(words).run
-    if not (folder / "metrics.jsonl").is_file() or not read_metrics(folder):
-        raise ConfigError(f"RUN={folder} holds no metrics.jsonl with a row in it: give the folder of a training run")
-    console = Console()
-    with console.wait("drawing the curves"):
-        picture = draw_curves(folder, title_of(folder), setting(folder, "algorithm"))
-    console.say(f"curves: {picture}")
+def draw_interval(ax: Any, rows: Rows) -> None:
+    """The 95% interval of each accuracy."""
+    bounds = ("eval/accuracy_low", "eval/accuracy_high")
+    measured = [row for row in rows if all(row.get(name) is not None for name in ("eval/accuracy", *bounds))]
+    low, high = (series(measured, name)[1] for name in bounds)
+    ax.fill_between(series(measured, "eval/accuracy")[0], low, high, alpha=0.15, label="95% interval")
 
 
-def title_of(folder: Path) -> str:
-    """Model, data, objective and seed of a run, from its `config.yaml`."""
+def draw_whole_split(ax: Any, rows: Rows) -> None:
+    """The accuracy on the whole split, with its interval, where that was asked at the end."""
+    names = [f"final/accuracy{end}" for end in ("_low", "", "_high")]
+    whole = next((row for row in rows if (row.get("final/problems") or 0) > (row.get("eval/problems") or 0)), {})
+    if all(whole.get(name) is not None for name in names):
+        low, value, high = (whole[name] for name in names)
+        label = f"all {whole['final/problems']:.0f} problems"
+        ax.errorbar(
+            whole.get("train_step", 0), value, [[value - low], [high - value]], fmt="D", color="k", ms=4, label=label
+        )
+
+
+def title_of(run: RunFolder) -> str:
+    """Model, data, objective and seed of a run; empty in the place of a setting that another version did not have."""
     model, data, loss, algorithm, seed = (
-        setting(folder, key) for key in ("model.name", "data.name", "loss.loss_type", "algorithm", "seed")
+        "" if (value := run.setting(key)) is None else value
+        for key in ("model.name", "data.name", "loss.loss_type", "algorithm", "seed")
     )
     return f"{model}, {data}: {f'loss={loss}' if loss else algorithm}, seed {seed}"
-
-
-def setting(folder: Path, key: str) -> str:
-    """One setting of a run; empty where another version's `config.yaml` lacks it."""
-    return str(OmegaConf.select(OmegaConf.load(folder / "config.yaml"), key, default=""))
-
-
-if __name__ == "__main__":
-    ended(lambda: main(sys.argv[1:]))

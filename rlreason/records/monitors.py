@@ -1,7 +1,7 @@
-"""What can go wrong quietly in a step, said in a sentence.
+"""Checks for what can go wrong in a step without an error, on the metrics that the step recorded anyway.
 
-Each monitor reads the numbers that the step recorded anyway. A notice is printed when it first appears and then
-counted, so that a long run stays readable; the counts go into `summary.json`.
+A notice is printed when it first appears and then counted, so that a long run stays readable; the counts go into the
+summary.
 """
 
 import math
@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 Metrics = Mapping[str, float]
-MOST_CUT = 0.5  # of the responses, before it is said
+MOST_CUT = 0.5  # of the responses, above which there is a notice
 
 
 def _identical(m: Metrics, group_size: int) -> str | None:
-    """A model that has become certain (entropy near 0) repeats itself rightly; one that has not shares its seeds."""
+    """A model with an entropy near 0 repeats itself for good reason; another one's samples must share a seed."""
     uncertain = m.get("train/entropy", math.inf) > 0.05
     if group_size > 1 and uncertain and m.get("rollout/distinct", 1.0) <= 1 / group_size + 1e-9:
         return "all responses of every group are identical: the samples share one seed, or the temperature is too low"
@@ -52,10 +52,11 @@ MONITORS: dict[str, Callable[[Metrics, int], str | None]] = {
 
 
 class Monitors:
-    """Check every step; say a new notice at once and repeat it at its 10th, 100th ... appearance.
+    """Checks every step; gives a new notice to `say` at once, and again at its 10th, 100th ... appearance.
 
     `step` is None where there are no steps, as in a job that only evaluates. `eval_limit`: the setting at which
-    evaluations cut responses, where that is not said of the rollouts anyway.
+    evaluations cut responses, where it is not that of the rollouts. `parity`: warn, stop the run or correct where
+    engine and trainer differ by more than `parity_bound` nats per token.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Monitors:
         self.stopped = ""  # why guards.parity=stop ends the run
 
     def check(self, step: int | None, metrics: Metrics) -> None:
-        """Warn of what the numbers of a step or an evaluation show."""
+        """Check the metrics of a step or of an evaluation."""
         self._mismatch(step, metrics)
         for name, monitor in MONITORS.items():
             if notice := monitor(metrics, self.group_size):
@@ -84,11 +85,11 @@ class Monitors:
             self.warn(step, "truncated_evaluation", f"{'' if step is None else 'in evaluation: '}{text}: {cure}")
 
     def verdict(self) -> tuple[str, str]:
-        """(status, reason): whether a monitor that was asked to stop the run has seen what it waits for."""
+        """(status, reason): whether a check that was asked to stop the run has done so."""
         return ("stopped:parity", self.stopped) if self.stopped else ("finished", "")
 
     def check_grades(self, step: int | None, warnings: Sequence[str], when: str = "") -> None:
-        """Pass on the grader's warnings of a step or an evaluation."""
+        """Warn of the grader's warnings about a step or an evaluation."""
         for warning in warnings:
             self.warn(step, "grader", f"{when}{warning}")
 
@@ -109,7 +110,7 @@ class Monitors:
         self.warn(step, "mismatch", f"{text}: weights, temperature or precision differ{corrected}")
 
     def warn(self, step: int | None, name: str, text: str) -> None:
-        """Count a notice of this name, and say it if it is its 1st, 10th, 100th ... time."""
+        """Count a notice of this name, and print it if it is its 1st, 10th, 100th ... time."""
         self.counts[name] += 1
         if str(self.counts[name]).strip("0") == "1":
             times = f" (seen {self.counts[name]} times)" if self.counts[name] > 1 else ""

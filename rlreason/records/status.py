@@ -7,10 +7,12 @@ import errno
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from rlreason.errors import ConfigError, UnwritableError
+from rlreason.records.files import STATUS, SUMMARY
 from rlreason.runtime.atomic_files import write_whole
 
 
@@ -31,6 +33,7 @@ STATUSES: dict[str, Ending] = {
     "interrupted": Ending("stopped by a signal", 130, False),
     "failed": Ending("anything else went wrong", 1, False),
 }
+
 
 WRONG_WORDS = 2  # a wrong word or value, a path that is not there
 UNUSABLE_DATA = 3  # data that was found but cannot be used
@@ -60,11 +63,17 @@ def known(status: str) -> str:
 
 
 def read_status(folder: Path) -> str | None:
-    """The status in a run's `status.json`, else in its `summary.json`; None where neither is there."""
-    for name in ("status.json", "summary.json"):
-        if (folder / name).exists():
+    """The status in a run's `status.json`, else in its `summary.json`; None where neither can be read."""
+    for name in (STATUS, SUMMARY):
+        with suppress(OSError, ValueError, AttributeError):  # a file that is not there, or broken
             return known(str(json.loads((folder / name).read_text(encoding="utf-8")).get("status", "")))
     return None
+
+
+def written_at(folder: Path) -> int | None:
+    """When the folder's status was last written, in nanoseconds; None before its first."""
+    path = folder / STATUS
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def exit_code(error: BaseException) -> int:
@@ -98,7 +107,7 @@ def write_status(folder: Path, status: str, reason: str = "") -> None:
     """`status.json`, replaced as a whole: {"status", "reason", "time"}."""
     assert ending(status)
     row = {"status": status, "reason": reason, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    path, text = folder / "status.json", json.dumps(row, indent=2) + "\n"
+    path, text = folder / STATUS, json.dumps(row, indent=2) + "\n"
     try:
         write_whole(path, text)
     except UnwritableError:

@@ -1,6 +1,6 @@
 """A start that failed leaves its run folder as it found it: no empty folders, and what it set aside is back in place.
 
-Only what this start made is removed, and only while it recorded nothing that anyone would want. It knows files.
+Only what this start made is removed, and only while it recorded nothing that anyone would want.
 """
 
 import contextlib
@@ -10,18 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlreason.records import files
+from rlreason.records.files import CONTENTS, SET_ASIDE
 from rlreason.records.status import RESOURCES, UNUSABLE_DATA, WRONG_WORDS, exit_code
-from rlreason.records.writer import CONTENTS, SET_ASIDE
 from rlreason.runtime.environment import SWEEP_VARIABLE
 
 MISTAKES = (WRONG_WORDS, UNUSABLE_DATA, RESOURCES)
 HYDRAS = ".hydra"  # a folder with its own view of the config
-MADE = {*CONTENTS, HYDRAS, "log.txt"}
+MADE = {*CONTENTS, HYDRAS}
 #: What is worth keeping of a run that failed, where there is anything in it.
-WANTED = (
-    "metrics.jsonl", "summary.json", "rollouts", "evals", "model", "responses.jsonl", "responses.unfinished.jsonl",
-    "vllm.log",
-)  # fmt: skip
+WANTED = {
+    files.METRICS, files.SUMMARY, files.ROLLOUTS, files.EVALS, files.MODEL, files.RESPONSES, files.UNFINISHED,
+    files.ENGINE_LOG,
+}  # fmt: skip
 
 
 class Ended(BaseException):
@@ -66,7 +67,7 @@ def _undo(folder: Path, names: set[str], new: list[Path]) -> None:
     now = _names(folder)
     aside = [folder / name for name in sorted(now - names) if name.startswith(SET_ASIDE)]
     ours = {name for name in now & MADE if aside or name not in names}
-    if any(_holds_something(folder / name) for name in ours & set(WANTED)) or (names & set(CONTENTS) and not aside):
+    if any(_holds_something(folder / name) for name in ours & WANTED) or (names & set(CONTENTS) and not aside):
         return  # worth keeping; or the folder of an earlier run that this one went on with, or was refused
     for name in ours:
         _remove(folder / name)

@@ -24,7 +24,7 @@ COUNTERS = ("rollout_step", "train_step", "eval_step")
 
 
 def axis_of(metric: str) -> str | None:
-    """The counter that a metric is drawn over; None for a counter itself, and for a name that nobody foresaw.
+    """The counter that a metric is drawn over; None for a counter itself, and for a name outside `AXES`.
 
     >>> axis_of("ei/kept"), axis_of("eval/accuracy"), axis_of("train_step")
     ('rollout_step', 'train_step', None)
@@ -34,7 +34,7 @@ def axis_of(metric: str) -> str | None:
 
 
 def chosen(logger: LoggerConfig, folder: Path, own: Any) -> dict[str, Any]:
-    """Arguments of `wandb.init`: what the user set, and our defaults where W&B has been told nothing.
+    """Arguments of `wandb.init`: what the user set, and our defaults where W&B has no value of its own.
 
     `own` are W&B's settings from its variables and files. What stands there is not passed, so it holds.
     """
@@ -105,6 +105,7 @@ class WandbLogger:
         self._counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
 
     def log(self, row: dict[str, float]) -> None:
+        """One row, with every counter in it: the newest value of those that the row lacks."""
         self._counters |= {name: row[name] for name in COUNTERS if name in row}
         self.run.log(self._counters | row)
 
@@ -120,6 +121,7 @@ class WandbLogger:
         self.run.finish(exit_code=1)
 
     def finish(self, summary: dict[str, Any]) -> None:
+        """The run came to an end of its own, or was interrupted."""
         self.run.summary.update(summary)
         self.run.finish()
 

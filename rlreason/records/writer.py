@@ -1,42 +1,29 @@
-"""The run folder: what was asked, with what, what was measured, what was said, and what came of it.
-
-    config.yaml provenance.json status.json objective.md metrics.jsonl curves.png summary.json log.txt
-    rollouts/step_00001.jsonl evals/step_00000.jsonl model/
+"""Write a run folder: the one place that does, for training and for jobs that do not train.
 
 Files that are written whole are written under another name and renamed, so that a file with its right name is
-never half a file. `metrics.jsonl` grows by a line at a time. It must not know tensors or algorithms.
+never half a file. `metrics.jsonl` grows by a line at a time.
 """
 
 import json
-import math
 import os
-import platform
-import shlex
-import subprocess
-import sys
-import time
-from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlreason import __version__
 from rlreason.errors import ConfigError
+from rlreason.records import files
+from rlreason.records.provenance import provenance
+from rlreason.records.reader import RunFolder
+from rlreason.records.response_log import ResponseLog
+from rlreason.records.resume import goes_on
+from rlreason.records.rows import Row, finite, response_row
 from rlreason.records.status import write_status
-from rlreason.runtime.atomic_files import append_line, write_whole
-from rlreason.runtime.processors import usable_processors
+from rlreason.runtime.atomic_files import append_line, whole, write_whole
 from rlreason.runtime.signals import held
 from rlreason.runtime.stderr_log import log_stderr_in
-from rlreason.types import Grade, Problem, Response, Sample
+from rlreason.types import Problem, Sample
 
-CONTENTS = (
-    "config.yaml", "status.json", "provenance.json", "objective.md", "metrics.jsonl", "curves.png",
-    "grading_incidents.jsonl", "rollouts", "evals", "model", "model.partial", "wandb", "vllm.log", "log.txt",
-    "responses.jsonl", "responses.unfinished.jsonl", "pass_rates.jsonl", "best_of_n.csv", "best_of_n.png", "inspect.md",
-)  # fmt: skip
-SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
-MIRRORED_ROWS = 32  # of a step's responses go to the mirror; the run folder has all of them
-PACKAGES = ("torch", "transformers", "math-verify", "hydra-core", "vllm", "flash-attn")
+MIRRORED_ROWS = 32  # of a step's responses go to the metric sink; the run folder has all of them
 
 
 class MetricSink(Protocol):
@@ -44,29 +31,68 @@ class MetricSink(Protocol):
 
     place: str
 
-    def log(self, row: dict[str, float]) -> None: ...
+    def log(self, row: dict[str, float]) -> None:
+        """A row of `metrics.jsonl`."""
+        ...
 
-    def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None: ...
+    def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None:
+        """Responses of a step; `name` is `rollouts` or `evals`."""
+        ...
 
-    def finish(self, summary: dict[str, Any]) -> None: ...
+    def finish(self, summary: dict[str, Any]) -> None:
+        """The run came to an end of its own, or was interrupted."""
+        ...
 
-    def abandon(self) -> None: ...
+    def abandon(self) -> None:
+        """The run ended before anything was measured."""
+        ...
 
 
 class RunWriter:
-    """Writes one run folder. A finished run is never overwritten; what a broken-off one left is set aside."""
+    """Writes one run folder. A finished run is never overwritten; what a broken-off one left is set aside.
 
-    def __init__(self, folder: Path, config: str, mirror: MetricSink | None = None) -> None:
-        self.folder, self.mirror = folder, mirror
+    `schemas`: which classes the settings are of (`config.store.schemas_of`). `resume`: an interrupted run with the same
+    settings goes on, in which case `resumed` is true; with others it is refused. `say` is told what is set aside.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: str,
+        *,
+        schemas: Mapping[str, str] | None = None,
+        resume: bool = False,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        refuse_occupied(folder)
+        self.folder = folder
+        self.mirror: MetricSink | None = None  # from when it is opened
         folder.mkdir(parents=True, exist_ok=True)
-        self.set_aside = set_aside(folder)
+        self.resumed = resume and goes_on(folder, config)
+        told = provenance(schemas or {})
+        if self.resumed:
+            earlier = RunFolder(folder).provenance
+            told["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]  # each may be of another commit
+        elif (aside := set_aside(folder)) and say:
+            say(f"a broken-off run was here: its records are now in {aside}")
         write_status(folder, "running")
         log_stderr_in(folder)
-        write_whole(folder / "config.yaml", config)
-        write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2) + "\n")
+        self.document(files.PROVENANCE, json.dumps(told, indent=2) + "\n")
+        self.document(files.CONFIG, config)
         self.train_step = 0.0  # of the newest row
-        self.metrics_path = folder / "metrics.jsonl"
-        write_whole(self.metrics_path, "")
+        self.evaluated = False  # whether there is a row of an evaluation
+        self.log: ResponseLog | None = None
+        self.document(files.METRICS, "")
+
+    @property
+    def concluded(self) -> bool:
+        """Whether the summary is written, and the run with it whole."""
+        return (self.folder / files.SUMMARY).exists()
+
+    @property
+    def model(self) -> Path:
+        """Where the run saves its model."""
+        return self.folder / files.MODEL
 
     def mirror_to(self, sink: MetricSink | None) -> None:
         """Log to this sink as well from now on; it is made after the folder, in which it logs."""
@@ -75,8 +101,9 @@ class RunWriter:
     def metrics(self, row: dict[str, float]) -> None:
         """One flat row, every counter of `counters.py` in it."""
         with held():
-            append_line(self.metrics_path, json.dumps(finite(row), allow_nan=False))
+            append_line(self.folder / files.METRICS, json.dumps(finite(row), allow_nan=False))
             self.train_step = row.get("train_step", 0)
+            self.evaluated |= "eval/accuracy" in row
         if self.mirror:
             self.mirror.log(row)
 
@@ -87,26 +114,39 @@ class RunWriter:
         samples: Sequence[Sample],
         problems: Iterable[Problem],
         *,
-        label: str = "",
+        update: int | None = None,
         prompts: Sequence[str] = (),
     ) -> None:
         """Every response of a step with its grade: `rollouts/` from training, `evals/` from evaluation.
 
-        The file is named by its step, or by a `label` that sorts beside it. `prompts`: the text that each was a
+        `update`: the optimizer update, in an evaluation between two of them. `prompts`: the text that each was a
         response to, where it is to stand in the file; rollouts have it as token ids alone, for their size.
         """
         by_id = {p.id: p for p in problems}
         rows = [finite(response_row(step, s, by_id[s.group])) for s in samples]
         for row, prompt in zip(rows, prompts, strict=False):
             row["prompt"] = prompt
-        if kind == "rollouts":  # what a loss on them divides by, where training scored them
+        if kind == files.ROLLOUTS:  # what a loss on them divides by, where training scored them
             for row, s in zip(rows, samples, strict=True):
                 row |= {"trainer_log_probs": [round(lp, 5) for lp in s.log_probs]} if s.log_probs else {}
-        path = self.folder / kind / f"{label or f'step_{step:05d}'}.jsonl"
+        path = self.folder / kind / files.step_name(step, update)
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+        _write_rows(path, rows)
         if self.mirror:
             self.mirror.table(kind, step, rows[:MIRRORED_ROWS])
+
+    def open_log(self, identity: str, problems: Sequence[Problem], n: int) -> ResponseLog:
+        """The log of a job's responses as they end, with those that it goes on with; removed with the summary."""
+        self.log = ResponseLog(self.folder, identity, problems, n)
+        return self.log
+
+    def all_responses(self, rows: Sequence[Row]) -> None:
+        """`responses.jsonl`: every response of a job that does not train, in the order of the problems."""
+        _write_rows(self.folder / files.RESPONSES, rows)
+
+    def pass_rates(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """`pass_rates.jsonl`: how often each problem was solved."""
+        _write_rows(self.folder / files.PASS_RATES, rows)
 
     def document(self, name: str, text: str) -> None:
         """A text for people, such as the objective's card."""
@@ -116,129 +156,43 @@ class RunWriter:
         """Written last: a folder with `summary.json` holds a run that came to an end of its own."""
         with held():
             write_status(self.folder, summary["status"], summary.get("reason", ""))
-            write_whole(self.folder / "summary.json", json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
+            self.document(files.SUMMARY, json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
+            if self.log is not None:
+                self.log.remove()
         if self.mirror:
             self.mirror.finish(summary)
 
 
+def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    write_whole(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+
+def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:
+    """Replace lines of a file by these rows, by line number; every other line stays as it is, a broken one too."""
+    with whole(path) as partial, path.open("rb") as before, partial.open("wb") as after:
+        for number, line in enumerate(before, 1):
+            new = rows.get(number)
+            after.write(line if new is None else json.dumps(new, ensure_ascii=False).encode() + b"\n")
+
+
 def refuse_occupied(folder: Path) -> None:
     """Before anything is computed: a folder with a finished run, or with somebody else's files, keeps them."""
-    if (folder / "summary.json").exists():
+    if (folder / files.SUMMARY).exists():
         raise ConfigError(f"hydra.run.dir={folder} holds a finished run: choose another folder, or move that one away")
-    found = [name for name in CONTENTS if (folder / name).exists()]
-    if found and not (folder / "provenance.json").exists():
+    found = [name for name in files.CONTENTS if (folder / name).exists()]
+    if found and not (folder / files.PROVENANCE).exists():
         raise ConfigError(f"hydra.run.dir={folder} holds {found[0]}, which no run left there: choose another folder")
 
 
 def set_aside(folder: Path) -> Path | None:
     """Move what a broken-off run left into `broken_off_1/` (2, 3 ...): its records are kept, and not mixed in."""
-    found = [name for name in CONTENTS if (folder / name).exists()]
+    found = [name for name in files.CONTENTS if (folder / name).exists()]
     if not found:
         return None
     number = 1
-    while (aside := folder / f"{SET_ASIDE}{number}").exists():
+    while (aside := folder / f"{files.SET_ASIDE}{number}").exists():
         number += 1
     aside.mkdir()
     for name in found:
         os.replace(folder / name, aside / name)
     return aside
-
-
-def finite(value: Any) -> Any:
-    """The value with null for every number that is not finite: JSON has no word for them.
-
-    >>> finite({"a": [1.5, float("nan")]})
-    {'a': [1.5, None]}
-    """
-    if isinstance(value, dict):
-        return {key: finite(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def response_row(step: int, s: Sample, problem: Problem) -> dict[str, Any]:
-    """Enough to read the response, to grade it again, and to compute any loss on it without sampling."""
-    return {
-        "step": step,
-        "problem_id": s.group,
-        "question": problem.question,
-        "gold": problem.answer,
-        "response": s.response.text,
-        **grade_columns(s.grade),
-        "advantage": round(s.advantage, 6),
-        "kept": s.has_loss,
-        "length": len(s.response.token_ids),
-        "entropy": None if s.entropy is None else round(s.entropy, 5),
-        "facts": problem.facts,
-        **({} if s.prompt_grade is None else {"prompt_reward": grade_columns(s.prompt_grade)}),
-        "finish_reason": s.response.finish_reason,
-        "weight_version": s.response.weight_version,
-        "prompt_ids": s.response.prompt_ids,
-        "token_ids": s.response.token_ids,
-        "log_probs": [round(lp, 5) for lp in s.response.log_probs],
-    }
-
-
-def grade_columns(grade: Grade) -> dict[str, Any]:
-    return {
-        "reward": grade.reward,
-        "format_reward": grade.format,
-        "answer_reward": grade.answer,
-        "outcome": grade.outcome,
-        "path": grade.path,
-    }
-
-
-def grade_of(row: dict[str, Any]) -> Grade:
-    return Grade(row["format_reward"], row["answer_reward"], row["reward"], row["outcome"], row["path"])
-
-
-def sample_of(row: dict[str, Any]) -> Sample:
-    """The sample that a row was written from: what was said, and its grade."""
-    response = Response(
-        problem_id=row["problem_id"],
-        prompt_ids=row["prompt_ids"],
-        token_ids=row["token_ids"],
-        log_probs=row["log_probs"],
-        text=row["response"],
-        finish_reason=row["finish_reason"],
-        weight_version=row["weight_version"],
-    )
-    beside = grade_of(row["prompt_reward"]) if "prompt_reward" in row else None
-    return Sample(response, grade_of(row), beside, log_probs=row.get("trainer_log_probs"))
-
-
-def provenance() -> dict[str, Any]:
-    """What a stranger needs to know to repeat the run on another machine."""
-    return {
-        "rlreason": __version__,
-        "commit": _commit(),
-        "command": shlex.join(["python", "-m", "rlreason", *sys.argv[1:]]),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu_count": usable_processors(),  # that this process may use
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The checkout's commit, with `+changes` when files differ from it; None outside a checkout."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    git = ["git", "-C", str(root)]
-    try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit + ("+changes" if changed.strip() else "")

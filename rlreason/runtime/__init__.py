@@ -1,1 +1,4 @@
-"""The process itself: signals, streams, files that are never half written, processors."""
+"""The process itself: signals, streams, atomic files, processors, short forms of texts.
+
+Depends on the errors alone; nothing in it loads a library.
+"""

@@ -1,4 +1,4 @@
-"""Files that are never half a file, and what is said when one cannot be written."""
+"""Write files atomically, and describe in one line why one cannot be written."""
 
 import errno
 import os
@@ -20,9 +20,10 @@ FULL = {
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A place beside `path` for a file or a folder, which gets its name when the block ends.
+    """Yields a temporary path for a file or a folder, which is renamed to `path` when the block ends.
 
-    Readers see the old file or the new one, never half; a block that fails leaves the old one, and nothing beside it.
+    Readers see the old file or the new one, never half of one; a block that fails leaves the old one alone.
+    `UnwritableError` where the system refuses.
     """
     partial = path.with_name(path.name + ".partial")
     _remove(partial)  # of a process that was killed
@@ -36,13 +37,13 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file by this text."""
+    """Replace a file by this text (UTF-8), atomically. `UnwritableError` where the system refuses."""
     with whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a whole line to the end of a file, or none of it."""
+    """Add a line to the end of a file, or nothing of it. `UnwritableError` where the system refuses."""
     with explained(path), path.open("ab", buffering=0) as file:
         before, left = os.fstat(file.fileno()).st_size, memoryview(f"{line}\n".encode())
         try:
@@ -56,7 +57,10 @@ def append_line(path: Path, line: str) -> None:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """An operating system's error while `path` is written becomes one line; safetensors hides it in its own."""
+    """Turn an operating system's error in this block into an `UnwritableError` for `path`.
+
+    safetensors raises an error of its own, whose text holds the system's error number.
+    """
     try:
         yield
     except UnwritableError:

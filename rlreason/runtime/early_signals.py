@@ -1,25 +1,31 @@
-"""A signal while Python still imports: one line and exit code 130. Nothing was begun that could be left behind.
+"""A signal while Python still imports: one line and exit code 130, since there is nothing to clean up yet.
 
-It imports only what every interpreter has loaded already, so that it can be the first thing that happens.
+Imports only what every interpreter has loaded already, so that it can be the first thing a program does.
 """
 
 import _signal  # the part of `signal` in C; the rest of it imports enum and more
 import os
 
 CODE = 130  # as in the table of status.py
-terminal = 2  # what standard error was when the process began, while noise.py has it elsewhere
+terminal = 2  # the file that was standard error when the process began; stderr_log.py redirects 2 during a run
 NAMES = {_signal.SIGINT: "SIGINT", _signal.SIGTERM: "SIGTERM", _signal.SIGHUP: "SIGHUP"}
 
 
-def quiet() -> None:
-    """Until a command takes over (signals.py), a signal ends the process with one line; an ignored one stays so."""
+def heed_signals() -> None:
+    """Let a signal end the process with one line, until a command sets its own handlers (signals.py).
+
+    A signal that was ignored when the process began stays ignored.
+    """
     for number in NAMES:
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, lambda number, frame: end_with(f"stopped by {NAMES[number]}"))
 
 
 def end_with(text: str) -> None:
-    """Past Python's streams, one of which may be what was interrupted; the terminal may be gone."""
+    """Print a line and end the process with exit code 130.
+
+    Python's streams are not used, because writing to one may be what was interrupted.
+    """
     try:
         os.write(terminal, f"{chr(10) * os.isatty(terminal)}rlreason: {text}\n".encode())
     finally:

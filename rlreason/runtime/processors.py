@@ -12,24 +12,25 @@ V1_MOUNTS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 
 
 def usable_processors() -> int:
-    """Processors that this process may keep busy: those it may run on, or fewer where a cgroup bounds its time."""
+    """Processors that this process may keep busy, at least 1: its affinity, or fewer where a cgroup limits its time."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(_text("/proc/self/cgroup") or "", _text)
     return max(1, math.ceil(min(allowed, quota)))  # a quota of 1.5 keeps two threads busy most of the time
 
 
 def default_threads(of_torch: int) -> int:
-    """Threads for numerical work where nobody has said how many: torch's own choice, which counts cores and heeds
-    OMP_NUM_THREADS, as far as this process may use so many processors.
+    """Threads for numerical work where none are set: `of_torch`, but no more than this process's processors.
+
+    `of_torch` is torch's own choice, which counts cores and reads OMP_NUM_THREADS.
     """
     return min(of_torch, usable_processors())
 
 
 def cgroup_quota(memberships: str, read: Read) -> float:
-    """Processors' worth of time that the control groups allow, infinity where they set no bound.
+    """Processors' worth of time that the control groups allow, infinity where they set no limit.
 
     `memberships` is the text of /proc/self/cgroup. Version 2 states "quota period" in cpu.max, version 1 in two files;
-    a group is bound by all the groups above it, too.
+    the limits of all groups above one hold for it, too.
 
     >>> cgroup_quota("0::/job", {"/sys/fs/cgroup/job/cpu.max": "150000 100000"}.get)
     1.5
@@ -41,10 +42,10 @@ def cgroup_quota(memberships: str, read: Read) -> float:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            quotas += [_share(*(read(f"{folder}/cpu.max") or "").split()[:2]) for folder in _folders("", path)]
+            quotas += [_quota(*(read(f"{folder}/cpu.max") or "").split()[:2]) for folder in _folders("", path)]
         elif "cpu" in controllers.split(","):
             for folder in (f for mount in V1_MOUNTS for f in _folders(f"/{mount}", path)):
-                quotas.append(_share(read(f"{folder}/cpu.cfs_quota_us"), read(f"{folder}/cpu.cfs_period_us")))
+                quotas.append(_quota(read(f"{folder}/cpu.cfs_quota_us"), read(f"{folder}/cpu.cfs_period_us")))
     return min(quotas)
 
 
@@ -54,13 +55,13 @@ def _folders(mount: str, path: str) -> Iterator[str]:
         yield f"/sys/fs/cgroup{mount}{group}".rstrip("/")
 
 
-def _share(quota: str | None = None, period: str | None = None) -> float:
-    """Quota over period, both in microseconds; infinity where there is none ("max", -1) or no sense in it."""
+def _quota(time: str | None = None, period: str | None = None) -> float:
+    """Time over period, both in microseconds; infinity where there is no limit ("max", -1) or no number."""
     try:
-        time, every = float(quota or "max"), float(period or 0)
+        allowed, every = float(time or "max"), float(period or 0)
     except ValueError:
         return math.inf
-    return time / every if time > 0 and every > 0 else math.inf
+    return allowed / every if allowed > 0 and every > 0 else math.inf
 
 
 def _text(path: str) -> str | None:

@@ -1,12 +1,12 @@
-"""How a process of this program ends on SIGINT, SIGTERM or SIGHUP: politely at the first, at once at the second.
+"""How a process of this program ends on SIGINT, SIGTERM or SIGHUP: in order at the first, at once at the second.
 
-    while Python imports      quiet.py: one line, exit code 130
+    while Python imports      early_signals.py: one line, exit code 130
     in a command              `stoppable`: KeyboardInterrupt in the main thread, or where a `held` block ends
     a second signal, or       `leave_at_once`: what runs below this process is killed, its temporary folders go
     a stop that takes long
 
 A signal that was ignored when the process began stays ignored: SIGHUP under nohup, SIGINT behind a script's `&`.
-It knows processes and folders; it must not import anything slow, and it must not know runs.
+Nothing slow is imported here.
 """
 
 import _thread
@@ -26,44 +26,45 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
 
+from rlreason.errors import ReaderGone
 from rlreason.runtime.early_signals import CODE, end_with
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LIMIT_S = 120.0  # for a polite end: the model is saved, curves are drawn
-ONCE_S = 0.5  # signals so close together are one: `timeout` and some launchers send theirs twice
-LOST_S = 30.0  # after which a library counts as having swallowed the KeyboardInterrupt
-LAST_S = 10.0  # for an end at once
-FOLLOWS = "RLREASON_FOLLOWS"  # environment: the process with which this one is to end
+LIMIT_S = 120.0  # for an orderly end: the model is saved, curves are drawn
+ONCE_S = 0.5  # signals less than this apart count as one: `timeout` and some launchers send theirs twice
+LOST_S = 30.0  # after which a library is taken to have caught the KeyboardInterrupt
+LAST_S = 10.0  # for an end at once, after which the process exits whatever hangs
+FOLLOWS = "RLREASON_FOLLOWS"  # environment: the parent process with which this one is to end
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass
 class _Stop:
-    """Where this process stands with its signals."""
+    """The state of a stop: which signal came, and what has happened since."""
 
     limit_s: float = LIMIT_S
     patient: frozenset[int] = frozenset()  # these never count as a second signal
     process: int = field(default_factory=os.getpid)
     main: int = field(default_factory=lambda: threading.main_thread().ident or 0)
-    first: int | None = None  # the signal that asked for the end
+    first: int | None = None  # the signal that requested the stop
     at: float = 0.0  # on the monotonic clock
     held: int = 0  # blocks that must not be interrupted, one inside the other
-    raised: bool = False  # KeyboardInterrupt is on its way
+    raised: bool = False  # KeyboardInterrupt was raised
     lost: bool = False  # it was raised where Python drops exceptions, as in __del__
     again: bool = False  # this call of the handler repeats the first signal
-    arrived: bool = False  # the end is under way: nothing is raised any more
+    arrived: bool = False  # cleaning up has begun: nothing is raised any more
 
 
 _stop = _Stop()
 _folders: set[Path] = set()  # to be removed, however the process ends
-_farewells: list[Callable[[], object]] = []  # quick calls before an end at once
+_callbacks: list[Callable[[], object]] = []  # called before an end at once
 
 
 @contextmanager
 def stoppable(limit_s: float = LIMIT_S, patient: tuple[int, ...] = ()) -> Iterator[None]:
-    """In this block the first signal raises KeyboardInterrupt; it has `limit_s` to take effect.
+    """In this block the first signal raises KeyboardInterrupt; after `limit_s` seconds the process ends at once.
 
-    `patient`: signals that may come again without meaning more, such as those that a sweep passes on.
+    `patient`: signals that do not count as a second one, such as those that a sweep passes on.
     """
     global _stop
     _stop = mine = _Stop(limit_s, frozenset(patient))
@@ -93,17 +94,23 @@ def _install(handler: Callable[[int, FrameType | None], object]) -> dict[int, An
 
 
 def asked() -> str | None:
-    """The name of the signal that asked for the end; None where none did."""
+    """The name of the signal that requested the stop; None where there was none."""
     return None if _stop.first is None else signal.Signals(_stop.first).name
 
 
+def why_stopped(error: KeyboardInterrupt) -> str:
+    """What ended a command before its end, and how far it was, as far as the error tells."""
+    by = "" if isinstance(error, ReaderGone) else f"by {asked() or 'a signal'}"
+    return f"{by} {error}".strip()
+
+
 def arrived() -> None:
-    """Whoever tidies up says so: from here on only a second signal, or the time limit, interrupts it."""
+    """To be called when cleaning up begins: from here on only a second signal, or the time limit, interrupts it."""
     _stop.arrived = _stop.first is not None
 
 
 class held:  # noqa: N801  # reads as a word, `with held():`
-    """A block that a signal does not cut in two: KeyboardInterrupt comes when the outermost one ends."""
+    """A block that a signal does not interrupt: KeyboardInterrupt is raised when the outermost one ends."""
 
     def __enter__(self) -> Self:
         self.counts = threading.current_thread() is threading.main_thread()  # others are never interrupted
@@ -123,7 +130,7 @@ def _raise() -> None:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    if os.getpid() != _stop.process:  # a fork, which has nothing of its own to tidy up
+    if os.getpid() != _stop.process:  # a fork, which has nothing of its own to clean up
         os._exit(CODE)
     if _stop.first is None:
         _stop.first, _stop.at = number, time.monotonic()
@@ -139,7 +146,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _watch(stop: _Stop) -> None:
-    """A thread that sees to it that a stop comes to an end."""
+    """The thread that ends the process where a stop takes too long, and repeats a KeyboardInterrupt that was lost."""
     repeat_at = LOST_S
     while stop is _stop:
         time.sleep(0.1)
@@ -148,12 +155,12 @@ def _watch(stop: _Stop) -> None:
             leave_at_once(f"the stop took more than {stop.limit_s:.0f} s: left at once")
         if not stop.arrived and (stop.lost or spent > repeat_at) and stop.first is not None:
             stop.lost, stop.again, repeat_at = False, True, spent + LOST_S
-            signal.pthread_kill(stop.main, stop.first)  # a real one, which wakes whatever sleeps
+            signal.pthread_kill(stop.main, stop.first)  # a real signal, which interrupts system calls
 
 
 @contextmanager
 def temporary_folder(prefix: str, place: Path | None = None) -> Iterator[str]:
-    """A folder that is removed at the end of the block, or of the process where that comes before."""
+    """Yields the path of a new folder, removed at the end of the block or of the process, whichever is first."""
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
     with removed_if_left(path):
         try:
@@ -164,7 +171,7 @@ def temporary_folder(prefix: str, place: Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def removed_if_left(path: Path) -> Iterator[None]:
-    """A file or folder that goes where the process ends at once in this block."""
+    """Remove this file or folder if the process ends at once in this block."""
     _folders.add(path)
     try:
         yield
@@ -173,17 +180,17 @@ def removed_if_left(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def before_leaving(farewell: Callable[[], object]) -> Iterator[None]:
-    """A quick call that an end at once makes first."""
-    _farewells.append(farewell)
+def before_leaving(callback: Callable[[], object]) -> Iterator[None]:
+    """Call `callback`, which must be quick, first if the process ends at once in this block."""
+    _callbacks.append(callback)
     try:
         yield
     finally:
-        _farewells.remove(farewell)
+        _callbacks.remove(callback)
 
 
 def leave(code: int) -> NoReturn:
-    """End the process behind a stop: a thread that is stuck in a library does not keep it."""
+    """End the process after a stop, also where a thread is stuck in a library."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -194,11 +201,11 @@ def leave(code: int) -> NoReturn:
 
 
 def leave_at_once(text: str) -> NoReturn:
-    """End the process, its temporary folders and whatever runs below it; from any thread."""
+    """End the process and all processes below it, and remove its temporary folders; from any thread."""
     _thread.start_new_thread(_last_resort, ())
-    for farewell in list(_farewells):
+    for callback in list(_callbacks):
         with suppress(BaseException):
-            farewell()
+            callback()
     _clear()
     end_with(text)
     raise SystemExit(CODE)  # not reached
@@ -219,7 +226,7 @@ def _clear() -> None:
 
 
 def below(process: int) -> list[int]:
-    """Every process under this one, the nearest first, without the one that clears up Python's shared memory."""
+    """Ids of all processes below this one, parents first, without Python's resource tracker. Linux only."""
     found: list[int] = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):  # Linux; elsewhere there is no such file
         with suppress(OSError):
@@ -230,7 +237,7 @@ def below(process: int) -> list[int]:
 
 
 def follow() -> None:
-    """Where the environment names a parent to end with: be told by the kernel when it does, however it ends."""
+    """Let the kernel send SIGTERM to this process when the parent that the environment names ends."""
     parent = os.environ.pop(FOLLOWS, None)
     if parent is None:
         return

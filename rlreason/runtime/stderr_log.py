@@ -1,7 +1,7 @@
-"""What libraries say on standard error while a run goes on: out of the terminal, and kept in the run's `log.txt`.
+"""What libraries print on standard error during a run goes into the run's `log.txt` instead of the terminal.
 
 Python's warnings, log messages and what native code prints all end there. Lines of our own (`rlreason: ...`) and
-errors that end a thread or the process still reach the terminal. It knows streams; it must not know runs.
+errors that end a thread or the process still reach the terminal.
 """
 
 import faulthandler
@@ -17,26 +17,26 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from rlreason.errors import ConfigError
-from rlreason.runtime import early_signals as quiet
-from rlreason.runtime import signals
+from rlreason.runtime import early_signals, signals
 
 NAME = "log.txt"
 OURS = "rlreason: "
-EXPECTED = (ConfigError, KeyboardInterrupt, SystemExit)  # these are said in a line, and need no noise beside it
+EXPECTED = (ConfigError, KeyboardInterrupt, SystemExit)  # the command line prints these in one line
 
 
-class Sieve(io.TextIOBase):
+class StderrFilter(io.TextIOBase):
     """Standard error of Python code during a run: our own lines go to the terminal, all others to the log."""
 
     def __init__(self, log: TextIO, terminal: TextIO) -> None:
         self.log, self.terminal = log, terminal
-        self._begins, self._ours = True, False  # whether a line begins here, and whose the line is
+        self._at_line_start, self._ours = True, False  # _ours: the current line begins with OURS
 
     def write(self, text: str, /) -> int:
+        """Write each line to the terminal or the log; returns the number of characters."""
         for part in text.splitlines(keepends=True):
-            if self._begins:
+            if self._at_line_start:
                 self._ours = part.startswith(OURS)
-            self._begins = part.endswith("\n")
+            self._at_line_start = part.endswith("\n")
             if self._ours:
                 self.terminal.write(part)
                 self.terminal.flush()
@@ -46,23 +46,27 @@ class Sieve(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
+        """Flush the log; the terminal is flushed after each write."""
         with suppress(OSError):
             self.log.flush()
 
     def fileno(self) -> int:
+        """The log's file descriptor."""
         return self.log.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
+        """The log's encoding."""
         return self.log.encoding
 
     @property
     def buffer(self) -> IO[bytes]:
+        """The log's bytes."""
         return self.log.buffer
 
 
-class _Noise:
-    """The file behind standard error: one without a name until the run has a folder."""
+class _StderrFile:
+    """The file that standard error is redirected to: a temporary one until the run has a folder."""
 
     def __init__(self) -> None:
         self.spool = tempfile.TemporaryFile()  # noqa: SIM115
@@ -82,70 +86,73 @@ class _Noise:
         return self.spool.read()
 
     def tidy(self) -> None:
-        """Where nothing was said, there is no file."""
+        """Remove the log where it is empty."""
         if self.path is not None:
             with suppress(OSError):
                 if not self.path.stat().st_size:
                     self.path.unlink()
 
 
-_under_way: list[_Noise] = []
+_active: list[_StderrFile] = []
 
 
 @contextmanager
 def stderr_logged() -> Iterator[None]:
-    """For the time of a run. What was said before the run had a folder is shown after all if the program failed."""
+    """Redirect standard error in this block, the time of a run.
+
+    What was written before the run had a folder is shown in the terminal if the program fails.
+    """
     if sys.stderr is None:  # closed by the shell
         yield
         return
     python, screen = sys.stderr, os.dup(2)
     python.flush()
     terminal = open(screen, "w", encoding=python.encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    noise, sieve, hook = _Noise(), Sieve(python, terminal), threading.excepthook
-    threading.excepthook = lambda told: _show(told, terminal)
-    _under_way.append(noise)
-    quiet.terminal = screen
+    file, filtered, hook = _StderrFile(), StderrFilter(python, terminal), threading.excepthook
+    threading.excepthook = lambda args: _show(args, terminal)
+    _active.append(file)
+    early_signals.terminal = screen
     crashes = not faulthandler.is_enabled()
     if crashes:
         faulthandler.enable(terminal)
-    sys.stderr = sieve  # type: ignore[assignment]
-    unsaid = b""
+    sys.stderr = filtered  # type: ignore[assignment]
+    withheld = b""
     try:
-        with signals.before_leaving(noise.tidy):
+        with signals.before_leaving(file.tidy):
             yield
     except EXPECTED:
         raise
     except BaseException:
-        unsaid = b"" if noise.path else noise.so_far()
+        withheld = b"" if file.path else file.so_far()
         raise
     finally:
-        _under_way.remove(noise)
-        if not signals.asked():  # else the process is about to end, and threads of libraries still have things to say
-            if sys.stderr is sieve:
+        _active.remove(file)
+        if not signals.asked():  # else the process is about to end while threads of libraries still write
+            if sys.stderr is filtered:
                 sys.stderr = python
             with suppress(OSError):
                 python.flush()
             if crashes:
                 faulthandler.disable()
-            threading.excepthook, sieve.terminal = hook, python  # a library may have kept the sieve
+            threading.excepthook, filtered.terminal = hook, python  # a library may have kept the filter
             os.dup2(screen, 2)
-            quiet.terminal = 2
+            early_signals.terminal = 2
             with suppress(OSError):
-                os.write(2, unsaid)
+                os.write(2, withheld)
             os.close(screen)
-        noise.tidy()
+        file.tidy()
 
 
 def log_stderr_in(folder: Path) -> None:
-    """The folder is the run's own now: what was said so far, and what will be, goes to its `log.txt`."""
-    for noise in _under_way:
-        noise.move_to(folder)
+    """Write what was and will be printed on standard error into the folder's `log.txt`."""
+    for file in _active:
+        file.move_to(folder)
 
 
-def _show(told: threading.ExceptHookArgs, terminal: TextIO) -> None:
+def _show(args: threading.ExceptHookArgs, terminal: TextIO) -> None:
     """An error that ended a thread, as Python shows it."""
-    if told.exc_type is not SystemExit:
-        name = told.thread.name if told.thread else "an unknown thread"
-        error = traceback.format_exception(told.exc_type, told.exc_value, told.exc_traceback)
+    if args.exc_type is not SystemExit:
+        name = args.thread.name if args.thread else "an unknown thread"
+        error = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
         terminal.write(f"Exception in thread {name}:\n{''.join(error)}")
         terminal.flush()

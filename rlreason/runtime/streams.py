@@ -1,7 +1,4 @@
-"""Standard output and standard error as every command uses them: any text can be written, and a reader may leave.
-
-It knows streams and columns of text; it must not know runs.
-"""
+"""Standard output and standard error as every command uses them: any text can be written, and a pipe may close."""
 
 import errno
 import io
@@ -16,29 +13,31 @@ from typing import Any, TextIO
 
 from rlreason.errors import ReaderGone
 
-LEFT = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
+READER_GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
 LOG_WIDTH = 120  # columns of what goes to a file or a pipe
-_LABEL = re.compile(r" *(?:! |\S+ {2,})?")  # what the lines below a wrapped one are indented by
+_LABEL = re.compile(r" *(?:! |\S+ {2,})?")  # `! ` or a first word: the rest is indented by it
 
 
 class Outlet(io.TextIOWrapper):
-    """A standard stream that replaces what its encoding lacks, and ends the command where nobody reads it any more.
+    """A standard stream that replaces what its encoding lacks, and ends the command when its reader has gone.
 
-    `ReaderGone` is raised once and in the main thread; whatever is still written then goes nowhere, so that a command
-    can tidy up. Another error, such as a full disk behind `> FILE`, is given the stream's name.
+    `ReaderGone` is raised once and in the main thread; what is written after that is discarded, so that a command can
+    clean up. Another error, such as a full disk behind `> FILE`, gets the stream's name as its file name.
     """
 
     def __init__(self, stream: io.TextIOWrapper, errors: str) -> None:
         lines, through = stream.line_buffering, stream.write_through
         super().__init__(stream.buffer, stream.encoding, errors, line_buffering=lines, write_through=through)
-        self._gone = self._told = False
+        self._gone = self._raised = False
         self.title = {1: "standard output", 2: "standard error"}.get(stream.fileno(), "the terminal")
 
     def write(self, text: str, /) -> int:
+        """Write the text; returns its length. `ReaderGone` or `OSError`, see the class."""
         self._do(super().write, text)
         return len(text)
 
     def flush(self) -> None:
+        """Write what is buffered; errors as in `write`."""
         self._do(super().flush)
 
     def _do(self, action: Callable[..., Any], *arguments: str) -> None:
@@ -47,25 +46,25 @@ class Outlet(io.TextIOWrapper):
         except BlockingIOError:
             raise
         except OSError as error:
-            self._go_nowhere()  # or what waits in the buffer would fail again at the process's end
-            self._gone = error.errno in LEFT
+            self._discard()  # or what is buffered would fail again when the process ends
+            self._gone = error.errno in READER_GONE
             if not self._gone:
                 error.filename = error.filename or self.title
                 raise
-        if self._gone and not self._told and threading.current_thread() is threading.main_thread():
-            self._told = True
+        if self._gone and not self._raised and threading.current_thread() is threading.main_thread():
+            self._raised = True
             raise ReaderGone("nobody read its output any more")
 
-    def _go_nowhere(self) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.fileno())
-        os.close(nowhere)
+    def _discard(self) -> None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.fileno())
+        os.close(null)
 
 
 def settle_streams() -> None:
-    """Make standard output and standard error of this process such streams; once is enough.
+    """Replace standard output and standard error of this process by `Outlet`s; a second call does nothing.
 
-    Streams that somebody else has put there, such as a notebook or a test, are left as they are.
+    Streams that a notebook or a test has put in their place are left alone.
     """
     if sys.stdout is None:  # closed by the shell, as by `>&-`
         sys.stdout = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
@@ -75,8 +74,15 @@ def settle_streams() -> None:
         sys.stderr = Outlet(sys.stderr, "backslashreplace")
 
 
+def print_stderr(text: str) -> None:
+    """Print a message line by line on standard error; on a terminal, each is broken at its width."""
+    for line in text.splitlines():
+        message = f"rlreason: {line}" if line else ""
+        print(folded(message, width_of(sys.stderr), below=10) if sys.stderr.isatty() else message, file=sys.stderr)
+
+
 def width_of(stream: TextIO) -> int:
-    """Columns for text in a stream: the terminal's (COLUMNS, where it is set), and 120 elsewhere."""
+    """Columns for text in a stream: the terminal's (COLUMNS, where it is set), or 120 for a file or pipe."""
     if not stream.isatty():
         return LOG_WIDTH
     with suppress(ValueError):
@@ -91,7 +97,7 @@ def width_of(stream: TextIO) -> int:
 def folded(text: str, width: int, below: int | None = None) -> str:
     """Every line of a text in at most `width` columns, broken at spaces.
 
-    The rest of a line stands under what it belongs to, or in the column `below`.
+    The rest of a broken line is indented to the text after its label, or to the column `below`.
 
     >>> print(folded("records    runs/grpo/one and others\\n! a notice", 34))
     records    runs/grpo/one and

@@ -11,7 +11,7 @@ from rlreason.config.rules import too_many_asked
 from rlreason.config.run import RunConfig
 from rlreason.config.store import resource_dir
 from rlreason.data.files import hub_splits
-from rlreason.data.golds import check_answers
+from rlreason.data.ground_truth import check_ground_truths
 from rlreason.data.splits import by_pass_rate, identified, read_pass_rates, subset, without_overlap
 from rlreason.data.traces import check_template, filter_correct, trace_text, with_traces
 from rlreason.errors import ConfigError
@@ -99,8 +99,8 @@ def enough(run: RunConfig, asked: Problems) -> Problems:
 def gold_checked(
     problems: Problems, grader: Grader | None, data: DataConfig, needed: bool = True
 ) -> tuple[Problems, Sequence[str]]:
-    """(problems, notes on gold answers that cannot be earned); which form a plug-in expects is unknown."""
-    return (problems, []) if not grader or grader.plugin else check_answers(problems, grader, data.bad_gold, needed)
+    """(problems, notes on ground truths that cannot be earned); which form a plug-in expects is unknown."""
+    return check_ground_truths(problems, grader, data.bad_gold, needed) if grader else (problems, [])
 
 
 def asked_checked(run: RunConfig, asked: Problems, judge: Grader | None, say: Say, needed: bool = True) -> Problems:

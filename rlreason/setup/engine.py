@@ -1,31 +1,22 @@
 """The rollout engine of a run, from its `rollout` settings."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from rlreason.config.run import RunConfig
-from rlreason.engines.base import Engine
+from rlreason.engines.base import Demand, Engine
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.process import VLLMProcess
-from rlreason.engines.vllm.startup import require_vllm
-from rlreason.engines.weight_check import PROBE_PROMPT, PROBE_TOKENS
+from rlreason.engines.vllm.installation import require_vllm
+from rlreason.engines.vllm.process import NCCLTransfer
+from rlreason.engines.vllm.weight_transfer import InProcessTransfer
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
+from rlreason.records.files import ENGINE_LOG
 from rlreason.setup.prompts import PromptIds
 from rlreason.types import Problem
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """The most that a run asks of its engine: what a copy of the model needs to have room for."""
-
-    longest: int  # tokens of the longest prompt with a full response
-    rows: int  # responses that are asked for at once
 
 
 def check_engine(run: RunConfig) -> None:
@@ -64,30 +55,12 @@ def make_engine(
     """The engine, ready to sample. `demand` is asked only where room has to be planned: it reads every prompt."""
     if run.rollout.engine == "hf":
         return HFEngine(policy, run.rollout.max_rows)
-    placement, place = run.rollout.placement, policy.device.type
-    say(placed(placement, place))
-    make = VLLMProcess if placement == "second_gpu" else VLLMEngine
-    settings = vllm_settings(run, demand())
-    if placement == "auto" and place == "cpu" and not settings["sleep"] and not run.rollout.async_level:
+    rollout, place = run.rollout, policy.device.type
+    say(placed(rollout.placement, place))
+    if rollout.placement == "auto" and place == "cpu" and not rollout.sleep and not rollout.async_level:
         say("! rollout.sleep=false has no effect: it is about a GPU's memory, and vLLM runs on the processor here")
-    return make(policy, log=folder / "vllm.log", say=say, **settings)
-
-
-def vllm_settings(run: RunConfig, demand: Demand) -> dict[str, Any]:
-    """What vLLM is told, wherever it runs; nothing of it is read by the in-process engine but `max_rows`.
-
-    Its length is that of what is asked for and of the probe that looks at its weights, its rows those that are ever
-    asked for at once: it sets memory aside for all of them.
-    """
-    rollout = run.rollout
-    return {
-        "max_len": max(demand.longest, PROBE_PROMPT + PROBE_TOKENS),
-        "max_rows": min(rollout.max_rows, demand.rows),
-        "sleep": rollout.shares_gpu and rollout.sleep,  # a GPU of its own need not be given back
-        "kv_cache_gb": rollout.kv_cache_gb,
-        "attest": rollout.attest,
-        "timeout_s": rollout.timeout_s,
-    }
+    transfer = NCCLTransfer() if rollout.placement == "second_gpu" else InProcessTransfer()
+    return VLLMEngine(policy, rollout, transfer, folder / ENGINE_LOG, demand(), say)
 
 
 def placed(placement: str, device: str) -> str:

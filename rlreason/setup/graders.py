@@ -8,6 +8,7 @@ from rlreason.config.data import DataConfig
 from rlreason.config.groups import GradingConfig
 from rlreason.config.run import RunConfig
 from rlreason.grading import Grader, verifiers
+from rlreason.records.files import INCIDENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,7 @@ def make_graders(run: RunConfig, folder: Path) -> Graders:
     made: dict[str, Grader] = {}
     try:
         for reward in dict.fromkeys(filter(None, (training, counts, beside))):
-            settings = grading_settings(run.grading, reward)
-            made[reward] = Grader(reward=reward, log_path=folder / "grading_incidents.jsonl", **settings)
+            made[reward] = Grader(run.grading, reward, log_path=folder / INCIDENTS)
             made[reward].start()
     except BaseException:
         for grader in made.values():

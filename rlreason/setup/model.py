@@ -6,9 +6,10 @@ import torch
 
 from rlreason.config.model import ModelConfig, TinyModelConfig
 from rlreason.config.run import RunConfig
-from rlreason.model.kernels import pick
+from rlreason.model.checkpointing import checkpoint_layers
+from rlreason.model.kernels import select_kernel
 from rlreason.model.lora import add_lora
-from rlreason.model.memory import freeze, model_size, recompute_layers
+from rlreason.model.parameters import freeze, model_size
 from rlreason.model.policy import DTYPES, Policy, load_policy, pick_device, pick_dtype
 from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.model.tiny_formats import VOCABULARY, texts_in
@@ -40,7 +41,8 @@ def choose_threads(run: RunConfig, policy: Policy | None = None) -> None:
 def check_attention(model: ModelConfig) -> None:
     """`ConfigError`, before anything slow, where the kernel that is asked for cannot run here."""
     device = pick_device()
-    pick(model.attention, device, pick_dtype(model.dtype if model.weights == "float32" else model.weights, device))
+    dtype = pick_dtype(model.dtype if model.weights == "float32" else model.weights, device)
+    select_kernel(model.attention, device, dtype)
 
 
 def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
@@ -102,4 +104,4 @@ def choose_trained(model: ModelConfig, policy: Policy, seed: int, trains: bool =
     if lora.rank:
         policy.remarks.append(add_lora(policy.model, lora.rank, lora.alpha, lora.targets, seed))
     if model.gradient_checkpointing:
-        policy.remarks.append(recompute_layers(policy.model))
+        policy.remarks.append(checkpoint_layers(policy.model))

@@ -1,12 +1,13 @@
 """A function of the user's own is tried before anything is trained with it: that it can be had, and that it judges."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlreason.config.groups import GradingConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.uses import judges
 from rlreason.grading import Grader
-from rlreason.setup.graders import grading_settings, reward_name
+from rlreason.setup.graders import reward_name
 from rlreason.types import Problem
 
 
@@ -39,7 +40,7 @@ def unusable(setting: str, name: str, grading: GradingConfig, reference: str | N
     With a `reference` answer of the data that it is to judge, it must judge a response, too. Without one it is not
     called: which form of answer it can read is not known.
     """
-    with Grader(reward=name, **grading_settings(grading, name) | {"workers": 1}) as grader:
+    with Grader(replace(grading, workers=1), name) as grader:
         if why := grader.wait():
             return f"{setting}: {why}"
         return "" if reference is None else refusal(setting, grader, reference, grading.timeout_s)

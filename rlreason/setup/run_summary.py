@@ -17,11 +17,15 @@ from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.records.console import Console, closing_table
+from rlreason.records.files import CURVES, MODEL
 from rlreason.records.writer import MetricSink
 from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.runtime.text import shorten
 from rlreason.setup.components import Components
 from rlreason.setup.protocol import protocol_of
 from rlreason.types import Problem, Sample
+
+SHOWN_CHARS = 300  # of a question or a response
 
 
 def header(console: Console, run: TrainingConfig, components: Components, folder: Path, n_steps: int) -> None:
@@ -49,7 +53,7 @@ def describe_prompt(prompt: PromptConfig, traces: bool, key: str = "prompt") -> 
     chat = ("system", "enable_thinking") if prompt.chat else ()
     names = ("file", *chat, "reward", "stop", *(["trace"] if traces else []))
     used = {name: getattr(prompt, name) for name in names}
-    apart = [f"{key}.{name}={_short(str(value), 60)}" for name, value in used.items() if value != shipped.get(name)]
+    apart = [f"{key}.{name}={shorten(str(value), 60)}" for name, value in used.items() if value != shipped.get(name)]
     return f"prompt={prompt.name}" + f" with {', '.join(apart)}" * bool(apart)
 
 
@@ -85,13 +89,9 @@ def shown_generations(console: Console, samples: Sequence[Sample], problems: Seq
     for s in samples[:count]:
         problem = by_id[s.group]
         entropy = "" if s.entropy is None else f", entropy {s.entropy:.2f}"
-        console.say(f"  {_short(problem.question)}   (answer: {problem.answer})")
-        console.say(f"    {_short(s.response.text)}   [{s.grade.outcome}, {len(s.response.token_ids)} tokens{entropy}]")
-
-
-def _short(text: str, most: int = 300) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= most else text[:most] + " ..."
+        console.say(f"  {shorten(problem.question, SHOWN_CHARS)}   (answer: {problem.answer})")
+        graded = f"[{s.grade.outcome}, {len(s.response.token_ids)} tokens{entropy}]"
+        console.say(f"    {shorten(s.response.text, SHOWN_CHARS)}   {graded}")
 
 
 def shown(folder: Path) -> str:
@@ -106,7 +106,7 @@ def before_and_after(problem: Problem, before: Sample, after: Sample) -> list[st
     """One question with a response from before and one from after training."""
     lines = [f"\nThe same question, before and after:\n  {problem.question}   (answer: {problem.answer})"]
     for label, sample in (("before", before), ("after", after)):
-        lines.append(f"  {label:6} {_short(sample.response.text)}   [{sample.grade.outcome}]")
+        lines.append(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
     return lines
 
 
@@ -175,7 +175,7 @@ def closing(
         console.say(f"notices    {seen}")
     console.say(
         f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
-        f"curves: {shown(folder / 'curves.png')}" + (f", model: {shown(folder / 'model')}" if run.save_model else "")
+        f"curves: {shown(folder / CURVES)}" + (f", model: {shown(folder / MODEL)}" if run.save_model else "")
     )
     tell_mirror(console, mirror)
     if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:

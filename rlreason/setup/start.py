@@ -17,7 +17,7 @@ import torch
 from rlreason.config.model import TinyModelConfig
 from rlreason.data.files import fingerprint
 from rlreason.model.policy import Policy
-from rlreason.model.weight_cache import SUFFIX, BrokenWeightsError, Keeper, Weights, checksum, copied, read_weights
+from rlreason.model.weight_cache import SUFFIX, BrokenWeightsError, WeightCache, Weights, checksum, copied, read_weights
 from rlreason.setup.warm_start import Lessons
 
 Recipe = dict[str, Any]
@@ -111,7 +111,7 @@ def find_or_make(
     if (folder := cache_folder(tiny.cache)) is None:
         say("! model.cache=auto: there is no home folder to keep the model in: give model.cache=DIR")
         return done("made", made(), key)
-    weights, found = Keeper(folder, say).get(key, made)
+    weights, found = WeightCache(folder, say).get(key, made)
     return done("cache" if found else "made", weights, key)
 
 

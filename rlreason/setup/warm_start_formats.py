@@ -9,13 +9,13 @@ from itertools import cycle, islice
 
 from omegaconf import OmegaConf
 
-from rlreason.config.groups import PromptConfig
+from rlreason.config.groups import NAMED_REWARDS, PromptConfig
 from rlreason.config.model import SHARED_WARM_START
 from rlreason.config.run import RunConfig
 from rlreason.config.store import resource_dir
 from rlreason.data.stories import R1_ZERO_TRACE
 from rlreason.errors import ConfigError
-from rlreason.grading.grader import FORMATS
+from rlreason.grading import Grader
 from rlreason.model.tiny_formats import Format
 from rlreason.setup.templates import filling, template_of
 
@@ -67,8 +67,9 @@ def trace_of(prompt: PromptConfig) -> str:
 
 def check_readable(prompt: PromptConfig, trace: str) -> None:
     """`ConfigError` where the prompt's reward would find no answer in what the warm start teaches, in no response."""
-    read = FORMATS.get(prompt.reward)  # what a reward of the user's own reads is not known
-    if read and read(trace.format(solution="1+1=2", answer="2")).answer != "2":
+    if prompt.reward not in NAMED_REWARDS:  # what a reward of the user's own reads is not known
+        return
+    if Grader(reward=prompt.reward).read(trace.format(solution="1+1=2", answer="2")).answer != "2":
         raise ConfigError(
             f"prompt.reward={prompt.reward} with model=tiny: the tiny model is taught to answer in the form {trace!r}, "
             "where this reward finds no answer: choose prompt.reward and prompt.trace of one form, as every prompt has"

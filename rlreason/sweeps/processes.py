@@ -1,7 +1,4 @@
-"""The runs of a sweep, each in a process of its own: what one crashes or leaks ends with it, the others go on.
-
-It knows processes, signals and the files of a run folder; it must not know torch or Hydra.
-"""
+"""The runs of a sweep, each in a process of its own: a crash or a leak ends with its run, the others go on."""
 
 import json
 import os
@@ -13,53 +10,61 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlreason.errors import ConfigError, ReaderGone
+from rlreason.records.reader import RunFolder
 from rlreason.records.status import ending, read_status, write_status
 from rlreason.runtime import signals
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.sweeps.table import SweepRun
 
-SWEEP = "RLREASON_SWEEP"  # environment: a `Sweep`, for the processes that a launcher starts them in
-PATIENCE_S = signals.LIMIT_S + 10  # for a run that was told to stop to tidy up
-AT_ONCE_S = 3.0  # for one that was told twice
+SWEEP = "RLREASON_SWEEP"  # environment: a `Sweep` as JSON, for the processes that a launcher starts
+PATIENCE_S = signals.LIMIT_S + 10  # for a run that was sent SIGTERM to clean up
+AT_ONCE_S = 3.0  # for one that was sent a second signal
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What every job of a sweep needs to know, in whichever process a launcher runs it."""
+    """What every job of a sweep needs, in whichever process a launcher runs it."""
 
     sources: list[str]  # flags by which a run finds the same options
     log: str  # a file, to which each job adds a line on its run
 
     @classmethod
     def of_environment(cls) -> "Sweep":
+        """The sweep that this process belongs to; `KeyError` where there is none."""
         return cls(**json.loads(os.environ[SWEEP]))
 
     def announce(self) -> None:
+        """Put the sweep into the environment of the processes to come."""
         os.environ[SWEEP] = json.dumps(asdict(self))
 
-    def note(self, arm: SweepRun) -> None:
+    def note(self, run: SweepRun) -> None:
+        """Add a run that has ended to the log."""
         with Path(self.log).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(arm)) + "\n")
+            file.write(json.dumps(asdict(run)) + "\n")
 
-    def arms(self) -> list[SweepRun]:
-        """The runs so far, in the order of their ends."""
+    def runs(self) -> list[SweepRun]:
+        """The runs that have ended, in the order of their ends."""
         path = Path(self.log)
         return [SweepRun(**json.loads(line)) for line in path.open(encoding="utf-8")] if path.exists() else []
 
     def run(self, name: str, folder: Path, overrides: list[str], config: str) -> SweepRun:
-        """One run of the sweep called `name`; a finished one is not run again. Stopped, it stops its run first."""
-        if (arm := _finished_before(folder, config)) is not None:
+        """Run one job of the sweep called `name` in a process, and log it; a finished one is not run again.
+
+        `config` is the job's whole config as text: a finished run of another one in `folder` is a `ConfigError`.
+        On KeyboardInterrupt the process is stopped and its run logged first.
+        """
+        if (ended := _finished_before(folder, config)) is not None:
             print(f"\n== {folder.name}: finished before, not run again", flush=True)
-            self.note(arm)
-            return arm
+            self.note(ended)
+            return ended
         print(f"\n== {folder.name}", flush=True)
         argv = [sys.executable, "-m", "rlreason", *self.sources, *overrides, f"hydra.run.dir='{folder}'"]
         env = os.environ | {SWEEP_VARIABLE: name}
-        if threading.current_thread() is threading.main_thread():  # the kernel goes by the thread that starts it
+        if threading.current_thread() is threading.main_thread():  # the kernel watches the thread that starts it
             env[signals.FOLLOWS] = str(os.getpid())
         process = None
         try:
-            with signals.held():  # a run that was started is known
+            with signals.held():  # else a run could start and stay unknown
                 process = subprocess.Popen(argv, env=env)
             process.wait()
         except KeyboardInterrupt:
@@ -69,25 +74,26 @@ class Sweep:
             _stop(process)
             self.note(came_to(folder, process.returncode))
             raise
-        arm = came_to(folder, process.returncode)
-        self.note(arm)
-        return arm
+        ended = came_to(folder, process.returncode)
+        self.note(ended)
+        return ended
 
 
 def _finished_before(folder: Path, config: str) -> SweepRun | None:
-    summary = folder / "summary.json"
-    if not summary.exists():
+    """The run in the folder, where it came to its end with this config; with another it is refused."""
+    run = RunFolder(folder) if folder.is_dir() else None
+    if run is None or run.summary is None:
         return None
-    if (folder / "config.yaml").read_text(encoding="utf-8") != config:
+    if run.config != config:
         raise ConfigError(f"{folder} is a finished run of another config: move it away, or set hydra.sweep.dir")
-    return SweepRun(folder.name, json.loads(summary.read_text(encoding="utf-8")))
+    return SweepRun(folder.name, run.summary)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a run politely, and wait until it has written down how it ended; at a second signal at once.
+    """Stop a run with SIGTERM, and wait until it has recorded how it ended; at a second signal stop it at once.
 
-    Ctrl-C on a terminal has told the run already: SIGTERM, which a run of a sweep may meet more than once, is then no
-    second signal to it. SIGINT is one.
+    Ctrl-C on a terminal has reached the run already: a further SIGTERM does not count as a second signal to a run of
+    a sweep, a further SIGINT does.
     """
 
     def at_once() -> None:
@@ -104,13 +110,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def came_to(folder: Path, code: int) -> SweepRun:
-    """What a run came to whose process ended with `code` (below 0: by a signal)."""
-    summary = folder / "summary.json"
-    if summary.exists() and ending(read_status(folder) or "finished").exit_code == code:
-        return SweepRun(folder.name, json.loads(summary.read_text(encoding="utf-8")))
+    """The run in `folder` whose process ended with `code` (below 0: by a signal)."""
+    summary = RunFolder(folder).summary if folder.is_dir() else None
+    if summary is not None and ending(read_status(folder) or "finished").exit_code == code:
+        return SweepRun(folder.name, summary)
     if code in (130, ReaderGone.exit_code, -signal.SIGINT, -signal.SIGTERM):
         return SweepRun(folder.name, {"status": "interrupted"})
     reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    if code < 0 and read_status(folder) == "running":  # it had no chance to say so itself
+    if code < 0 and read_status(folder) == "running":  # it could not record that itself
         write_status(folder, "failed", reason)
     return SweepRun(folder.name, {"status": "failed"}, reason)

@@ -1,7 +1,4 @@
-"""Rows decoded side by side, of any age: reading prompts, reading one token per row, drawing the next.
-
-It must not know when a row ends, which prompts wait, or what becomes of a response.
-"""
+"""Sequences of any age decoded in one batch: reading prompts, reading one token of each, drawing the next."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +15,7 @@ from rlreason.model.packing import pack
 from rlreason.model.policy import Policy
 from rlreason.types import FinishReason
 
-RENEW_BELOW = 0.8  # the share of rows alive below which ended rows are dropped and others join
+COMPACT_BELOW = 0.8  # the share of sequences alive below which ended ones are dropped and others admitted
 
 
 def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -59,7 +56,7 @@ class SequenceState:
         return np.random.default_rng([self.prompt.seed, self.number]).random(count)
 
     def take(self, token: int, log_prob: float, ended: Callable[["SequenceState"], FinishReason | None]) -> bool:
-        """Add a sampled token, unless the row has ended and only waits to be dropped; whether it has ended just now."""
+        """Add a sampled token, unless the sequence has ended and waits to be dropped; whether it ended just now."""
         if self.finish_reason is not None:
             return False
         self.token_ids.append(token)
@@ -69,31 +66,35 @@ class SequenceState:
 
 
 class Batch:
-    """The rows under way, all of which have their newest token in the newest column of the cache."""
+    """The sequences under way, one to a row; all have their newest token in the newest column of the cache."""
 
     def __init__(self, policy: Policy, max_tokens: int) -> None:
         self.policy = policy
-        self.rows: list[SequenceState] = []
+        self.sequences: list[SequenceState] = []
         self.cache = PreallocatedCache()
         none = torch.zeros(0, dtype=torch.int64, device=policy.device)
-        self.starts = none  # (rows,) the column of each row's first token
+        self.starts = none  # (rows,) the column of each sequence's first token
         self.begun = none  # (rows,) the column of each response's first token
         self.ids = none  # (rows,) the tokens just drawn
         self.uniforms = torch.zeros(0, max_tokens, dtype=torch.float64, device=policy.device)
         self.logits = torch.zeros(0, policy.head.shape[0], device=policy.device)  # (rows, vocab) of the next tokens
 
-    def worn(self, alive: int) -> bool:
-        """Whether to renew. Ended rows still cost a step's work, but dropping them costs about one step."""
-        return self.cache.full or alive < RENEW_BELOW * len(self.rows)
+    def alive(self) -> int:
+        """How many sequences have not ended."""
+        return sum(sequence.finish_reason is None for sequence in self.sequences)
 
-    def renew(self, joining: Sequence[Sequence[SequenceState]] = ()) -> None:
-        """Drop the rows that have ended; let whole groups join (after a step, so that all rows wait for a draw)."""
+    def should_compact(self, alive: int) -> bool:
+        """Whether to drop ended sequences: they still cost a step's work, but dropping them costs about one step."""
+        return self.cache.full or alive < COMPACT_BELOW * len(self.sequences)
+
+    def compact_and_admit(self, admitted: Sequence[Sequence[SequenceState]] = ()) -> None:
+        """Drop the sequences that have ended; admit whole groups (after a step, so that every row waits for a draw)."""
         device = self.policy.device
-        kept = [i for i, row in enumerate(self.rows) if row.finish_reason is None]
-        new = [row for group in joining for row in group]
-        self.rows = [self.rows[i] for i in kept] + new
+        kept = [i for i, sequence in enumerate(self.sequences) if sequence.finish_reason is None]
+        new = [sequence for group in admitted for sequence in group]
+        self.sequences = [self.sequences[i] for i in kept] + new
         index = torch.tensor(kept, dtype=torch.int64, device=device)
-        prompt_lengths = torch.tensor([len(row.prompt.token_ids) for row in new], dtype=torch.int64, device=device)
+        prompt_lengths = torch.tensor([len(s.prompt.token_ids) for s in new], dtype=torch.int64, device=device)
         lengths = torch.cat([self.cache.get_seq_length() - self.starts[index], prompt_lengths])
         width = int(lengths.max())
         shift = width - self.cache.get_seq_length()
@@ -102,29 +103,29 @@ class Batch:
         self.ids, self.logits, self.uniforms = self.ids[index], self.logits[index], self.uniforms[index]
         packed, columns = None, index.new_zeros(0, width)
         if new:
-            packed, first, ends = self._read_prompts([group[0].prompt for group in joining])
-            repeats = torch.tensor([len(group) for group in joining], device=device)
+            packed, first, ends = self._read_prompts([group[0].prompt for group in admitted])
+            repeats = torch.tensor([len(group) for group in admitted], device=device)
             columns = ends.repeat_interleave(repeats)[:, None] + torch.arange(-width, 0, device=device)
             self.logits = torch.cat([self.logits, first.repeat_interleave(repeats, 0)])
-            uniforms = torch.from_numpy(np.stack([row.uniforms(self.uniforms.shape[1]) for row in new]))
-            self.uniforms = torch.cat([self.uniforms, uniforms.to(device)])  # of the rows that wait: none
-        self.cache.renew(index, width, packed, columns.clamp(min=0))  # in front of a start anything may stand
+            uniforms = torch.from_numpy(np.stack([s.uniforms(self.uniforms.shape[1]) for s in new]))
+            self.uniforms = torch.cat([self.uniforms, uniforms.to(device)])  # of sequences that wait: none
+        self.cache.compact_and_admit(index, width, packed, columns.clamp(min=0))  # before a start anything may stand
 
     def _read_prompts(self, prompts: Sequence[Prompt]) -> tuple[DynamicCache, Tensor, Tensor]:
         """The cache of the prompts end to end in one row, without padding; their next logits; where each ends."""
         batch = pack([(prompt.token_ids, []) for prompt in prompts], self.policy.device)
         cache = DynamicCache()
-        hidden = self.policy.read(batch, cache)
+        hidden = self.policy.hidden_states(batch, cache)
         ends = batch.bounds[1:].long()
         return cache, self.policy.logits(hidden[ends - 1]), ends
 
     def draw(self, sampling: Sampling, banned: Tensor) -> tuple[Tensor, Tensor]:
         """Every row's next token and its log-probability; `banned` tokens only from `min_tokens` on."""
         done = self.cache.get_seq_length() - self.begun  # (rows,) tokens each has
-        if min(len(row.token_ids) for row in self.rows) < sampling.min_tokens:
+        if min(len(sequence.token_ids) for sequence in self.sequences) < sampling.min_tokens:
             early = (done < sampling.min_tokens)[:, None]
             self.logits[:, banned] = self.logits[:, banned].masked_fill(early, float("-inf"))
-        # Rows that have ended and wait to be dropped draw too, past their last number.
+        # Sequences that have ended and wait to be dropped draw too, past their last number.
         turn = done.clamp(max=sampling.max_tokens - 1)[:, None]
         self.ids, log_probs = draw(self.logits, self.uniforms.gather(1, turn)[:, 0], sampling.temperature)
         return self.ids, log_probs
@@ -133,7 +134,7 @@ class Batch:
         """Read the token just drawn for each row."""
         column = self.cache.get_seq_length()
         seen = torch.arange(column + 1, device=self.starts.device) >= self.starts[:, None]
-        # Rows that wait to be dropped stay within the context: beyond it a position could break the others.
+        # Those that wait to be dropped stay within the context: beyond it a position could break the others.
         limit = self.begun - self.starts + self.uniforms.shape[1] - 1
         hidden = self.policy.backbone(
             input_ids=self.ids[:, None],

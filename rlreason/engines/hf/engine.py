@@ -1,9 +1,8 @@
-"""The embedded engine: samples from the live weights of the policy with transformers alone.
+"""The in-process engine: samples from the live weights of the policy with transformers alone.
 
-It runs wherever torch runs and has no copy of the weights that could be stale. Prompts are read once
-per group; rows that have ended make room for those that wait; the random numbers of a sample depend on
-its prompt's seed and its place in the group only, so neither the batch nor the machine's load changes them.
-It must not know rewards, answers or steps.
+It runs wherever torch runs and has no copy of the weights that could be stale. Prompts are read once per group;
+sequences that have ended are replaced by those that wait (continuous batching); the random numbers of a sample depend
+on its prompt's seed and its place in the group only, so neither the batch nor the machine's load changes them.
 """
 
 from collections import deque
@@ -29,9 +28,9 @@ class HFEngine:
         self._stops: dict[tuple[tuple[str, ...], int], Stops] = {}
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
-        """Count the sync; there is nothing to copy and nothing to measure."""
+        """Count a weight sync; nothing is copied, so there are no metrics. `ValueError` for another policy."""
         if policy is not self.policy:
-            raise ValueError("the embedded engine samples from the policy it was made with; make a new engine")
+            raise ValueError("the in-process engine samples from the policy it was made with; make a new engine")
         self.weight_version += 1
         return {}
 
@@ -41,15 +40,15 @@ class HFEngine:
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> list[Response]:
-        """n samples of each prompt, by continuous batching of at most `max_rows` rows."""
+        """n samples of each prompt; see `engines.base.Engine`."""
         responses: dict[int, Response] = {}
         self.drawn = 0
         stops = self._stops_of(sampling)
 
-        def collect(row: SequenceState) -> None:
-            responses[row.place] = response = self._response(row, stops)
+        def collect(sequence: SequenceState) -> None:
+            responses[sequence.place] = response = self._response(sequence, stops)
             if finished is not None:
-                finished(row.place, response)
+                finished(sequence.place, response)
 
         # One region for all steps, so that weights are cast once. Inference mode has less overhead, but there autocast
         # would not keep what it has cast.
@@ -66,11 +65,11 @@ class HFEngine:
         stops: Stops,
         collect: Callable[[SequenceState], None],
     ) -> None:
-        """Decode up to `max_rows` rows side by side; waiting groups join as others end."""
+        """Decode up to `max_rows` sequences at a time; waiting groups are admitted as others end."""
         end_ids = self.policy.end_ids | sampling.end_ids
         ended = ending_rule(end_ids, sampling, stops)
         banned = torch.tensor(sorted(end_ids), device=self.policy.device)
-        # Rows of about one length should run together, because attention reaches over the longest of them.
+        # Sequences of about one length should run together, because attention reaches over the longest of them.
         waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids)))
 
         def begin(i: int) -> list[SequenceState]:
@@ -78,26 +77,26 @@ class HFEngine:
 
         batch, alive = Batch(self.policy, sampling.max_tokens), 0
         while waiting or alive:
-            if waiting and batch.worn(alive):
-                batch.renew([begin(i) for i in self._joining(waiting, n, alive)])
+            if waiting and batch.should_compact(alive):
+                batch.compact_and_admit([begin(i) for i in self._admitted(waiting, n, alive)])
             ids, log_probs = batch.draw(sampling, banned)
-            self.drawn += sum(row.finish_reason is None for row in batch.rows)
-            for row, token, log_prob in zip(batch.rows, ids.tolist(), log_probs.tolist(), strict=True):
-                if row.take(token, log_prob, ended):
-                    collect(row)
-            alive = sum(row.finish_reason is None for row in batch.rows)
+            self.drawn += batch.alive()
+            for sequence, token, log_prob in zip(batch.sequences, ids.tolist(), log_probs.tolist(), strict=True):
+                if sequence.take(token, log_prob, ended):
+                    collect(sequence)
+            alive = batch.alive()
             if alive:
-                if not waiting and batch.worn(alive):
-                    batch.renew()  # before the step, which ended rows then do not share
+                if not waiting and batch.should_compact(alive):
+                    batch.compact_and_admit()  # before the step, so that ended sequences take no part in it
                 batch.step()
 
-    def _joining(self, waiting: deque[int], n: int, alive: int) -> list[int]:
-        """The groups of n there is room for beside the rows alive; a group larger than `max_rows` runs alone."""
-        joining: list[int] = []
+    def _admitted(self, waiting: deque[int], n: int, alive: int) -> list[int]:
+        """The groups of n that fit in with those alive; a group larger than `max_rows` runs alone."""
+        admitted: list[int] = []
         while waiting and (alive == 0 or alive + n <= self.max_rows):
-            joining.append(waiting.popleft())
+            admitted.append(waiting.popleft())
             alive += n
-        return joining
+        return admitted
 
     def _stops_of(self, sampling: Sampling) -> Stops:
         """Kept from call to call: a large vocabulary is searched for tokens that can close a stop string once."""
@@ -106,15 +105,15 @@ class HFEngine:
             self._stops[key] = Stops(self.policy.tokenizer, *key)
         return self._stops[key]
 
-    def _response(self, row: SequenceState, stops: Stops) -> Response:
-        assert row.finish_reason is not None
+    def _response(self, sequence: SequenceState, stops: Stops) -> Response:
+        assert sequence.finish_reason is not None
         return Response(
-            problem_id=row.prompt.problem_id,
-            prompt_ids=row.prompt.token_ids,
-            token_ids=row.token_ids,
-            log_probs=row.log_probs,
-            text=stops.text(row.token_ids, row.overhang),
-            finish_reason=row.finish_reason,
+            problem_id=sequence.prompt.problem_id,
+            prompt_ids=sequence.prompt.token_ids,
+            token_ids=sequence.token_ids,
+            log_probs=sequence.log_probs,
+            text=stops.text(sequence.token_ids, sequence.overhang),
+            finish_reason=sequence.finish_reason,
             weight_version=self.weight_version,
         )
 
@@ -122,16 +121,16 @@ class HFEngine:
 def ending_rule(
     end_ids: AbstractSet[int], sampling: Sampling, stops: Stops
 ) -> Callable[[SequenceState], FinishReason | None]:
-    """Whether a row ends with its newest token. Text is decoded only after a token that can end a stop string."""
+    """Whether a sequence ends with its newest token. Text is decoded only after a token that can end a stop string."""
 
-    def ended(row: SequenceState) -> FinishReason | None:
-        token = row.token_ids[-1]
+    def ended(sequence: SequenceState) -> FinishReason | None:
+        token = sequence.token_ids[-1]
         if token in end_ids:
             return "stop"
-        overhang = stops.overhang(row.token_ids) if stops.may_close(token) else None
+        overhang = stops.overhang(sequence.token_ids) if stops.may_close(token) else None
         if overhang is not None:
-            row.overhang = overhang
+            sequence.overhang = overhang
             return "stop"
-        return "length" if len(row.token_ids) == sampling.max_tokens else None
+        return "length" if len(sequence.token_ids) == sampling.max_tokens else None
 
     return ended

@@ -1,8 +1,8 @@
-"""A key-value cache of rows that end at one common column, so that a decoded token is written in place.
+"""A preallocated key-value cache of sequences that end at one column, so that a decoded token is written in place.
 
-transformers' dynamic cache concatenates: each decoded token copies everything before it. Here a row begins in
-the column that makes it end with the others, whatever its length, so that one slice takes everybody's newest
-token and rows of any age can run side by side. It must not know sampling or prompts.
+transformers' dynamic cache concatenates: each decoded token copies everything before it. Here a sequence begins in
+the column that makes it end with the others, whatever its length, so that one slice takes the newest token of each
+and sequences of any age run in one batch.
 """
 
 from typing import Any
@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-HEADROOM = 64  # steps between two renewals at most; a renewal copies the cache, which costs about one step
+HEADROOM = 64  # steps between two compactions at most; each copies the cache, which costs about one step
 
 
 class PreallocatedLayer(DynamicLayer):
-    """One layer's keys and values in two slabs (rows, kv_heads, room, head_dim); `length` columns are in use."""
+    """One layer's keys and values, each (rows, kv_heads, columns, head_dim); `length` columns are in use."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.length = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the newest keys and values (rows, kv_heads, new, head_dim) in place; return all of them so far."""
         assert self.keys is not None
         assert self.values is not None
         start, self.length = self.length, self.length + key_states.shape[2]
@@ -31,56 +32,59 @@ class PreallocatedLayer(DynamicLayer):
 
     @property
     def full(self) -> bool:
+        """Whether no column is left for another token."""
         assert self.keys is not None
         return self.length == self.keys.shape[2]
 
-    def renew(self, kept: Tensor, width: int, packed: DynamicLayer | None, columns: Tensor) -> None:
+    def compact_and_admit(self, kept: Tensor, width: int, packed: DynamicLayer | None, columns: Tensor) -> None:
         """Keep the last `width` columns of these rows; add a row for each row of `columns`, read from `packed`."""
         keys, values = (packed.keys, packed.values) if packed else (None, None)
         like = self.values if values is None else values
         assert like is not None  # its dtype is that of the products; rotary embeddings make float32 of keys
-        self.keys = _renewed(self.keys, self.length, kept, width, keys, columns, like)
-        self.values = _renewed(self.values, self.length, kept, width, values, columns, like)
+        self.keys = _reallocated(self.keys, self.length, kept, width, keys, columns, like)
+        self.values = _reallocated(self.values, self.length, kept, width, values, columns, like)
         self.length = width
 
     def get_seq_length(self) -> int:
+        """Columns in use."""
         return self.length
 
 
-def _renewed(
-    slab: Tensor | None, length: int, kept: Tensor, width: int, fresh: Tensor | None, columns: Tensor, like: Tensor
+def _reallocated(
+    old: Tensor | None, length: int, kept: Tensor, width: int, fresh: Tensor | None, columns: Tensor, like: Tensor
 ) -> Tensor:
-    larger = like.new_empty(len(kept) + len(columns), like.shape[1], width + HEADROOM, like.shape[3])
-    if slab is not None:
+    new = like.new_empty(len(kept) + len(columns), like.shape[1], width + HEADROOM, like.shape[3])
+    if old is not None:
         used = min(width, length)
-        larger[: len(kept), :, : width - used] = 0  # masked, but still multiplied: it must be finite
-        here = larger[: len(kept), :, width - used : width]
-        torch.index_select(slab[:, :, length - used : length], 0, kept, out=here)
+        new[: len(kept), :, : width - used] = 0  # masked, but still multiplied: it must be finite
+        here = new[: len(kept), :, width - used : width]
+        torch.index_select(old[:, :, length - used : length], 0, kept, out=here)
     if fresh is not None:
-        larger[len(kept) :, :, :width] = fresh[0][:, columns].transpose(0, 1)
-    return larger
+        new[len(kept) :, :, :width] = fresh[0][:, columns].transpose(0, 1)
+    return new
 
 
 class PreallocatedCache(Cache):
-    """Slabs for every layer of a model. It begins without rows: `renew` brings them in and makes the room."""
+    """Preallocated layers for a model. It begins without rows: `compact_and_admit` brings them in and makes room."""
 
     def __init__(self) -> None:
-        self.slabs: list[PreallocatedLayer] = []
-        super().__init__(layers=self.slabs)  # type: ignore[arg-type]  # one list under two names, to know its type
+        self.preallocated: list[PreallocatedLayer] = []
+        super().__init__(layers=self.preallocated)  # type: ignore[arg-type]  # two names for one list, to know its type
 
     @property
     def full(self) -> bool:
-        return all(layer.full for layer in self.slabs)
+        """Whether no column is left for another token."""
+        return all(layer.full for layer in self.preallocated)
 
-    def renew(self, kept: Tensor, width: int, packed: DynamicCache | None, columns: Tensor) -> None:
-        """Drop all rows but `kept`, and let new ones join: row i reads the columns `columns[i]` (width) of `packed`.
+    def compact_and_admit(self, kept: Tensor, width: int, packed: DynamicCache | None, columns: Tensor) -> None:
+        """Drop all rows but `kept` and add new ones: row i reads the columns `columns[i]` (width) of `packed`.
 
         `packed` is what the model cached of one row of packed sequences. One layer at a time, so that the old and
-        the new slabs of only one layer exist at once.
+        the new tensors of only one layer exist at once.
         """
-        while packed is not None and len(self.slabs) < len(packed.layers):
-            self.slabs.append(PreallocatedLayer())
-        for i, slab in enumerate(self.slabs):
+        while packed is not None and len(self.preallocated) < len(packed.layers):
+            self.preallocated.append(PreallocatedLayer())
+        for i, layer in enumerate(self.preallocated):
             source = packed.layers[i] if packed is not None else None
             assert source is None or isinstance(source, DynamicLayer)
-            slab.renew(kept, width, source, columns)
+            layer.compact_and_admit(kept, width, source, columns)

@@ -1,21 +1,22 @@
-"""A thread that does one call after the other, for a library that wants to be called from one place.
+"""A thread that does one call after the other, for a library that has to be called from one thread."""
 
-It must not know what it calls.
-"""
-
+import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+CHECK_EVERY_S = 0.5
 
 
 class SingleThread:
-    """Whoever waits for it can give up after a while. It is not one of a pool: a process may end while it hangs."""
+    """Calls can be given up after a while. It belongs to no pool, so a process may end while a call hangs."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, check: Callable[[], None]) -> None:
+        self._check = check
         self._stopped = False
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name=name, daemon=True).start()
@@ -28,13 +29,25 @@ class SingleThread:
             except BaseException as error:
                 future.set_exception(error)
 
-    def call(self, function: Callable[[], T], timeout_s: float) -> T:
-        """What `function` returns or raises; `TimeoutError` when it takes longer, and then it still runs."""
+    def run(self, function: Callable[[], T], timeout_s: float) -> T:
+        """What `function` returns or raises.
+
+        `TimeoutError` when it takes longer, and then it still runs. What `check` raises, which is asked while waiting,
+        ends the wait, too.
+        """
         future: Future[T] = Future()
         if self._stopped:
             raise RuntimeError("the thread was stopped")
         self._calls.put((future, function))
-        return future.result(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return future.result(min(CHECK_EVERY_S, max(deadline - time.monotonic(), 0.0)))
+            if future.done():
+                return future.result()
+            self._check()
+            if time.monotonic() >= deadline:
+                raise TimeoutError
 
     def stop(self) -> None:
         """End the thread after the calls that were made."""

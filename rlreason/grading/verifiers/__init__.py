@@ -1,8 +1,8 @@
 """Tasks whose answer is checked rather than compared: one module a task, one function a prompt format in each.
 
-`r1_zero(response, gold)` and `question_only(response, gold)` are plug-ins of the grader and run in its killable
-worker processes. How an answer is read out of a response is the same as everywhere, and so is what it earns:
-format, answer and reward are 0 or 1, and the reward is the answer's. It must not know data sets or the trainer.
+`r1_zero(response, ground_truth)` and `question_only(response, ground_truth)` are plug-ins of the grader and run in its
+worker processes. How an answer is read out of a response is the same as everywhere, and so is what it earns: format,
+answer and reward are 0 or 1, and the reward is the answer's.
 """
 
 from collections.abc import Callable

@@ -6,8 +6,8 @@ are the given ones, each as often as it was given and none left out; the answer 
 count (Python's `**` and `//` do not); `\times`, `\div` and their like are read as * and /; and a well-formed wrong
 answer earns 0 where TinyZero gives 0.1, because format, answer and reward are 0 or 1 everywhere here.
 
-A gold is one right expression, or, where none is known, the numbers and the target: `3 5 7 -> 22`. A response that
-cannot be read is wrong; a gold that cannot be read raises, and the grader counts an error.
+A ground truth is one right expression, or, where none is known, the numbers and the target: `3 5 7 -> 22`. A response
+that cannot be read is wrong; a ground truth that cannot be read raises, and the grader counts an error.
 """
 
 import ast
@@ -31,35 +31,37 @@ OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 SIGNS: dict[type[ast.unaryop], Callable[[Fraction], Fraction]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
-def r1_zero(response: str, gold: str) -> dict[str, float]:
-    """
+def r1_zero(response: str, ground_truth: str) -> dict[str, float]:
+    """The plug-in for answers in tags.
+
     >>> r1_zero("5 + 5 = 10 </think> <answer>(5 + 5) - 2</answer>", "5 5 2 -> 8")["reward"]
     1.0
     """
-    return graded(formats.r1_zero(response), lambda answer: solves(answer, gold))
+    return graded(formats.r1_zero(response), lambda answer: solves(answer, ground_truth))
 
 
-def question_only(response: str, gold: str) -> dict[str, float]:
-    return graded(formats.question_only(response), lambda answer: solves(answer, gold))
+def question_only(response: str, ground_truth: str) -> dict[str, float]:
+    """The plug-in for answers in a box."""
+    return graded(formats.question_only(response), lambda answer: solves(answer, ground_truth))
 
 
-def solves(answer: str, gold: str) -> bool:
-    """Whether `answer` meets the numbers and the target that `gold` carries.
+def solves(answer: str, ground_truth: str) -> bool:
+    """Whether `answer` meets the numbers and the target that `ground_truth` carries.
 
     >>> solves("2 * (4 + 7)", "(7 + 4) * 2"), solves("22", "(7 + 4) * 2"), solves("7 * 2 + 4", "7 4 2 -> 22")
     (True, False, False)
     """
-    given, target = read_gold(gold)
+    given, target = read_ground_truth(ground_truth)
     expression = plain(answer)
     return expression is not None and numbers(expression) == given and value(expression) == target
 
 
-def read_gold(gold: str) -> tuple[list[int], Fraction]:
+def read_ground_truth(ground_truth: str) -> tuple[list[int], Fraction]:
     """The given numbers, sorted, and the target."""
-    left, arrow, right = gold.partition("->")
-    target = Fraction(int(right)) if arrow else value(gold)
+    left, arrow, right = ground_truth.partition("->")
+    target = Fraction(int(right)) if arrow else value(ground_truth)
     if target is None:
-        raise ValueError(f"gold {gold!r} is neither an expression nor NUMBERS -> TARGET")
+        raise ValueError(f"ground truth {ground_truth!r} is neither an expression nor NUMBERS -> TARGET")
     return numbers(left), target
 
 

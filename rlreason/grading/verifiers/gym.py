@@ -1,6 +1,6 @@
 """Problems of the `reasoning-gym` package, scored by the package's own verifier of their task.
 
-A gold is JSON: the problem's entry as the package made it, and its task. Those verifiers give shares for nearly
+A ground truth is JSON: the problem's entry as the package made it, and its task. Those verifiers give shares for nearly
 right answers; here an answer is right when it earns the whole point, as everywhere. Blanks around it do not count.
 What a verifier raises on a hostile answer is the grader's error, counted apart from wrong answers.
 """
@@ -19,17 +19,19 @@ with contextlib.suppress(ImportError):  # the loader of the problems says how to
     from reasoning_gym.factory import get_score_answer_fn
 
 
-def r1_zero(response: str, gold: str) -> dict[str, float]:
-    return graded(formats.r1_zero(response), lambda answer: solves(answer, gold))
+def r1_zero(response: str, ground_truth: str) -> dict[str, float]:
+    """The plug-in for answers in tags."""
+    return graded(formats.r1_zero(response), lambda answer: solves(answer, ground_truth))
 
 
-def question_only(response: str, gold: str) -> dict[str, float]:
-    return graded(formats.question_only(response), lambda answer: solves(answer, gold))
+def question_only(response: str, ground_truth: str) -> dict[str, float]:
+    """The plug-in for answers in a box."""
+    return graded(formats.question_only(response), lambda answer: solves(answer, ground_truth))
 
 
-def solves(answer: str, gold: str) -> bool:
+def solves(answer: str, ground_truth: str) -> bool:
     """Whether the task's verifier gives the whole point."""
-    entry = json.loads(gold)
+    entry = json.loads(ground_truth)
     return float(_scorer(entry["task"])(answer.strip(), entry)) >= 1.0
 
 

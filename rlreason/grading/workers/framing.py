@@ -8,5 +8,6 @@ LENGTH = struct.Struct(">I")
 
 
 def pack(message: Any) -> bytes:
+    """The message as the bytes that travel."""
     body = json.dumps(message).encode("ascii")
     return LENGTH.pack(len(body)) + body

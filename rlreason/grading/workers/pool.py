@@ -1,7 +1,7 @@
-"""Persistent worker processes that can be killed: whatever a request does, a reply or a failure comes back.
+"""Persistent worker processes that can be killed: for every request a reply or a failure comes back.
 
-Knows processes, pipes and clocks; knows nothing of answers and grades. It uses no signal handler in the
-calling process, works off the main thread, and after a fork the child starts workers of its own.
+No signal handler is set in the calling process, any of its threads may call, and after a fork the child starts workers
+of its own.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ START_LIMIT_S = 60.0  # importing the plug-in or the symbolic library, on a busy
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What became of one request. `value` is the worker's dictionary when `status` is "ok"."""
+    """The result of one request. `value` is the worker's dictionary when `status` is "ok"."""
 
     status: Literal["ok", "timeout", "killed", "error"]
     value: dict[str, Any] = field(default_factory=dict)
@@ -70,6 +70,7 @@ class Worker:
         self.received = bytearray()
 
     def send(self, task: int, request: Any, timeout_s: float) -> None:
+        """Give it request number `task`; a reply is due within `timeout_s` seconds."""
         self.task, self.unsent = task, pack(request)
         self.deadline = time.monotonic() + timeout_s
         self.flush()
@@ -98,6 +99,7 @@ class Worker:
         return message
 
     def stop(self) -> None:
+        """End the process now and close its pipes."""
         self.process.kill()
         self.process.wait()
         self.release()
@@ -137,6 +139,7 @@ class Pool:
             return self.broken
 
     def run(self, requests: Sequence[Any]) -> list[Reply]:
+        """The replies to these requests, in order. Raises `RuntimeError` where the pool is closed meanwhile."""
         if not requests:
             return []
         with self._lock:
@@ -159,7 +162,7 @@ class Pool:
         """In a forked child: the lock may be held by a thread that is gone, the workers are the parent's."""
         self._lock = threading.Lock()
         for worker in self._workers:
-            worker.process.returncode = 0  # not ours: never wait for it, never signal it
+            worker.process.returncode = 0  # a child of the parent: never wait for it, never signal it
             worker.release()
         self._workers, self._owner = [], os.getpid()
 
@@ -167,7 +170,7 @@ class Pool:
         if self._owner != os.getpid():
             self.after_fork()
         for worker in [worker for worker in self._workers if worker.ready and worker.process.poll() is not None]:
-            worker.stop()  # it died idle: no request is to blame
+            worker.stop()  # it ended between two requests, so none of them failed
             self._workers.remove(worker)
         while len(self._workers) < self.size and not self.broken:
             self._workers.append(Worker(self.plugin, self.timeout_s, self.memory_mb))
@@ -199,7 +202,7 @@ class Pool:
         poll.poll(max(0.0, min(worker.deadline for worker in busy) - time.monotonic()) * 1000 + 1)
 
     def _step(self, worker: Worker, results: dict[int, Reply], waiting: list[int]) -> None:
-        """Take in one worker's message, its death or its time-out."""
+        """Handle one worker's message, its end or its time-out."""
         if worker.unsent:
             worker.flush()
         try:
@@ -223,7 +226,7 @@ class Pool:
             results[worker.task] = Reply("error", error=error) if error else Reply("ok", message)
             if error == "MemoryError":
                 results[worker.task] = Reply("killed", error=f"over {self.memory_mb} MB")
-                self._replace(worker)  # a heap that was once full is not trusted again
+                self._replace(worker)  # after a MemoryError its memory may hold broken objects
             worker.task = None
 
     def _lost(self, worker: Worker, results: dict[int, Reply], waiting: list[int]) -> None:

@@ -1,8 +1,8 @@
-r"""In the worker: what the symbolic library reads and says, and our own check before its yes is believed.
+r"""In the worker: the symbolic library's verdict, and a check of its own before a yes counts.
 
 The library rounds to six decimals, chops small numbers and unwraps equations; so a yes counts only where both
 sides, as it parsed them, agree to 60 digits (at random points where there are symbols). Only its LaTeX parser
-is used: nothing here evaluates text as a program. It must not know processes or response formats.
+is used: nothing here evaluates text as a program.
 """
 
 import logging
@@ -24,9 +24,9 @@ MAX_SET = 5  # members of a set, tried in every order
 logging.disable(logging.CRITICAL)  # the library logs whole responses
 
 
-def judge(answer: str, gold: str) -> Verdict:
-    """Both texts cleaned and let through by the guard."""
-    left, right = _parsed(answer), _parsed(gold)
+def judge(answer: str, reference: str) -> Verdict:
+    """The library's verdict on two texts that `answers.normalize` cleaned and `answers.limits` let through."""
+    left, right = _parsed(answer), _parsed(reference)
     if left is None or right is None:
         return Verdict("wrong", "unreadable")
     if isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr):
@@ -87,6 +87,7 @@ def same_value(left: sympy.Expr, right: sympy.Expr) -> bool:
 
 
 def close(left: sympy.Expr, right: sympy.Expr) -> bool:
+    """Two values without symbols: fractions exactly, others at 60 digits."""
     if left.is_Rational and right.is_Rational:
         return bool(left == right)
     a, b = _number(left), _number(right)

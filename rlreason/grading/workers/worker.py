@@ -1,7 +1,7 @@
 """The process in which everything that may hang or eat memory runs: `python -m rlreason.grading.workers.worker`.
 
 It reads one request at a time from standard input and answers on standard output, both as JSON with a
-4-byte length in front. It knows nothing of the trainer and never imports the user's main module. It ends
+4-byte length in front. It never imports the user's main module. It ends
 when its input closes, when its parent dies, or when one request outlives its limit (by the kernel's alarm,
 which also ends C code that Python signals cannot interrupt).
 """
@@ -17,15 +17,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rlreason.grading.plugin_import import NotImportable, described, load_judge
+from rlreason.grading.plugin_import import NotImportableError, described, load_judge
 from rlreason.grading.workers.framing import LENGTH, pack
 
 PR_SET_PDEATHSIG = 1
-MAX_REASON = 500  # characters of an error that are told
+MAX_REASON = 500  # characters of an error that are passed on
 ALARM_SLACK_S = 1.0  # the parent kills first; the alarm is for a worker whose parent is gone
 
 
 def main() -> None:
+    """Answer requests until the input closes. The options come as JSON in the first argument."""
     if len(sys.argv) != 2:
         print(
             "rlreason: rlreason.grading.workers.worker is started by the grader: type python -m rlreason",
@@ -42,7 +43,7 @@ def main() -> None:
     try:
         handle = _load(options["plugin"])
     except BaseException as error:
-        why = str(error) if isinstance(error, NotImportable) else described(error)
+        why = str(error) if isinstance(error, NotImportableError) else described(error)
         os.write(replies, pack({"ready": False, "error": why[:MAX_REASON]}))
         return
     limit = options["memory_mb"] * 2**20
@@ -64,14 +65,14 @@ def _tie_to_parent(parent: int, main_thread: bool) -> None:
     if os.getppid() != parent:
         sys.exit(0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the parent, which closes us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes its workers
 
 
 def _load(plugin: str | None) -> Callable[[Any], dict[str, Any]]:
     if plugin is None:
-        from rlreason.grading.workers import symbolic as second_opinion
+        from rlreason.grading.workers import symbolic
 
-        return lambda request: second_opinion.judge(*request).as_dict()
+        return lambda request: symbolic.judge(*request).as_dict()
     function = load_judge(plugin)
     return lambda request: {"value": function(*request)}
 

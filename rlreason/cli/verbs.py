@@ -1,0 +1,138 @@
+"""The verbs: `rlreason VERB ...` reads what runs have left. One table stands behind dispatch, --help and suggestions.
+
+A verb is one line of `VERBS` and its module, whose docstring `rlreason VERB --help` shows and which offers
+
+    add_arguments(parser)                 its options; `parser.add_run` adds RUN, the folder of a run
+    main(arguments, console) -> Answer    what it found out; `console` shows what is waited for
+
+`--json` is the same for all: it prints the figures alone, and `--json FILE` writes them.
+"""
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple, NoReturn, Protocol, cast
+
+from rlreason.cli.entry import run_cli
+from rlreason.errors import ConfigError
+from rlreason.records.console import Console
+from rlreason.records.reader import runs_in
+from rlreason.records.rows import finite
+from rlreason.runtime.atomic_files import write_whole
+from rlreason.runtime.verb import Answer, Parser
+
+STDOUT = "-"  # as the FILE of --json
+
+
+class Verb(NamedTuple):
+    """A verb, the module that does it, what is given to it, and what it is for in one line."""
+
+    name: str
+    module: str
+    takes: str
+    line: str
+
+
+VERBS = (
+    Verb("inspect", "rlreason.analysis.inspect", "RUN", "responses, with a guess at what went wrong in each"),
+    Verb("compare", "rlreason.analysis.compare", "RUN ...", "best_of_n curves of several runs in one picture"),
+    Verb("curves", "rlreason.analysis.curves", "RUN", "draw curves.png again, also of a run that is under way"),
+)
+#: Ways to use a verb that have a line of their own in --help.
+WAYS = (
+    ("inspect RUN --regrade", "grade its rollouts again: now, with math-verify, or with a function of yours"),
+    ("inspect RUN --gradients", "its rollouts under every objective: loss, gradient, clipping"),
+)
+#: First words that are no verbs here: what to type for them.
+MEANT = {"lab": "rlreason inspect RUN --gradients", "audit": "rlreason inspect RUN --regrade", "train": "rlreason"}
+
+
+class VerbModule(Protocol):
+    """What the module of a verb offers."""
+
+    __doc__: str | None
+
+    def add_arguments(self, parser: Parser) -> None:
+        """Add the verb's own arguments."""
+
+    def main(self, arguments: argparse.Namespace, console: Console) -> Answer:
+        """Do what is asked."""
+
+
+def named_verb(words: Sequence[str]) -> Verb | None:
+    """The verb that a command line begins with, if it does."""
+    return next((verb for verb in VERBS if [verb.name] == list(words[:1])), None)
+
+
+def refuse_wrong_verb(words: Sequence[str]) -> None:
+    """`ConfigError` where the first word is nearly a verb. An override has an equals sign, and a verb has none.
+
+    >>> refuse_wrong_verb(["inspct", "runs/a"])
+    Traceback (most recent call last):
+    rlreason.errors.ConfigError: inspct is no verb: did you mean rlreason inspect? (rlreason --help lists the verbs)
+    """
+    if not words or not re.fullmatch(r"[A-Za-z][\w-]*", words[0]):
+        return
+    near = difflib.get_close_matches(words[0].lower(), [verb.name for verb in VERBS], n=1, cutoff=0.75)
+    if meant := MEANT.get(words[0].lower()) or (f"rlreason {near[0]}" if near else ""):
+        raise ConfigError(f"{words[0]} is no verb: did you mean {meant}? (rlreason --help lists the verbs)")
+
+
+def verbs_help() -> str:
+    """The lines of `rlreason --help` about the verbs."""
+    rows = [(f"{verb.name} {verb.takes}", verb.line) for verb in VERBS] + list(WAYS)
+    return "\n".join(f"  rlreason {usage:<25} {line}" for usage, line in sorted(rows))
+
+
+def verb_cli(verb: Verb, words: Sequence[str]) -> NoReturn:
+    """Do what `rlreason VERB WORDS` asks and end the process with its exit code."""
+    run_cli(lambda: run_verb(verb, words))
+
+
+def run_verb(verb: Verb, words: Sequence[str]) -> None:
+    """Do what `rlreason VERB WORDS` asks and show its answer; `ConfigError` for a user's mistake."""
+    module = cast(VerbModule, import_module(verb.module))
+    parser = Parser(prog=f"rlreason {verb.name}", description=module.__doc__)
+    module.add_arguments(parser)
+    help_json = "print the figures as JSON and nothing else; with FILE, write them there"
+    parser.add_argument("--json", nargs="?", const=STDOUT, metavar="FILE", help=help_json)
+    arguments = parser.parse_args(_json_alone(words))
+    refuse_several(arguments)
+    target = arguments.json
+    if target not in (None, STDOUT) and not Path(target).absolute().parent.is_dir():
+        raise ConfigError(f"--json {target} lies in no folder that is there: give another FILE, or none to print it")
+    console = Console(out=sys.stderr if target == STDOUT else None)
+    answer = module.main(arguments, console)
+    figures = json.dumps(finite({"verb": verb.name, **answer.figures}), indent=1, default=str)
+    if target == STDOUT:
+        print(figures)
+        return
+    console.table(answer.text)
+    if target:
+        write_whole(Path(target), figures + "\n")
+        console.say(f"figures: {target}")
+
+
+def refuse_several(arguments: argparse.Namespace) -> None:
+    """`ConfigError` where a verb that reads one run is given a folder that holds several, as a sweep's does."""
+    if inner := runs_in(arguments.run) if "run" in arguments else []:
+        raise ConfigError(
+            f"RUN={arguments.run} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}"
+        )
+
+
+def _json_alone(words: Sequence[str]) -> list[str]:
+    """The words with a `-` after each `--json` that a folder follows: the folder is RUN, not the FILE to be written.
+
+    >>> _json_alone(["--json", "/"]), _json_alone(["/", "--json"]), _json_alone(["/", "--json", "a.json"])
+    (['--json', '-', '/'], ['/', '--json'], ['/', '--json', 'a.json'])
+    """
+    out: list[str] = []
+    for word in words:
+        out += [STDOUT, word] if out[-1:] == ["--json"] and Path(word).is_dir() else [word]
+    return out

@@ -1,0 +1,142 @@
+"""What vLLM is given: memory that was planned, every argument spelled out, and a model folder without weights."""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlreason.engines.base import Sampling
+from rlreason.errors import ConfigError
+from rlreason.model.parameters import model_size
+from rlreason.model.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes that the engine will take, planned before anything is loaded."""
+
+    weights: int
+    cache: int
+    free: int
+
+    def __str__(self) -> str:
+        weights, cache, free = (f"{size / 2**30:.2g}" for size in (self.weights, self.cache, self.free))
+        return f"{weights} GB of weights + {cache} GB of cache, {free} GB free"
+
+
+def plan_memory(
+    policy: Policy, device: torch.device, max_len: int, max_rows: int, cache_gb: float | None
+) -> MemoryPlan:
+    """As much cache as `max_rows` sequences of `max_len` tokens need, at most 40% of what the weights leave free.
+
+    A token's keys and values take 2 * layers * kv_heads * head_dim numbers. `ConfigError` where `cache_gb` does not
+    hold one sequence, or weights and cache do not fit into the free memory of `device`.
+    """
+    dtype = policy.compute_dtype
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _available_memory()
+    config = policy.model.config.get_text_config()
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    token = 2 * config.num_hidden_layers * kv_heads * head_dim * dtype.itemsize
+    weights = model_size(policy.model) * dtype.itemsize
+    block = 128  # caches are handed out in blocks of at most this; every sequence may leave one unfilled
+    one = token * (max_len + block)
+    wanted = min(one * max_rows, int(0.4 * (free - weights)))
+    cache = int(cache_gb * 2**30) if cache_gb is not None else max(wanted, one)
+    plan = MemoryPlan(weights, cache, free)
+    if cache < one:
+        raise ConfigError(
+            f"rollout.kv_cache_gb={cache_gb} does not hold one sequence of {max_len} tokens, which takes "
+            f"{one / 2**30:.3g} GB: raise it, or set it to null to have it planned"
+        )
+    if weights + cache > free:
+        raise ConfigError(
+            f"rollout=vllm needs {plan}: lower rollout.max_rows, rollout.kv_cache_gb or sampling.max_tokens, or choose "
+            "a smaller model"
+        )
+    return plan
+
+
+def _available_memory() -> int:
+    import psutil  # vLLM brings it
+
+    return int(psutil.virtual_memory().available)
+
+
+def llm_arguments(
+    dtype: torch.dtype, max_len: int, max_rows: int, memory: MemoryPlan, device: torch.device, sleeps: bool
+) -> dict[str, Any]:
+    """Arguments of `vllm.LLM` besides the model's folder."""
+    arguments: dict[str, Any] = {
+        "dtype": str(dtype).removeprefix("torch."),
+        "load_format": "dummy",  # the first weight sync brings the weights
+        "generation_config": "vllm",  # not the model's own
+        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
+        "hf_overrides": {"head_dtype": "float32"},  # like the trainer, which never rounds logits
+        "max_model_len": max_len,
+        "max_num_seqs": max_rows,
+        "kv_cache_memory_bytes": memory.cache,
+        "enable_prefix_caching": True,
+        "seed": 0,
+    }
+    if device.type == "cpu":
+        return arguments | {
+            "enforce_eager": True,
+            "block_size": 32,  # of the prefix cache, the smallest: a group's samples share more of their prompt
+            # A prompt read in two parts, with a seed of its own, ends vLLM on the processor (a CPU generator has no
+            # offset to turn back), so prompts are read whole.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(4096, max_len),
+        }
+    return arguments | {
+        "enable_sleep_mode": sleeps,
+        "gpu_memory_utilization": 0.9 * memory.free / torch.cuda.mem_get_info(device)[1],
+        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},  # fast decoding without compiling
+    }
+
+
+def sampling_arguments(sampling: Sampling, end_ids: Iterable[int], sees_special: bool) -> dict[str, Any]:
+    """Arguments of `vllm.SamplingParams`: every one that shapes the distribution or the end, spelled out.
+
+    `sees_special`: stop strings are sought in a text that holds special tokens.
+    """
+    return {
+        "n": 1,
+        "temperature": sampling.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logit_bias": None,
+        "bad_words": None,
+        "allowed_token_ids": None,
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
+        "stop": list(sampling.stop),
+        "include_stop_str_in_output": True,
+        "stop_token_ids": sorted(end_ids),
+        "ignore_eos": True,  # the line above is the whole rule
+        "logprobs": 0,  # the sampled token's
+        "flat_logprobs": True,
+        "detokenize": bool(sampling.stop),
+        "skip_special_tokens": not sees_special,
+        "spaces_between_special_tokens": True,
+    }
+
+
+def write_model(policy: Policy, folder: Path) -> str:
+    """Fill a folder with the model's config and tokenizer but no weights: the first weight sync brings them.
+
+    It holds no generation_config.json, so a model's own top-k or penalties have no way into sampling.
+    """
+    config = copy.deepcopy(policy.model.config)
+    config.architectures = [type(getattr(policy.model, "_orig_mod", policy.model)).__name__]
+    config.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return str(folder)

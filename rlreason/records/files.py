@@ -1,0 +1,76 @@
+"""What stands in a run folder: its names, and the version of their contents. No other package spells these names.
+
+    config.yaml provenance.json status.json objective.md metrics.jsonl curves.png summary.json log.txt
+    rollouts/step_00001.jsonl evals/step_00000.jsonl model/
+
+A job that does not train leaves `responses.jsonl` and `pass_rates.jsonl` instead of the last line, best of N its curves
+as `best_of_n.csv` and `best_of_n.png`.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from rlreason.runtime.stderr_log import NAME as LOG
+
+CONFIG = "config.yaml"  # every setting with its value
+STATUS = "status.json"  # how the run stands or ended
+PROVENANCE = "provenance.json"  # commit, command, versions; the version of the folder and the schemas of its settings
+OBJECTIVE = "objective.md"
+METRICS = "metrics.jsonl"  # grows by a row at a time
+SUMMARY = "summary.json"  # written last
+CURVES = "curves.png"
+INCIDENTS = "grading_incidents.jsonl"
+ENGINE_LOG = "vllm.log"
+MODEL = "model"
+ROLLOUTS, EVALS = "rollouts", "evals"  # folders with a file of responses for each step
+RESPONSES = "responses.jsonl"  # of a job that does not train, in the order of the problems
+UNFINISHED = "responses.unfinished.jsonl"  # those of an interrupted job, in the order in which they ended
+PASS_RATES = "pass_rates.jsonl"
+BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE = "best_of_n.csv", "best_of_n.png"
+CASES = "inspect.md"
+CONTENTS = (
+    CONFIG, STATUS, PROVENANCE, OBJECTIVE, METRICS, CURVES, INCIDENTS, ROLLOUTS, EVALS, MODEL, f"{MODEL}.partial",
+    "wandb", ENGINE_LOG, LOG, RESPONSES, UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES,
+)  # fmt: skip
+SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
+
+#: The version of a folder that is written now, in `provenance.json` as "schema_version". All of these can be read.
+VERSION = 1
+CHANGES = {
+    0: "no version and no schemas in provenance.json; the oldest folders lack status.json and model.seed",
+    1: 'provenance.json has "schema_version" and "schemas", the classes that the settings in config.yaml are of',
+}
+
+_STEP_FILE = re.compile(r"step_(\d+)(?:_update_(\d+))?\.jsonl")
+
+
+class ResponseFile(NamedTuple):
+    """A file of graded responses. `step` is None in a job without steps.
+
+    `update`: the optimizer update behind which it was evaluated, where that was not the last one of a step.
+    """
+
+    path: Path
+    kind: str  # ROLLOUTS, EVALS or RESPONSES
+    step: int | None = None
+    update: int | None = None
+
+
+def step_name(step: int, update: int | None = None) -> str:
+    """The name of a step's file of responses.
+
+    >>> step_name(3), step_name(4, update=9)
+    ('step_00003.jsonl', 'step_00004_update_00009.jsonl')
+    """
+    return f"step_{step:05d}{'' if update is None else f'_update_{update:05d}'}.jsonl"
+
+
+def response_files(folder: Path, kind: str) -> list[ResponseFile]:
+    """The files of `rollouts/` or `evals/` in a run folder, in the order of their steps; [] where there are none."""
+    found = [
+        ResponseFile(path, kind, int(named[1]), int(named[2]) if named[2] else None)
+        for path in (folder / kind).glob("step_*.jsonl")
+        if (named := _STEP_FILE.fullmatch(path.name))
+    ]
+    return sorted(found, key=lambda file: (file.step, file.update or -1))

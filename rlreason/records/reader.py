@@ -1,0 +1,210 @@
+"""Read a run folder back, of a run that has ended or is still under way: the one place that opens its files to read.
+
+Plain data only, without torch and Hydra. What a run did not leave is None, [] or one line that names it; a line that
+cannot be used is named once on standard error and left out.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from rlreason.errors import ConfigError
+from rlreason.records import files
+from rlreason.records.files import ResponseFile
+from rlreason.records.lines import read_lines
+from rlreason.records.rows import NUMBER, Row, lacks
+from rlreason.records.status import read_status
+from rlreason.runtime.streams import print_stderr
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folders of the runs of a sweep, by name; [] where `folder` is a run's own, or holds none."""
+    inner = [] if (folder / files.CONFIG).exists() else folder.glob(f"*/{files.CONFIG}")
+    return sorted(path.parent for path in inner)
+
+
+class SavedGrading(NamedTuple):
+    """What a run's `config.yaml` says of how its responses were graded."""
+
+    reward: str  # of the prompt: a format's name or `module:function`
+    verifier: str | None  # of the data
+    settings: dict[str, Any]  # the group `grading`
+
+
+class RunFolder:
+    """One run's folder; each of its files is read when it is asked for.
+
+    Raises `ConfigError` where there is no such folder, or where a later version of this program wrote it.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None] = print_stderr) -> None:
+        if not path.is_dir():
+            raise ConfigError(f"{path} is no folder: give the folder of a run, as printed at its start")
+        self.path, self._say, self._said = path, say, set[str]()
+        if self.version > files.VERSION:
+            raise ConfigError(
+                f"{path} is a run folder of version {self.version}, and this program reads up to version "
+                f"{files.VERSION}: update rlreason"
+            )
+
+    @cached_property
+    def version(self) -> int:
+        """The version of the folder's contents, as in `files.CHANGES`; 0 where it has none."""
+        version = self.provenance.get("schema_version", 0)
+        return version if isinstance(version, int) else 0
+
+    @property
+    def schemas(self) -> dict[str, str]:
+        """Which classes the settings are of, by their names in `config.store.SCHEMAS`; {} in version 0.
+
+        {"algorithm": "grpo", "model": "tiny", "data": "files"}, and "eval.data" where evaluations have data of their
+        own.
+        """
+        schemas = self.provenance.get("schemas")
+        return schemas if isinstance(schemas, dict) else {}
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """`provenance.json`: commit, command and versions; {} where there is none."""
+        return self._object(files.PROVENANCE) or {}
+
+    @cached_property
+    def config(self) -> str:
+        """The text of `config.yaml`. Raises `ConfigError` where there is none."""
+        path = self.path / files.CONFIG
+        if not path.is_file():
+            runs = runs_in(self.path)
+            some = ", ".join(run.name for run in runs[:3]) + " ..." * (len(runs) > 3)
+            held = f" (it holds the runs {some})" if runs else ""
+            raise ConfigError(f"{self.path} has no {files.CONFIG}: give the folder of one run, not of several{held}")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read ({type(error).__name__}): give the folder of one run") from None
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Every setting of the run with its value, from `config.yaml`."""
+        try:
+            settings = yaml.safe_load(self.config) or {}
+        except yaml.YAMLError as error:
+            settings = error
+        if isinstance(settings, dict):
+            return settings
+        path, found = self.path / files.CONFIG, type(settings).__name__
+        raise ConfigError(f"{path} holds no settings ({found}): give the folder of one run")
+
+    def setting(self, key: str) -> Any:
+        """One setting by its dotted name; None where the run had none of this name.
+
+        A run of another version may have had other settings.
+        """
+        node: Any = self.settings
+        for name in key.split("."):
+            node = node.get(name) if isinstance(node, dict) else None
+        return node
+
+    def grading(self, evaluates: bool = False) -> SavedGrading:
+        """How the responses of the run were graded, or those of its evaluations."""
+        of = "eval." if evaluates and self.setting("eval") else ""  # null there: as in training
+        own = self.setting(f"{of}reward") if of else None
+        reward = own or (of and self.setting(f"{of}prompt.reward")) or self.setting("prompt.reward")
+        if not reward:
+            raise ConfigError(
+                f"{self.path / files.CONFIG} does not name the run's reward, prompt.reward: give the folder of one run"
+            )
+        data = f"{of}data" if of and self.setting(f"{of}data") else "data"
+        return SavedGrading(str(reward), self.setting(f"{data}.verifier"), dict(self.setting("grading") or {}))
+
+    @property
+    def status(self) -> str | None:
+        """How the run stands or ended, in a word of `status.STATUSES`; None where it did not get so far."""
+        return read_status(self.path)
+
+    @cached_property
+    def summary(self) -> dict[str, Any] | None:
+        """`summary.json`; None where the run did not come to an end of its own."""
+        return self._object(files.SUMMARY)
+
+    @property
+    def model(self) -> Path | None:
+        """The folder of the saved model; None where the run left none."""
+        path = self.path / files.MODEL
+        return path if path.is_dir() else None
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl` so far: flat, every value a number, or None where it was not finite."""
+
+        def wrong(row: dict[str, Any]) -> str:
+            return next(
+                (f"no number in '{name}'" for name, v in row.items() if not (v is None or isinstance(v, NUMBER))), ""
+            )
+
+        path = self.path / files.METRICS
+        return [row for _, row in read_lines(path, wrong, self._say_once)] if path.is_file() else []
+
+    def rollouts(self) -> list[ResponseFile]:
+        """The saved training steps, oldest first."""
+        return files.response_files(self.path, files.ROLLOUTS)
+
+    def evaluations(self) -> list[ResponseFile]:
+        """The saved evaluations of a training run, oldest first."""
+        return files.response_files(self.path, files.EVALS)
+
+    def responses(self, step: int | None = None, rollouts: bool = False) -> ResponseFile:
+        """The responses of a job that does not train, or a training run's newest evaluation, or those of `step`.
+
+        `rollouts`: those that a training run learned from, not its evaluations.
+        """
+        names = (files.RESPONSES, files.UNFINISHED)
+        whole = next((self.path / name for name in names if (self.path / name).is_file()), None)
+        if whole and not rollouts and step is None:
+            return ResponseFile(whole, files.RESPONSES)
+        if whole and step is not None:
+            raise ConfigError(f"--step {step}: {self.path} is an evaluation, which has no steps: leave --step out")
+        saved = [self.rollouts()] if rollouts else [self.evaluations(), self.rollouts()]
+        for of_kind in saved:
+            if found := [f for f in of_kind if step is None or (f.step == step and f.update is None)]:
+                return found[-1]
+        if steps := sorted(f.step for of_kind in saved for f in of_kind if f.step is not None and f.update is None):
+            raise ConfigError(
+                f"--step {step}: {self.path} saved the steps {', '.join(map(str, steps))}: choose one of them"
+            )
+        kinds = (files.ROLLOUTS,) if rollouts else (files.EVALS, files.ROLLOUTS)
+        raise ConfigError(
+            f"{self.path} holds no {' or '.join((*kinds, files.RESPONSES))}: give the folder of one run"
+            + (f" (this one is {self.status})" if self.status else "")
+        )
+
+    def rows(self, file: ResponseFile, needed: Sequence[str]) -> dict[int, Row]:
+        """The responses of a file by line number, each with the needed fields (`rows.FIELDS`)."""
+
+        def wrong(row: Row) -> str:
+            return "" if row.keys() == {"identity"} else lacks(row, needed)  # the head of an unfinished evaluation
+
+        found = read_lines(file.path, wrong, self._say_once)
+        return {number: row for number, row in found if row.keys() != {"identity"}}
+
+    def _object(self, name: str) -> dict[str, Any] | None:
+        """The JSON object that is a file of its own; None where there is none, or where it is broken, which is said."""
+        path = self.path / name
+        if not path.is_file():
+            return None
+        try:
+            found = json.loads(path.read_bytes().decode())
+        except (OSError, ValueError, RecursionError) as error:
+            found = error
+        if not isinstance(found, dict):
+            self._say_once(f"{path} is left out: it is no JSON object ({type(found).__name__})")
+            return None
+        return found
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)

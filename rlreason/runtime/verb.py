@@ -1,0 +1,40 @@
+"""What a verb of the command line (`rlreason VERB ...`) is made of: its arguments, and its answer."""
+
+import argparse
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from rlreason.errors import ConfigError
+
+
+class Answer(NamedTuple):
+    """What a verb found out: `text` for a person, and the same as `figures` for `--json`."""
+
+    text: str
+    figures: dict[str, Any]
+
+
+class Parser(argparse.ArgumentParser):
+    """The arguments of a verb. A mistake in them is a `ConfigError`: one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `ConfigError` with the message and how to write the command."""
+        raise ConfigError(f"{message}: write {' '.join(self.format_usage().split()[1:])}")
+
+    def add_run(self, help: str, several: bool = False) -> None:
+        """Add RUN, the folder of a run, as `arguments.run`; with `several`, one or more as `arguments.runs`.
+
+        A folder that holds the runs of a sweep is refused as `arguments.run`, and stands for all of them in `runs`.
+        """
+        if several:
+            self.add_argument("runs", metavar="RUN", type=run_folder, nargs="+", help=help)
+        else:
+            self.add_argument("run", metavar="RUN", type=run_folder, help=help)
+
+
+def run_folder(word: str) -> Path:
+    """The folder of a run; `ConfigError` where it is no folder."""
+    folder = Path(word)
+    if not folder.is_dir():
+        raise ConfigError(f"RUN={word} is no folder: give the folder of a run, as printed at its start")
+    return folder

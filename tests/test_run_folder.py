@@ -1,0 +1,162 @@
+"""One reader of the run folder for every command: broken lines, unfinished runs, other versions; names in one place."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlreason
+from rlreason.errors import ConfigError
+from rlreason.records import files
+from rlreason.records.reader import RunFolder, runs_in
+from rlreason.records.rows import TO_SHOW
+from rlreason.records.writer import RunWriter
+from rlreason.types import Grade, Problem, Response, Sample
+from tests.test_verbs import verb
+
+PACKAGE = Path(rlreason.__file__).parent
+PROBLEM = Problem("p", "How many?", "7")
+BROKEN = {
+    b'{"step": 1, "resp': "half a line",
+    b"not json\n": "not JSON",
+    b"[1, 2]\n": "not a JSON object",
+    b'{"outcome": "correct", "gold": "7", "train/loss": "low"}\n': "no",  # keys are missing, and a value is no number
+    b"\0\0\0\0\n": "NUL bytes",
+    b'{"response": "\xff"}\n': "not UTF-8",
+    b"[" * 100_000 + b"\n": "maximum recursion depth",
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that is under way: settings, two rows of metrics, a step of rollouts and an evaluation; no summary."""
+    folder = tmp_path / "run"
+    records = RunWriter(folder, "algorithm: grpo\nprompt: {reward: r1_zero}\nmodel: {name: m}\nseed: 0\n")
+    records.metrics({"train_step": 0, "eval_step": 1, "eval/accuracy": 0.5})
+    records.metrics({"train_step": 1, "eval_step": 1, "reward/mean": 0.5})
+    response = Response("p", [5], [1], [-0.5], "</think> <answer>7</answer>", "stop")
+    for kind in (files.ROLLOUTS, files.EVALS):
+        records.responses(kind, 1, [Sample(response, Grade(1.0, 1.0, 1.0, "correct"))], [PROBLEM])
+    return folder
+
+
+@pytest.mark.parametrize(("line", "says"), BROKEN.items(), ids=BROKEN.values())
+def test_a_broken_line_is_named_once_and_the_others_are_read(run, line, says):
+    said = list[str]()
+    folder = RunFolder(run, said.append)
+    responses = folder.rollouts()[0]
+    for path, read in (
+        (run / "metrics.jsonl", lambda: len(folder.metrics) - 1),
+        (responses.path, lambda: len(folder.rows(responses, TO_SHOW))),
+    ):
+        with path.open("ab") as file:
+            file.write(line)
+        assert read() == read() == 1
+        number = len(path.read_bytes().strip(b"\n").split(b"\n"))
+        assert said.pop().startswith(f"{path}: left out line {number} ({says}")
+        assert not said
+
+
+def test_every_command_goes_on_behind_broken_lines(run, capsys):
+    broken = {
+        ("curves",): run / "metrics.jsonl",
+        ("inspect", "--regrade"): run / "rollouts/step_00001.jsonl",
+        ("inspect",): run / "evals/step_00001.jsonl",
+    }
+    for (name, *options), path in broken.items():
+        with path.open("ab") as file:
+            file.write(b"".join(sorted(BROKEN, key=lambda line: line[-1:] != b"\n")))
+        assert verb(name, run, *options) == 0
+        told = [text for text in capsys.readouterr().err.splitlines() if "left out" in text]
+        assert [text.startswith(f"rlreason: {path}: left out line ") for text in told] == [True]
+
+
+def test_many_broken_lines_are_one_line(run):
+    said = list[str]()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("x\n" * 1000)
+    folder = RunFolder(run, said.append)
+    assert [row["train_step"] for row in folder.metrics] == [0, 1]
+    assert folder.metrics is folder.metrics
+    where = "3 (not JSON), 4 (not JSON), 5 (not JSON) and 997 more"
+    assert said == [f"{run / 'metrics.jsonl'}: left out line {where}"]
+
+
+def test_an_unfinished_run_has_no_summary_and_no_model(run):
+    folder = RunFolder(run)
+    assert (folder.status, folder.summary, folder.model) == ("running", None, None)
+    assert (folder.version, folder.schemas, folder.setting("model.name")) == (files.VERSION, {}, "m")
+    assert [file.step for file in folder.rollouts()] == [1]
+    assert folder.setting("model.nothing.there") is None
+
+
+def test_whole_files_that_are_broken_are_named_and_count_as_not_there(run):
+    said = list[str]()
+    for name in ("summary.json", "provenance.json", "status.json"):
+        (run / name).write_text('{"status": "fin')
+    folder = RunFolder(run, said.append)
+    assert (folder.summary, folder.version, folder.status) == (None, 0, None)
+    assert [Path(text.partition(" ")[0]).name for text in said] == ["provenance.json", "summary.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(None, "has no config.yaml"), ("a: [", "holds no settings"), ("7", "holds no settings"), ("{}", "prompt.reward")],
+)
+def test_settings_that_cannot_be_read_are_one_line(run, text, says):
+    (run / "config.yaml").unlink() if text is None else (run / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"^.*{says}.*: give the folder of one run[^\n]*$"):
+        RunFolder(run).grading()
+
+
+def test_a_folder_of_a_later_version_is_one_line(run, capsys):
+    told = json.loads((run / "provenance.json").read_text())
+    assert told["schema_version"] == files.VERSION == max(files.CHANGES)
+    (run / "provenance.json").write_text(json.dumps(told | {"schema_version": 99}))
+    for name, *options in (("curves",), ("inspect",), ("inspect", "--regrade"), ("compare",)):
+        assert verb(name, run, *options) == 2
+        said = capsys.readouterr().err
+        assert said == f"rlreason: {run} is a run folder of version 99, and this program reads up to version 1" + (
+            ": update rlreason\n"
+        )
+
+
+def test_a_sweep_that_is_half_done_is_compared_as_far_as_it_is(tmp_path, capsys):
+    for name in ("a", "b", "c"):
+        records = RunWriter(tmp_path / "sweep" / name, "algorithm: best_of_n\n")
+        if name != "c":
+            found = {"n_list": [1, 2], "best_of_n": {"pass@N": [[0.5, 0.4, 0.6]] * 2}, "protocol": {"hash": "x"}}
+            records.summary({"status": "finished"} | found)
+    (tmp_path / "sweep/multirun.yaml").write_text("")
+    assert [path.name for path in runs_in(tmp_path / "sweep")] == ["a", "b", "c"]
+    assert verb("compare", tmp_path / "sweep", "-o", tmp_path / "x.png") == 0
+    assert f"! {tmp_path}/sweep/c is left out: it has not finished (running)" in capsys.readouterr().out
+    assert verb("inspect", tmp_path / "sweep") == 2
+    assert verb("compare", tmp_path / "sweep/c") == 2
+    assert "none of these runs has finished" in capsys.readouterr().err
+
+
+def test_reading_imports_neither_torch_nor_hydra(run):
+    probe = (
+        "import sys; from pathlib import Path; from rlreason.records.reader import RunFolder; "
+        f"assert RunFolder(Path({str(run)!r})).metrics; assert not {{'torch', 'hydra', 'omegaconf'}} & {{*sys.modules}}"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_other_package_names_a_file_of_the_run_folder():
+    """`runtime` lies below `records` and has the name of the log itself; Hydra has a `config.yaml` of its own."""
+    names = [name for name in files.CONTENTS if "." in name] + [files.SUMMARY, "hydra.yaml"]
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if " " not in text and any(name in text for name in names):
+                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno} {text}")
+    outside = [line for line in found if not line.startswith(("records/", "runtime/stderr_log.py"))]
+    assert outside == []

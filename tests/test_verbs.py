@@ -1,0 +1,188 @@
+"""`rlreason VERB ...`: every verb on a run's folder, its figures as JSON, its mistakes, and its former names."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlreason.cli.entry import exit_code_of
+from rlreason.cli.flags import composing, read
+from rlreason.cli.modules import FORWARDS, PACKAGE
+from rlreason.cli.suggestions import chosen, keys_below, options
+from rlreason.cli.verbs import VERBS, named_verb, refuse_wrong_verb, run_verb, verbs_help
+from rlreason.errors import ConfigError
+from rlreason.records.writer import RunWriter
+from rlreason.types import Grade, Problem, Response, Sample
+from tests.test_output import left_after
+
+CONFIG = """algorithm: grpo
+model: {name: tiny}
+data: {name: stories}
+prompt: {reward: r1_zero}
+loss: {loss_type: gspo}
+seed: 3
+"""
+CURVES = {"n_list": [1, 4], "best_of_n": {"pass@N": [[0.2, 0.1, 0.3], [0.5, 0.4, 0.6]]}}
+SLOW = {"torch", "transformers", "hydra", "vllm", "wandb"}
+
+
+def verb(*words: object) -> int:
+    """The exit code of `rlreason VERB ...`, in this process."""
+    texts = list(map(str, words))
+    chosen = named_verb(texts)
+    assert chosen
+    return exit_code_of(lambda: run_verb(chosen, texts[1:]))
+
+
+def shell(*words: object, cwd: Path) -> tuple[subprocess.CompletedProcess[str], float]:
+    """The finished process of `python WORDS`, and the seconds of processor time that it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    env = os.environ | {"PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, *map(str, words)]
+    done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=120)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A training run as it is while it goes on: two steps of rollouts, one evaluation, no summary."""
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    records = RunWriter(folder, CONFIG)
+    problems = [Problem("p0", "How many?", "7"), Problem("p1", "How many more?", "8")]
+    right = Response("p0", [5], [1, 2], [-0.5, -1.0], "so </think> <answer>7</answer>", "stop")
+    wrong = Response("p1", [5], [1, 2], [-0.5, -1.0], "so </think> <answer>9</answer>", "length")
+    samples = [Sample(right, Grade(1.0, 1.0, 1.0, "correct")), Sample(wrong, Grade(1.0, 0.0, 0.0, "wrong"))]
+    for kind, step in (("rollouts", 1), ("rollouts", 2), ("evals", 0)):
+        records.responses(kind, step, samples, problems)
+    (folder / "metrics.jsonl").write_text('{"train_step": 1, "reward/mean": 0.5, "train/loss": NaN}\n')
+    protocol = {"problems": 2, "samples per problem": 4, "hash": "3f2a91c0"}
+    (folder / "summary.json").write_text(json.dumps(CURVES | {"protocol": protocol}))
+    return folder
+
+
+#: words -> (what is printed, what the JSON holds), each of them showing the same figures
+SHOWN = {
+    ("inspect",): ("2 responses: 1 correct, 1 format1_wrong, 0 format0; 1 of them truncated", "counts"),
+    ("inspect", "--regrade"): ("now             50.0%", "graders"),
+    ("curves",): ("curves.png", "picture"),
+    ("compare",): ("0.500 (0.40-0.60)", "runs"),
+}
+FIGURES = {
+    "counts": {"correct": 1, "format1_wrong": 1, "format0": 0, "truncated": 1},
+    "runs": {"one": CURVES | {"protocol": "3f2a91c0"}},
+}
+
+
+@pytest.mark.parametrize("words", SHOWN, ids=" ".join)
+def test_a_verb_starts_at_once_and_its_json_holds_the_figures_that_it_prints(words, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # where compare draws
+    text, key = SHOWN[words]
+    name, *options = words
+    assert verb(name, run, *options, "--json", run / "figures.json") == 0
+    said = capsys.readouterr()
+    assert text in said.out
+    assert said.out.endswith(f"figures: {run / 'figures.json'}\n")
+    done, seconds = shell("-X", "importtime", "-m", "rlreason", name, *options, "--json", run, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures == json.loads((run / "figures.json").read_text())
+    assert figures["verb"] == name
+    assert figures[key] == FIGURES.get(key, figures[key])
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert not loaded & (SLOW | ({"matplotlib"} if name == "inspect" else set()))
+    assert seconds < 2 + 2 * ("--regrade" in options)  # the second grader is a process of its own, with sympy
+
+
+def test_the_json_of_a_verb_is_written_whole_or_not_at_all(run, tmp_path, capsys):
+    target = tmp_path / "nowhere/figures.json"
+    assert verb("inspect", run, "--json", target) == 2
+    assert "lies in no folder that is there" in capsys.readouterr().err
+    target = tmp_path / "figures.json"
+    target.write_text("before")
+    assert verb("inspect", run, "--step", "9", "--json", target) == 2
+    assert target.read_text() == "before"
+    assert verb("inspect", run, "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["responses"] == 2
+    assert verb("curves", run, "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["last"]["train/loss"] is None  # JSON has no word for NaN
+
+
+@pytest.mark.parametrize("words", [*SHOWN, ("inspect", "--gradients")], ids=" ".join)
+def test_a_folder_that_is_no_runs_is_one_line_and_exit_code_2(words, run, tmp_path, capsys):
+    name, *options = words
+    says = {
+        tmp_path / "nowhere": "is no folder: give the folder of a run, as printed at its start",
+        tmp_path: "",
+        run.parent: f"is no run and holds 1 of them: give one, such as {run}",
+        run / "metrics.jsonl": "is no folder",
+    }
+    for folder, text in says.items():
+        assert verb(name, folder, *options) == 2
+        said = capsys.readouterr()
+        assert (said.out, len(said.err.splitlines())) == ("", 1)
+        assert str(folder) in said.err
+        assert text in said.err
+
+
+def test_a_verb_without_its_words_or_with_wrong_ones_says_how_to_write_it(run, capsys):
+    for verb_of_table in VERBS:
+        assert verb(verb_of_table.name) == 2
+        assert f"required: RUN: write rlreason {verb_of_table.name} [-h]" in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            verb(verb_of_table.name, "--help")
+        assert "--json" in capsys.readouterr().out
+    assert verb("curves", run, "--stp", "3") == 2
+    assert "unrecognized arguments: --stp 3" in capsys.readouterr().err
+
+
+def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_verb():
+    lines = verbs_help()
+    assert all(f"rlreason {one.name} {one.takes}" in lines and one.line in lines for one in VERBS)
+    for word, says in {
+        "inspct": "did you mean rlreason inspect?",
+        "Compare": "did you mean rlreason compare?",
+        "audit": "did you mean rlreason inspect RUN --regrade?",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"^{word} is no verb: ") as caught:
+            refuse_wrong_verb([word, "runs/x"])
+        assert says in str(caught.value)
+    for words in ([], ["seed=1"], ["-m"], ["~std_norm"], ["grpo"]):  # what the settings' own messages are for
+        refuse_wrong_verb(words)
+
+
+def test_no_group_or_setting_is_nearly_a_verb():
+    with composing(read([])):
+        groups, settings = options(), keys_below(chosen([], "config"))
+    for word in {*groups, *settings, *(name for names in groups.values() for name in names)}:
+        refuse_wrong_verb([word])
+
+
+def test_wrong_verbs_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):
+    for words, says in ((("inspct", run, "--json"), "did you mean rlreason inspect?"), (("grpo",), "algorithm=grpo")):
+        done, _ = shell("-m", "rlreason", *words, cwd=tmp_path)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+        assert says in done.stderr
+    assert left_after(0, "-m", "rlreason", "inspect", str(run), "--json") == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "says"),
+    [
+        ("rlreason.inspect", ["--category", "x"], "argument --category: invalid choice: 'x'"),
+        ("rlreason.lab", ["--step", "x"], "argument --step: invalid int value: 'x'"),
+        ("rlreason.grading.audit", ["--write", "--other"], "argument --other: expected one argument"),
+        ("rlreason.jobs.compare", ["--mix-protocols", "-o"], "argument -o: expected one argument"),
+        ("rlreason.curves", ["nowhere"], "RUN=nowhere is no folder"),
+    ],
+)
+def test_a_former_command_is_forwarded_with_its_options_and_a_hint(name, words, says, tmp_path):
+    done, _ = shell("-W", "ignore", "-m", name, *words, cwd=tmp_path)
+    hint, said = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert hint == f"rlreason: python -m {name} is called rlreason {' '.join(FORWARDS[name])} now"
+    assert said.startswith(f"rlreason: {says}")
