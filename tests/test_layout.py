@@ -164,3 +164,9 @@ def test_the_reading_of_docstrings(tmp_path) -> None:
     ]
     assert len(top_level_files(sources)) == 3
     assert long_files(sources, limit=5) == ["rlreason/part.py: 13 lines"]
+
+
+def test_the_architecture_page_names_every_package():
+    page = (PACKAGE.parent / "docs/architecture.md").read_text("utf-8")
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert {name for name in packages if f"  {name}/ " not in page} == set()
