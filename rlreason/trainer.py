@@ -206,9 +206,9 @@ class Trainer:
 
     def record(self, step: Step) -> None:
         """Write down what the step has come to, and warn of what went wrong quietly in it."""
-        every, number, samples = self.run.save_rollouts_every, step.number, step.samples
+        number, samples = step.number, step.samples
         self.records.metrics(self.counters.row() | step.row())
-        if samples and every and number % every == 0:
+        if samples and (every := self.run.save_rollouts_every) and number % every == 0:
             self.records.responses(ROLLOUTS, number, samples, self.components.train_problems)
         self.monitors.check(number, step.metrics())
         for name, notice in step.collected.notices.items():

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlreason.config.choices import wrong_words
 from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, StoriesConfig
 from rlreason.data.files import BadRowError, file_rows, fingerprint, read_table
 from rlreason.data.rows import field_names, own_id, to_problem
@@ -246,7 +247,7 @@ def test_sources_that_are_not_there_are_named_before_anything_is_read(tmp_path):
         (DataConfig(name="x", pass_rates="/nowhere"), "data.pass_rates=/nowhere is no file"),
         (StoriesConfig(name="x", overlap="no"), "data.overlap=no is none of refuse, drop, allow"),
     ):
-        (line,) = data.problems()
+        (line,) = [*wrong_words(data, "data."), *data.problems()]
         assert says in line
     assert FileDataConfig(name="x", train=file, n_validation=1).problems() == []
     assert FileDataConfig(name="x", path="openai/gsm8k").problems() == []

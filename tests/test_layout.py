@@ -169,4 +169,4 @@ def test_the_reading_of_docstrings(tmp_path) -> None:
 def test_the_architecture_page_names_every_package():
     page = (PACKAGE.parent / "docs/architecture.md").read_text("utf-8")
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert {name for name in packages if f"  {name}/ " not in page} == set()
+    assert {name for name in packages if f"{name}/" not in page} == set()

@@ -19,6 +19,7 @@ from transformers import (
     get_scheduler,
 )
 
+from rlreason.config.choices import wrong_words
 from rlreason.config.model import LoRAConfig, ModelConfig, TinyModelConfig
 from rlreason.config.optimization import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
@@ -313,14 +314,14 @@ def test_what_pure_half_precision_costs_is_said(tokenizer):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (ModelConfig("m", weights="float16"), "model.weights=float16 is neither"),
+        (ModelConfig("m", weights="float16"), "model.weights=float16 is none of float32, bfloat16"),
         (ModelConfig("m", weights="bfloat16", dtype="float32"), "model.dtype=float32 with model.weights=bfloat16"),
         (ModelConfig("m", freeze=["a"], lora=LoRAConfig(rank=4)), "model.freeze=['a'] with model.lora.rank=4"),
         (ModelConfig("m", lora=LoRAConfig(rank=4, targets=[])), "model.lora.targets=[] adapts nothing"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_in_one_line(settings, said):
-    (line,) = settings.problems()
+    (line,) = [*wrong_words(settings, "model."), *settings.problems()]
     assert line.startswith(said)
 
 

@@ -23,6 +23,7 @@ from rlreason.errors import ConfigError, ReaderGone, UnwritableError
 from rlreason.evaluation.tables import curves_table
 from rlreason.main import mark_ended
 from rlreason.objectives.card import imitation_card
+from rlreason.objectives.objective import LengthNormConfig
 from rlreason.records.console import Console, closing_table
 from rlreason.records.curves import draw_curves
 from rlreason.records.files import CONTENTS
@@ -236,7 +237,7 @@ def test_everything_fits_the_terminal(columns, monkeypatch):
         console.table(closing_table(METRICS, METRICS))
         curves = {f"best by number {i}": [[0.2, 0.1, 0.3]] for i in range(4)}
         console.table(curves_table([1], curves, console.width))
-        console.table(imitation_card("token", None, sampled=True).fitted(console.width))
+        console.table(imitation_card(LengthNormConfig("token"), sampled=True).fitted(console.width))
         lines = lines_of(written())
     assert max(map(len, lines)) <= columns
     assert " ".join(" ".join(lines).split()).count(f"! step 3: {LONG}") == 1

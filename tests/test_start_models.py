@@ -17,10 +17,10 @@ from test_warm_start import equal, weights
 
 from rlreason.config.run import RunConfig
 from rlreason.config.store import resource_dir, typed
-from rlreason.evaluation.accuracy import evaluate
 from rlreason.model.policy import Policy
 from rlreason.model.weight_cache import BrokenWeightsError, WeightCache, checksum, read_weights, write_weights
 from rlreason.records.console import Console
+from rlreason.records.monitors import Monitors
 from rlreason.setup import start as starts
 from rlreason.setup.components import build_components
 from rlreason.setup.model import lessons_of, make_policy, teach_habits
@@ -357,14 +357,14 @@ def test_a_shipped_model_is_what_the_warm_start_makes(description, tmp_path):
     assert shipped is not None
     if {name: value for name, value in maker.items() if name != "code"} == kept["maker"]:
         assert checksum(made) == kept["weights"]
-    run.model.warm_start.steps = 0  # the house brings everything else, and is given each of the two models
+    run.model.warm_start.steps = 0  # the other parts are as in a run, and is given each of the two models
     components = build_components(run, tmp_path, Console())
     try:
-        accuracies = []
+        accuracies, monitors = [], Monitors(1, print)
         for one in (made, shipped):
             starts.put(components.policy, one)
             accuracies.append(
-                evaluate(components.rollouts, components.final_problems, components.sampling)[1]["eval/accuracy"]
+                components.evaluator.evaluate(components.final_problems, 0, monitors).metrics["eval/accuracy"]
             )
     finally:
         components.close()

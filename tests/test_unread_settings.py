@@ -19,7 +19,7 @@ from test_chat import QWEN3, with_template
 from test_end_to_end import rlreason
 
 from rlreason.algorithms.base import Algorithm
-from rlreason.algorithms.grpo import GRPO, give_advantages
+from rlreason.algorithms.grpo import GRPO, with_advantages
 from rlreason.cli.check import check_words
 from rlreason.config.conditions import CONDITIONS
 from rlreason.config.groups import PromptConfig
@@ -149,7 +149,7 @@ def composed(places: dict[str, Path], algorithm: str, data: str, more: Sequence[
 
 def learn(learner: Learner, algorithm: Algorithm) -> None:
     """What only a step reads of the objective: advantages and a gradient, from two responses of two tokens."""
-    reference = [-5.0, -5.0] if learner.objective.kl_placement != "none" else []
+    reference = [-5.0, -5.0] if learner.objective.kl_placement != "none" else None
     samples = [
         Sample(
             Response("p", [1, 2], [3, 4], [-5.0, -5.0], "", "stop"),
@@ -162,7 +162,7 @@ def learn(learner: Learner, algorithm: Algorithm) -> None:
         for reward in (0.0, 1.0)
     ]
     if isinstance(algorithm, GRPO):
-        give_advantages(samples, algorithm.objective)
+        samples, _ = with_advantages(samples, algorithm.objective)
     learner.gradient(samples)
 
 

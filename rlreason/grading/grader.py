@@ -51,8 +51,10 @@ class Grader:
         self.grading = grading or GradingConfig()
         _check(self.grading, reward)
         self.reward, self.symbolic = reward, symbolic
-        self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
         self.plugin = reward if ":" in reward else None
+        self.comparison = ComparisonSettings()
+        if not self.plugin:  # which compares answers by rules of its own
+            self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
         self._pool = Pool(self.grading.workers, self.grading.timeout_s, self.grading.memory_mb, self.plugin)
         self._log = IncidentLog(log_path)
         self._cache = GradeCache()

@@ -100,7 +100,9 @@ def gold_checked(
     problems: Problems, grader: Grader | None, data: DataConfig, needed: bool = True
 ) -> tuple[Problems, Sequence[str]]:
     """(problems, notes on ground truths that cannot be earned); which form a plug-in expects is unknown."""
-    return check_ground_truths(problems, grader, data.bad_gold, needed) if grader else (problems, [])
+    if not grader or grader.plugin:
+        return problems, []
+    return check_ground_truths(problems, grader, data.bad_gold, needed)
 
 
 def asked_checked(run: RunConfig, asked: Problems, judge: Grader | None, say: Say, needed: bool = True) -> Problems:
