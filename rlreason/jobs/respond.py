@@ -26,6 +26,7 @@ from rlreason.evaluation.tables import by_facts
 from rlreason.model.weights_hash import weights_hash
 from rlreason.records.console import Console, clock
 from rlreason.records.counters import Counters
+from rlreason.records.files import PASS_RATES, RESPONSES
 from rlreason.records.monitors import Monitors
 from rlreason.records.response_log import ResponseLog
 from rlreason.records.rows import Row, finite, numbered_row
@@ -75,8 +76,8 @@ def respond(run: EvalJobConfig, components: Components, records: RunWriter, cons
     monitors = Monitors(1, console.say, run.guards.parity, run.guards.parity_bound, sampling_key(run, "max_tokens"))
     with console.wait(f"measuring entropies of {len(samples)} responses"):
         judged = evaluator.judge(samples, None, monitors)
-    records.all_responses(rows_of(judged.samples, problems, n, components))
-    records.pass_rates(pass_rates(problems, judged.samples, n))
+    records.rows(RESPONSES, rows_of(judged.samples, problems, n, components))
+    records.rows(PASS_RATES, pass_rates(problems, judged.samples, n))
     numbers = judged.metrics, protocol, weights, found, seconds, tokens / max(seconds, 1e-9)
     return Responses(problems, judged.samples, *numbers, dict(monitors.counts), monitors.verdict())
 

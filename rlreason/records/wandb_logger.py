@@ -23,16 +23,6 @@ AXES: dict[str, tuple[str, ...]] = {
 COUNTERS = ("rollout_step", "train_step", "eval_step")
 
 
-def axis_of(metric: str) -> str | None:
-    """The counter that a metric is drawn over; None for a counter itself, and for a name outside `AXES`.
-
-    >>> axis_of("ei/kept"), axis_of("eval/accuracy"), axis_of("train_step")
-    ('rollout_step', 'train_step', None)
-    """
-    names = {name: axis for axis, names in AXES.items() for name in names}
-    return names.get(metric) or names.get(f"{metric.partition('/')[0]}/*")
-
-
 def chosen(logger: LoggerConfig, folder: Path, own: Any) -> dict[str, Any]:
     """Arguments of `wandb.init`: what the user set, and our defaults where W&B has no value of its own.
 

@@ -16,7 +16,7 @@ from rlreason.records.provenance import provenance
 from rlreason.records.reader import RunFolder
 from rlreason.records.response_log import ResponseLog
 from rlreason.records.resume import goes_on
-from rlreason.records.rows import Row, finite, response_row
+from rlreason.records.rows import Row, finite, response_row, write_rows
 from rlreason.records.status import write_status
 from rlreason.runtime.atomic_files import append_line, whole, write_whole
 from rlreason.runtime.signals import held
@@ -66,7 +66,7 @@ class RunWriter:
     ) -> None:
         refuse_occupied(folder)
         self.folder = folder
-        self.mirror: MetricSink | None = None  # from when it is opened
+        self.mirror: MetricSink | None = None  # set by the caller: it logs in this folder, so it is made later
         folder.mkdir(parents=True, exist_ok=True)
         self.resumed = resume and goes_on(folder, config)
         told = provenance(schemas or {})
@@ -93,10 +93,6 @@ class RunWriter:
     def model(self) -> Path:
         """Where the run saves its model."""
         return self.folder / files.MODEL
-
-    def mirror_to(self, sink: MetricSink | None) -> None:
-        """Log to this sink as well from now on; it is made after the folder, in which it logs."""
-        self.mirror = sink
 
     def metrics(self, row: dict[str, float]) -> None:
         """One flat row, every counter of `counters.py` in it."""
@@ -131,7 +127,7 @@ class RunWriter:
                 row |= {"trainer_log_probs": [round(lp, 5) for lp in s.log_probs]} if s.log_probs else {}
         path = self.folder / kind / files.step_name(step, update)
         path.parent.mkdir(exist_ok=True)
-        _write_rows(path, rows)
+        write_rows(path, rows)
         if self.mirror:
             self.mirror.table(kind, step, rows[:MIRRORED_ROWS])
 
@@ -140,13 +136,9 @@ class RunWriter:
         self.log = ResponseLog(self.folder, identity, problems, n)
         return self.log
 
-    def all_responses(self, rows: Sequence[Row]) -> None:
-        """`responses.jsonl`: every response of a job that does not train, in the order of the problems."""
-        _write_rows(self.folder / files.RESPONSES, rows)
-
-    def pass_rates(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """`pass_rates.jsonl`: how often each problem was solved."""
-        _write_rows(self.folder / files.PASS_RATES, rows)
+    def rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """A file of JSON lines: the responses of a job that does not train, or how often it solved each problem."""
+        write_rows(self.folder / name, rows)
 
     def document(self, name: str, text: str) -> None:
         """A text for people, such as the objective's card."""
@@ -161,10 +153,6 @@ class RunWriter:
                 self.log.remove()
         if self.mirror:
             self.mirror.finish(summary)
-
-
-def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    write_whole(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
 
 def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:
