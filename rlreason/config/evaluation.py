@@ -10,14 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rlreason.config.data import DataConfig, StoriesConfig
-from rlreason.config.groups import (
-    NAMED_REWARDS,
-    EvalSamplingConfig,
-    GradingConfig,
-    PromptConfig,
-    SamplingConfig,
-    names_function,
-)
+from rlreason.config.groups import EvalSamplingConfig, GradingConfig, PromptConfig, SamplingConfig, no_reward
 from rlreason.errors import ConfigError
 
 
@@ -35,12 +28,8 @@ class EvalConfig:
 
     def problems_of(self) -> list[str]:
         """What is wrong inside the group, whatever it is combined with."""
-        bad = []
-        if self.reward is not None and self.reward not in NAMED_REWARDS and not names_function(self.reward):
-            bad.append(
-                f"eval.reward={self.reward} is neither r1_zero nor question_only nor module:function: choose one, or "
-                "null for the prompt's"
-            )
+        cure = "choose one, or null for the prompt's"
+        bad = [] if self.reward is None else no_reward("eval.reward", self.reward, cure)
         if self.prompt is not None:
             bad += [as_eval("prompt", line, self.prompt) for line in self.prompt.problems()]
         if self.data is not None:
@@ -68,6 +57,7 @@ def evaluation_of(run: Any) -> EvalProtocolConfig:
     own: EvalConfig = run.eval
     prompt = run.prompt if own.prompt is None else own.prompt
     reward = prompt.reward if own.reward is None else own.reward
+    bounds = run.problems_on_the_way, run.problems_at_the_end
     return EvalProtocolConfig(
         prompt=prompt,
         reward=reward,
@@ -75,15 +65,10 @@ def evaluation_of(run: Any) -> EvalProtocolConfig:
         grading=run.grading,
         sampling=sampling_of(run),
         data=run.data if own.data is None else own.data,
-        problems=min_of(run.problems_on_the_way, run.problems_at_the_end),  # which asks these again
+        problems=min((n for n in bounds if n is not None), default=None),  # the last evaluation asks these again
         final_problems=run.problems_at_the_end,
         samples=run.answers,
     )
-
-
-def min_of(one: int | None, other: int | None) -> int | None:
-    """The smaller bound; None bounds nothing."""
-    return min((bound for bound in (one, other) if bound is not None), default=None)
 
 
 def sampling_of(run: Any) -> SamplingConfig:

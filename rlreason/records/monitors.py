@@ -7,6 +7,7 @@ summary.
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 Metrics = Mapping[str, float]
 MOST_CUT = 0.5  # of the responses, above which there is a notice
@@ -51,6 +52,7 @@ MONITORS: dict[str, Callable[[Metrics, int], str | None]] = {
 }
 
 
+@dataclass
 class Monitors:
     """Checks every step; gives a new notice to `say` at once, and again at its 10th, 100th ... appearance.
 
@@ -59,18 +61,13 @@ class Monitors:
     engine and trainer differ by more than `parity_bound` nats per token.
     """
 
-    def __init__(
-        self,
-        group_size: int,
-        say: Callable[[str], None],
-        parity: str = "warn",
-        parity_bound: float = 0.05,
-        eval_limit: str = "",
-    ) -> None:
-        self.group_size, self.say, self.parity, self.parity_bound = group_size, say, parity, parity_bound
-        self.eval_limit = eval_limit
-        self.counts: Counter[str] = Counter()
-        self.stopped = ""  # why guards.parity=stop ends the run
+    group_size: int
+    say: Callable[[str], None]
+    parity: str = "warn"
+    parity_bound: float = 0.05
+    eval_limit: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+    stopped: str = ""  # why guards.parity=stop ends the run
 
     def check(self, step: int | None, metrics: Metrics) -> None:
         """Check the metrics of a step or of an evaluation."""

@@ -76,7 +76,7 @@ def _no_start(why: object) -> ConfigError:
 
 
 class WandbLogger:
-    """Sends every metrics row, with a step axis for every metric."""
+    """Sends every metrics row, with a step axis for every metric. `place`: where a person finds them; may be empty."""
 
     def __init__(self, folder: Path, logger: LoggerConfig, config: dict[str, Any]) -> None:
         with required("logger=wandb", "wandb"):
@@ -100,7 +100,7 @@ class WandbLogger:
         self.run.log(self._counters | row)
 
     def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None:
-        """Responses to read, at the counters of the latest row: question, response, reference answer, rewards ..."""
+        """Responses to read of a step, at the counters of the latest row; `name` is `rollouts` or `evals`."""
         import wandb
 
         data = [[step, *(row[column] for column in COLUMNS)] for row in rows]

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
@@ -18,34 +18,13 @@ from rlreason.records.response_log import ResponseLog
 from rlreason.records.resume import goes_on
 from rlreason.records.rows import Row, finite, response_row, write_rows
 from rlreason.records.status import write_status
+from rlreason.records.wandb_logger import WandbLogger
 from rlreason.runtime.atomic_files import append_line, whole, write_whole
 from rlreason.runtime.signals import held
 from rlreason.runtime.stderr_log import log_stderr_in
 from rlreason.types import Problem, Sample
 
 MIRRORED_ROWS = 32  # of a step's responses go to the metric sink; the run folder has all of them
-
-
-class MetricSink(Protocol):
-    """A second sink for metrics, such as Weights & Biases; `place` says where a person finds them, empty if nowhere."""
-
-    place: str
-
-    def log(self, row: dict[str, float]) -> None:
-        """A row of `metrics.jsonl`."""
-        ...
-
-    def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None:
-        """Responses of a step; `name` is `rollouts` or `evals`."""
-        ...
-
-    def finish(self, summary: dict[str, Any]) -> None:
-        """The run came to an end of its own, or was interrupted."""
-        ...
-
-    def abandon(self) -> None:
-        """The run ended before anything was measured."""
-        ...
 
 
 class RunWriter:
@@ -66,7 +45,7 @@ class RunWriter:
     ) -> None:
         refuse_occupied(folder)
         self.folder = folder
-        self.mirror: MetricSink | None = None  # set by the caller: it logs in this folder, so it is made later
+        self.mirror: WandbLogger | None = None  # set by the caller: it logs in this folder, so it is made later
         folder.mkdir(parents=True, exist_ok=True)
         self.resumed = resume and goes_on(folder, config)
         told = provenance(schemas or {})

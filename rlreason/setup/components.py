@@ -23,7 +23,6 @@ from rlreason.model.policy import Policy
 from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.records.wandb_logger import WandbLogger
-from rlreason.records.writer import MetricSink
 from rlreason.setup.data import Loaded, load_data
 from rlreason.setup.engine import check_engine, demand_of, make_engine
 from rlreason.setup.fits import Part, longest_prompt, parts, too_long
@@ -59,7 +58,7 @@ class Components:
     start: Start | None  # where the built-in model's weights came from
     data_hash: str
     sizes: dict[str, int]  # problems read, filtered and left
-    mirror: MetricSink | None
+    mirror: WandbLogger | None  # where metrics are sent besides the run folder
     seconds_to_build: float
 
     def close(self) -> None:
@@ -82,7 +81,7 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
     torch.manual_seed(run.seed)
     check_prompts(run)
     with console.wait("starting the logger"):
-        mirror = make_mirror(run, folder)
+        mirror = None if run.logger.kind == "none" else WandbLogger(folder, run.logger, asdict(run))
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
     with given_up(graders, mirror):
         loaded, lessons = read_all(run, graders, console)
@@ -117,7 +116,7 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
 
 
 @contextmanager
-def given_up(graders: Graders, mirror: MetricSink | None) -> Iterator[None]:
+def given_up(graders: Graders, mirror: WandbLogger | None) -> Iterator[None]:
     """Where the rest cannot be built, what has started is ended."""
     try:
         yield
@@ -180,13 +179,6 @@ def check_reward(run: RunConfig, grader: Grader, problems: Sequence[Problem]) ->
     setting = next((key for key, name in own_functions(run) if name == grader.plugin), grader.plugin)
     if why := refusal(setting, grader, problems[0].answer, run.grading.timeout_s):
         raise ConfigError(why)
-
-
-def make_mirror(run: RunConfig, folder: Path) -> MetricSink | None:
-    """Where metrics are sent besides the run folder, if anywhere."""
-    if run.logger.kind == "none":
-        return None
-    return WandbLogger(folder, run.logger, asdict(run))
 
 
 def all_fitting(
