@@ -10,14 +10,12 @@ probabilities.
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.jobs import EvalJobConfig
-from rlreason.config.store import schemas_of
 from rlreason.data.files import question_hash
 from rlreason.errors import DataError
 from rlreason.evaluation.accuracy import PURPOSE, is_correct, more_accuracies
@@ -53,11 +51,6 @@ class Responses:
     tokens_per_second: float
     notices: dict[str, int]  # what was said while it went on, and how often
     verdict: tuple[str, str]  # (status, reason)
-
-
-def open_records(run: EvalJobConfig, folder: Path, config: str, console: Console) -> RunWriter:
-    """The folder of a job, which goes on with what an interrupted one with the same settings left there."""
-    return RunWriter(folder, config, schemas=schemas_of(run), resume=True, say=console.say)
 
 
 def respond(run: EvalJobConfig, components: Components, records: RunWriter, console: Console) -> Responses:

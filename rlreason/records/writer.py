@@ -64,11 +64,6 @@ class RunWriter:
         self.document(files.METRICS, "")
 
     @property
-    def concluded(self) -> bool:
-        """Whether the summary is written, and the run with it whole."""
-        return (self.folder / files.SUMMARY).exists()
-
-    @property
     def model(self) -> Path:
         """Where the run saves its model."""
         return self.folder / files.MODEL
