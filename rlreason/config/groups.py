@@ -1,8 +1,7 @@
 """The smaller config groups: sampling, prompt, grading, logger, each key with type and unit.
 
-`model.py`, `data.py` and `rollout.py` hold the larger ones. An option file in `conf/GROUP/` is typed by
-one of these dataclasses, so a wrong key or type is refused before anything runs. `problems()` names what is wrong
-inside a group, with the cure. Defaults that differ by option stand in the option files.
+An option file in `conf/GROUP/` is typed by one of these dataclasses, so a wrong key or type is refused before anything
+runs. Defaults that differ by option stand in the option files.
 """
 
 from dataclasses import dataclass, field

@@ -29,11 +29,10 @@ OFF_POLICY: tuple[Panel, ...] = (
 Rows = list[dict[str, Any]]  # of `metrics.jsonl`: numbers, or None
 
 
-def series(rows: Rows, name: str, over: str = "train_step") -> tuple[list[float], list[float]]:
-    """The values of one metric over a counter: optimizer updates, or seconds (`time/active`)."""
+def series(rows: Rows, name: str) -> tuple[list[float], list[float]]:
+    """The values of one metric over the optimizer updates, or over the evaluations of a job without any."""
     named = [row for row in rows if row.get(name) is not None]
-    at = [row[over] if over in row else row.get("eval_step", 0) for row in named]
-    return at, [row[name] for row in named]
+    return [row.get("train_step", row.get("eval_step", 0)) for row in named], [row[name] for row in named]
 
 
 def panels_of(rows: Rows, algorithm: str) -> list[Panel]:
@@ -101,8 +100,8 @@ def draw_interval(ax: Any, rows: Rows) -> None:
     """The 95% interval of each accuracy."""
     bounds = ("eval/accuracy_low", "eval/accuracy_high")
     measured = [row for row in rows if all(row.get(name) is not None for name in ("eval/accuracy", *bounds))]
-    low, high = (series(measured, name)[1] for name in bounds)
-    ax.fill_between(series(measured, "eval/accuracy")[0], low, high, alpha=0.15, label="95% interval")
+    (at, low), (_, high) = (series(measured, name) for name in bounds)
+    ax.fill_between(at, low, high, alpha=0.15, label="95% interval")
 
 
 def draw_whole_split(ax: Any, rows: Rows) -> None:

@@ -1,8 +1,4 @@
-"""Checks for what can go wrong in a step without an error, on the metrics that the step recorded anyway.
-
-A notice is printed when it first appears and then counted, so that a long run stays readable; the counts go into the
-summary.
-"""
+"""Checks for what can go wrong in a step without an error, on the metrics that the step recorded anyway."""
 
 import math
 from collections import Counter
@@ -54,7 +50,7 @@ MONITORS: dict[str, Callable[[Metrics, int], str | None]] = {
 
 @dataclass
 class Monitors:
-    """Checks every step; gives a new notice to `say` at once, and again at its 10th, 100th ... appearance.
+    """Checks every step; gives a new notice to `say` at once, and again at its 10th, 100th ...; counts them all.
 
     `step` is None where there are no steps, as in a job that only evaluates. `eval_limit`: the setting at which
     evaluations cut responses, where it is not that of the rollouts. `parity`: warn, stop the run or correct where

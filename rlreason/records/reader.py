@@ -51,11 +51,7 @@ class RunFolder:
 
     @property
     def schemas(self) -> dict[str, str]:
-        """Which classes the settings are of, by their names in `config.store.SCHEMAS`; {} in version 0.
-
-        {"algorithm": "grpo", "model": "tiny", "data": "files"}, and "eval.data" where evaluations have data of their
-        own.
-        """
+        """Which classes the settings are of, as `config.store.schemas_of` named them; {} in version 0."""
         schemas = self.provenance.get("schemas")
         return schemas if isinstance(schemas, dict) else {}
 
@@ -91,10 +87,7 @@ class RunFolder:
         raise ConfigError(f"{path} holds no settings ({found}): give the folder of one run")
 
     def setting(self, key: str) -> Any:
-        """One setting by its dotted name; None where the run had none of this name.
-
-        A run of another version may have had other settings.
-        """
+        """One setting by its dotted name; None where the run, maybe of another version, had none of this name."""
         node: Any = self.settings
         for name in key.split("."):
             node = node.get(name) if isinstance(node, dict) else None

@@ -96,11 +96,6 @@ def _is_shortage(error: BaseException) -> bool:
     return any(words in str(error) for words in SHORTAGES)
 
 
-def status_of(error: BaseException) -> str:
-    """The status of a run that this ended."""
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-
-
 def write_status(folder: Path, status: str, reason: str = "") -> None:
     """`status.json`, replaced as a whole: {"status", "reason", "time"}."""
     assert ending(status)

@@ -1,8 +1,4 @@
-"""Write a run folder: the one place that does, for training and for jobs that do not train.
-
-Files that are written whole are written under another name and renamed, so that a file with its right name is
-never half a file. `metrics.jsonl` grows by a line at a time.
-"""
+"""Write a run folder: the one place that does, for training and for jobs that do not train."""
 
 import json
 import os

@@ -25,7 +25,7 @@ from rlreason.records.console import Console
 from rlreason.records.wandb_logger import WandbLogger
 from rlreason.setup.data import Loaded, load_data
 from rlreason.setup.engine import check_engine, demand_of, make_engine
-from rlreason.setup.fits import Part, longest_prompt, parts, too_long
+from rlreason.setup.fits import Part, parts, room_of, too_long
 from rlreason.setup.graders import Graders, make_graders
 from rlreason.setup.model import (
     check_attention,
@@ -201,10 +201,9 @@ def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptIds, c
     sizes, context = [len(prompt_ids(p)) for p in part.problems], policy.max_context
     if why := too_long(run, part.name, sizes, part.max_tokens, context):
         raise ConfigError(why)
-    longest = longest_prompt(run, part.max_tokens, context)
-    kept = [p for p, size in zip(part.problems, sizes, strict=True) if size <= longest]
+    room, key = room_of(run, context)
+    kept = [p for p, size in zip(part.problems, sizes, strict=True) if size <= room - part.max_tokens]
     if len(kept) < len(part.problems):
-        room, key = min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
         left = f"{len(part.problems) - len(kept)} of {len(part.problems)} {part.name} problems"
         console.say(f"! left out: {left}, whose prompts are too long for {key}={room}")
     return kept
