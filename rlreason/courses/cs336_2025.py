@@ -1,5 +1,4 @@
-"""Stanford CS336, assignment 5 of spring 2025: SFT, expert iteration and GRPO on MATH.
-"""
+"""Stanford CS336, assignment 5 of spring 2025: SFT, expert iteration and GRPO on MATH."""
 
 from collections.abc import Callable
 from typing import Literal, get_args

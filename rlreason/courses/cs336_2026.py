@@ -1,5 +1,4 @@
-"""Stanford CS336, assignment 5 of spring 2026: policy gradients on GSM8K, from REINFORCE to GSPO and MaxRL.
-"""
+"""Stanford CS336, assignment 5 of spring 2026: policy gradients on GSM8K, from REINFORCE to GSPO and MaxRL."""
 
 from collections import Counter
 from typing import Any, Literal, get_args

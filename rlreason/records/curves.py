@@ -32,7 +32,8 @@ Rows = list[dict[str, Any]]  # of `metrics.jsonl`: numbers, or None
 def series(rows: Rows, name: str) -> tuple[list[float], list[float]]:
     """The values of one metric over the optimizer updates, or over the evaluations of a job without any."""
     named = [row for row in rows if row.get(name) is not None]
-    return [row.get("train_step", row.get("eval_step", 0)) for row in named], [row[name] for row in named]
+    at = [row["train_step"] if "train_step" in row else row.get("eval_step", 0) for row in named]
+    return at, [row[name] for row in named]
 
 
 def panels_of(rows: Rows, algorithm: str) -> list[Panel]:
