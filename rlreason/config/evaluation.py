@@ -6,7 +6,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from rlreason.config.data import DataConfig, StoriesConfig
@@ -74,8 +74,8 @@ def evaluation_of(run: Any) -> EvalProtocolConfig:
 def sampling_of(run: Any) -> SamplingConfig:
     """How evaluations sample: a number of `eval.sampling` where it is set, else the one of `sampling`."""
     own = {key: number for key, number in asdict(run.eval.sampling).items() if number is not None}
-    names = [field.name for field in fields(SamplingConfig)]
-    return SamplingConfig(**{name: own[name] if name in own else getattr(run.sampling, name) for name in names})
+    sampling: SamplingConfig = replace(run.sampling, **own)
+    return sampling
 
 
 def sampling_key(run: Any, name: str) -> str:

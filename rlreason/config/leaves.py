@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 
 from rlreason.errors import ConfigError
 
-NO_DEFAULT = object()
-
 
 class Leaf(NamedTuple):
     """One setting: its dotted key, its value, and what its dataclass says of it."""
 
     key: str
     value: Any
-    default: Any  # `NO_DEFAULT`: none
+    default: Any  # `dataclasses.MISSING`: none
     metadata: Mapping[str, Any]  # such as the words to choose from (`choices.py`)
 
 
@@ -33,7 +31,7 @@ def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
         elif field.default_factory is not MISSING:
             yield Leaf(key, value, field.default_factory(), field.metadata)
         else:
-            yield Leaf(key, value, NO_DEFAULT if field.default is MISSING else field.default, field.metadata)
+            yield Leaf(key, value, field.default, field.metadata)
 
 
 #: Settings that name what a run reads, those below `eval` too.
