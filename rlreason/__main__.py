@@ -11,10 +11,11 @@ from rlreason.runtime.early_signals import heed_signals
 def main() -> None:
     """Do what the command line asks and end the process with its exit code."""
     heed_signals()
-    from rlreason.cli.verbs import named_verb, verb_cli
+    from rlreason.cli.entry import run_cli
+    from rlreason.cli.verbs import named_verb, run_verb
 
     if verb := named_verb(sys.argv[1:]):
-        verb_cli(verb, sys.argv[2:])
+        run_cli(lambda: run_verb(verb, sys.argv[2:]))
     from rlreason.main import cli
 
     cli()

@@ -9,6 +9,7 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
 from rlreason.records.curves import draw_curves
+from rlreason.records.files import SUMMARY
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import write_status
 from rlreason.records.writer import RunWriter
@@ -32,7 +33,7 @@ def wind_up(
     signals.arrived()
     folder, learned = records.folder, counters.train_step
     updates = f"{learned} optimizer update{'s' * (learned != 1)}"
-    if records.concluded:
+    if (folder / SUMMARY).exists():
         return "when everything was recorded"
     far = "before the first step"
     if prefetcher is not None and prefetcher.begun:

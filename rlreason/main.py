@@ -27,7 +27,7 @@ from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONTENTS
-from rlreason.records.status import ending, read_status, status_of, sweep_code, write_status, written_at
+from rlreason.records.status import ending, read_status, sweep_code, write_status, written_at
 from rlreason.records.undo import Ended, undone_when_refused
 from rlreason.runtime import signals
 from rlreason.runtime.environment import SWEEP_VARIABLE
@@ -87,12 +87,14 @@ def run_folder() -> Path:
 
 def mark_ended(folder: Path, error: BaseException) -> None:
     """Say in the folder of a run that was under way what ended it."""
-    if read_status(folder) == "running":
+    if read_status(folder) != "running":
+        return
+    if isinstance(error, KeyboardInterrupt):
+        write_status(folder, "interrupted", signals.why_stopped(error))
+    else:
         text = next(iter(str(error).splitlines()), "")
         named = f"{type(error).__name__}: {text}".rstrip(": ")
-        if isinstance(error, KeyboardInterrupt):
-            named = signals.why_stopped(error)
-        write_status(folder, status_of(error), text if isinstance(error, ConfigError) else named)
+        write_status(folder, "failed", text if isinstance(error, ConfigError) else named)
 
 
 def start_sweep_run(cfg: DictConfig) -> float:

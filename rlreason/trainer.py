@@ -14,7 +14,7 @@ from rlreason.config.evaluation import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.store import schemas_of
 from rlreason.config.training import TrainingConfig
-from rlreason.evaluation.evaluator import Evaluated, Validation
+from rlreason.evaluation.evaluator import Evaluated, Validation, fell_to_zero
 from rlreason.grading.metrics import grading_metrics
 from rlreason.interrupted import wind_up
 from rlreason.learner import Learner, Update
@@ -46,7 +46,7 @@ def train(run: RunConfig, folder: Path, config: str) -> float:
     components, prefetcher = build_components(run, folder, console), None
     try:
         algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
-        records.mirror_to(components.mirror)
+        records.mirror = components.mirror
         header(console, run, components, folder, algorithm.n_steps)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         prefetcher = RolloutPrefetcher(algorithm, ahead=run.rollout.async_level > 0)
@@ -108,26 +108,25 @@ class Step:
         return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced | self.clock.laps
 
 
+@dataclass
 class Trainer:
     """A training run: its parts, and the loop over its steps."""
 
-    def __init__(
-        self,
-        run: TrainingConfig,
-        components: Components,
-        prefetcher: RolloutPrefetcher,
-        learner: Learner,
-        records: RunWriter,
-        console: Console,
-        counters: Counters,
-    ) -> None:
-        self.run, self.components, self.prefetcher, self.learner = run, components, prefetcher, learner
-        self.records, self.console, self.counters = records, console, counters
-        self.n_steps, self.policy, self.engine = prefetcher.n_steps, components.policy, components.engine
+    run: TrainingConfig
+    components: Components
+    prefetcher: RolloutPrefetcher
+    learner: Learner
+    records: RunWriter
+    console: Console
+    counters: Counters
+
+    def __post_init__(self) -> None:
+        run, parts, records, counters, console = self.run, self.components, self.records, self.counters, self.console
+        self.n_steps, self.policy, self.engine = self.prefetcher.n_steps, parts.policy, parts.engine
         self.schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, self.n_steps)
         self.monitors = monitors_of(run, console)
-        problems = components.eval_problems, components.final_problems
-        self.validation = Validation(components.evaluator, *problems, records, self.monitors, counters, console)
+        problems = parts.eval_problems, parts.final_problems
+        self.validation = Validation(parts.evaluator, *problems, records, self.monitors, counters, console)
 
     def loop(self) -> float:
         """Every step of a run, from the first evaluation to the closing table; returns the final accuracy."""
@@ -221,7 +220,7 @@ class Trainer:
         self.counters.pause()
         if status == "finished":
             status, reason = self.monitors.verdict()
-        if status == "finished" and self.validation.fell_to_zero():
+        if status == "finished" and fell_to_zero([e.metrics for e in self.validation.history]):
             status = "diverged:accuracy"
             reason = f"accuracy fell to 0 of {after.metrics['eval/problems']:.0f} problems, from one that this excludes"
         if status != "finished":

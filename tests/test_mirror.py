@@ -11,7 +11,7 @@ from wandb.proto import wandb_internal_pb2
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.errors import ConfigError
-from rlreason.records.wandb_logger import AXES, COLUMNS, COUNTERS, WandbLogger, axis_of
+from rlreason.records.wandb_logger import AXES, COLUMNS, COUNTERS, WandbLogger
 from rlreason.runtime.environment import SWEEP_VARIABLE
 
 OTHERS = {
@@ -124,9 +124,3 @@ def test_every_row_and_every_table_stands_at_its_counters(mirror):
     keys = [{item.key or "/".join(item.nested_key): item.value_json for item in row} for row in rows]
     assert [[json.loads(row[counter]) for counter in COUNTERS] for row in keys] == [[2, 5, 1], [2, 5, 1]]
     assert any(name.startswith("generations/rollouts/") for name in keys[1])
-
-
-def test_a_metric_nobody_foresaw_has_no_axis():
-    assert axis_of("new/metric") is None
-    assert axis_of("grading/timeouts") == axis_of("generations/rollouts") == "rollout_step"
-    assert axis_of("sft/epoch") == axis_of("eval/accuracy") == axis_of("generations/evals") == "train_step"

@@ -27,7 +27,7 @@ from rlreason.setup.components import fitting
 from rlreason.setup.data import load_data
 from rlreason.setup.fits import Foreseen, Part, context_of, tokenizer_of
 from rlreason.setup.model import make_policy
-from rlreason.setup.preflight import NEEDED, missing_packages, preflight, room_for
+from rlreason.setup.preflight import missing_packages, needed_by, preflight, room_for
 from rlreason.setup.probe import own_functions, unusable
 from rlreason.setup.prompts import encoder
 from rlreason.setup.space import TINY_VOCABULARY, in_words, space_needed, tiny_weights
@@ -176,27 +176,28 @@ def test_the_packages_that_a_run_needs(composed, gsm8k, monkeypatch):
         "wandb": typed(composed("logger=wandb")),
     }
     plain = typed(composed(*cloud))
-    for needed in NEEDED:
-        assert [name for name, run in asked.items() if needed.by(run)] == [needed.package]
-        assert not needed.by(plain)
-        assert "install" in needs_package(needed.asked(asked[needed.package]), needed.package)
+    for name, run in asked.items():
+        needed = list(needed_by(run))
+        assert [package for package, _ in needed] == [name] * (name != "vllm")
+        assert all("install" in needs_package(because, package) for package, because in needed)
+    assert not list(needed_by(plain))
     assert missing_packages(plain) == []
 
 
 def test_the_packages_of_the_data_that_is_read_and_no_other(composed, gsm8k):
-    needs = {needed.package: needed for needed in NEEDED}
     hub = ("data@eval.data=gsm8k", "eval.data.path=openai/gsm8k")
     gym = ("data@eval.data=reasoning_gym", "eval.data.task=gcd")
     for words in ((f"data.path={gsm8k}",), ("algorithm=evaluate",)):
         for package, own in {"datasets": hub, "reasoning_gym": gym}.items():
             run = typed(composed("model=smollm2_135m", *words, *own))
-            assert needs[package].by(run)
-            assert needs[package].asked(run).startswith(own[1] if package == "datasets" else "eval.data=reasoning_gym")
+            ((needed, because),) = needed_by(run)
+            assert needed == package
+            assert because.startswith(own[1] if package == "datasets" else "eval.data=reasoning_gym")
     files = ("model=smollm2_135m", "data@eval.data=gsm8k", f"eval.data.path={gsm8k}")
-    assert needs["datasets"].by(typed(composed(*files, "data.path=openai/gsm8k")))
+    assert "datasets" in dict(needed_by(typed(composed(*files, "data.path=openai/gsm8k"))))
     asks = typed(composed(*files, "algorithm=evaluate"))
     asks.data.path = "openai/gsm8k"
-    assert not needs["datasets"].by(asks)
+    assert "datasets" not in dict(needed_by(asks))
 
 
 # What does not fit

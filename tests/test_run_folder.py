@@ -114,7 +114,7 @@ def test_settings_that_cannot_be_read_are_one_line(run, text, says):
 
 def test_a_folder_of_a_later_version_is_one_line(run, capsys):
     told = json.loads((run / "provenance.json").read_text())
-    assert told["schema_version"] == files.VERSION == max(files.CHANGES)
+    assert told["schema_version"] == files.VERSION
     (run / "provenance.json").write_text(json.dumps(told | {"schema_version": 99}))
     for name, *options in (("curves",), ("inspect",), ("inspect", "--regrade"), ("compare",)):
         assert verb(name, run, *options) == 2

@@ -9,7 +9,6 @@ from rlreason.config.store import resource_dir, typed
 from rlreason.data.stories import make_stories
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.setup.algorithm import check_schedule
 from rlreason.setup.components import fitting
 from rlreason.setup.engine import demand_of
 from rlreason.setup.fits import Part
@@ -151,8 +150,8 @@ def test_a_constant_is_the_one_that_was_given_and_null_the_longest_response():
 
 def test_where_passes_decide_how_many_steps_there_are_the_learning_rate_is_checked_then():
     words = ("algorithm=sft", "n_steps=null", "epochs=1")
-    check_schedule(settings(*words, "warmup_steps=5"), 5)
-    with pytest.raises(ConfigError, match=r"warmup_steps=6 is more than the run's 5 steps"):
-        check_schedule(settings(*words, "warmup_steps=6"), 5)
-    with pytest.raises(ConfigError, match=r"lr_schedule=linear with warmup_steps=5: the rate rises over all of the 5"):
-        check_schedule(settings(*words, "warmup_steps=5", "lr_schedule=linear"), 5)
+    assert not settings(*words, "warmup_steps=5").schedule_problems(5)
+    (line,) = settings(*words, "warmup_steps=6").schedule_problems(5)
+    assert line.startswith("warmup_steps=6 is more than the run's 5 steps")
+    (line,) = settings(*words, "warmup_steps=5", "lr_schedule=linear").schedule_problems(5)
+    assert line.startswith("lr_schedule=linear with warmup_steps=5: the rate rises over all of the 5")

@@ -1,9 +1,13 @@
 """What the trainer asks of an algorithm: `collect(step)` -> what was sampled, and what is learned from it."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from rlreason.algorithms.problem_sampler import ProblemSampler
+from rlreason.algorithms.rollouts import Rollouts
+from rlreason.engines.base import Sampling
 from rlreason.types import Collected, Sample
 
 
@@ -18,6 +22,25 @@ class Algorithm(Protocol):
     def collect(self, step: int) -> Collected:
         """The samples of step 1, 2, ... `n_steps`, cut into optimizer steps."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """What every algorithm takes that learns from samples of its own."""
+
+    rollouts: Rollouts
+    questions: ProblemSampler
+    sampling: Sampling
+    n_steps: int
+    per_step: int  # questions
+    group_size: int
+    epochs: int
+    batch_size: int
+
+    def batches(self, step: int, samples: Sequence[Sample]) -> list[list[Sample]]:
+        """The samples cut into the optimizer steps of a step's epochs."""
+        orders = [f"{self.rollouts.seed}/batches/{step}/{epoch}" for epoch in range(self.epochs)]
+        return cut_into_batches(samples, self.batch_size, orders)
 
 
 def cut_into_batches(samples: Sequence[Sample], size: int, orders: Iterable[str]) -> list[list[Sample]]:

@@ -6,25 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rlreason.algorithms.base import cut_into_batches
-from rlreason.algorithms.problem_sampler import ProblemSampler
-from rlreason.algorithms.rollouts import Rollouts
-from rlreason.engines.base import Sampling
+from rlreason.algorithms.base import Online
 from rlreason.types import Collected, Sample
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertIteration:
+class ExpertIteration(Online):
     """`collect(step)` -> graded samples; the kept ones, with advantage 1, cut into the optimizer steps of an SFT."""
 
-    rollouts: Rollouts
-    questions: ProblemSampler
-    sampling: Sampling
-    n_steps: int
-    per_step: int  # questions
-    group_size: int
-    epochs: int
-    batch_size: int
     max_per_question: int | None = None
     deduplicate: bool = False
     restart: bool = False
@@ -44,10 +33,9 @@ class ExpertIteration:
             "ei/questions_with_kept": len({s.group for s in kept}) / max(len(problems), 1),
             "ei/solved_questions": self.questions.n_solved,
         }
-        orders = [f"{self.rollouts.seed}/batches/{step}/{epoch}" for epoch in range(self.epochs)]
         return Collected(
             samples,
-            cut_into_batches(kept, self.batch_size, orders),
+            self.batches(step, kept),
             metrics,
             self._notices(len(problems), correct, len(kept)),
             restart=self.restart and bool(kept),

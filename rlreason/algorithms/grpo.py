@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlreason.algorithms.base import cut_into_batches
-from rlreason.algorithms.problem_sampler import ProblemSampler
-from rlreason.algorithms.rollouts import Rollouts, score_samples, token_ids
-from rlreason.engines.base import Sampling
+from rlreason.algorithms.base import Online
+from rlreason.algorithms.rollouts import score_samples, token_ids
 from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import assign_advantages
 from rlreason.objectives.kl import kl_per_token
@@ -23,17 +21,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class GRPO:
+class GRPO(Online):
     """`collect(step)` -> graded samples with advantages, cut into optimizer steps."""
 
-    rollouts: Rollouts
-    questions: ProblemSampler
-    sampling: Sampling
-    n_steps: int
-    per_step: int  # questions
-    group_size: int
-    epochs: int
-    batch_size: int
     objective: Objective
     reference: "LogProbScorer | None" = None  # given when a KL term needs it
     behaviour: "LogProbScorer | None" = None  # given where the policy that sampled must be scored before it learns
@@ -66,8 +56,7 @@ class GRPO:
             metrics |= {"rollout/refill_rounds": rounds, "rollout/discarded": len(discarded)}
         if self.questions.skip_solved:
             metrics["rollout/solved_questions"] = self.questions.n_solved
-        orders = [f"{self.rollouts.seed}/batches/{step}/{epoch}" for epoch in range(self.epochs)]
-        return Collected(everything, cut_into_batches(learned, self.batch_size, orders), metrics, notices)
+        return Collected(everything, self.batches(step, learned), metrics, notices)
 
     def _refilled(self, step: int, samples: list[Sample]) -> tuple[list[Sample], list[Sample], int]:
         """DAPO's dynamic sampling with a bound: (samples to learn from, those put aside, rounds it took).

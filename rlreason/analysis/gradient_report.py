@@ -8,8 +8,9 @@ from typing import Any
 
 from rlreason.analysis.gradients import Laboratory, ObjectiveScore
 from rlreason.analysis.variants import OWN
+from rlreason.records.picture import picture
 from rlreason.records.rows import finite
-from rlreason.runtime.atomic_files import whole, write_whole
+from rlreason.runtime.atomic_files import write_whole
 
 COLUMNS = (
     "objective",
@@ -87,21 +88,11 @@ def write_figures(folder: Path, result: Laboratory) -> Path:
 
 def draw(folder: Path, result: Laboratory) -> Path:
     """Left: what a token weighs by its position, for each length norm. Right: the direction of each gradient."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    fig, (left, right) = plt.subplots(1, 2, figsize=(12, 5), constrained_layout=True)
-    _draw_positions(left, result)
-    _draw_cosines(right, result)
-    fig.suptitle(
-        f"{folder.name}, step {result.step}; this run: {result.objectives[0].axes}", fontsize=11, x=0.01, ha="left"
-    )
     path = lab_file(folder, result.step, "png")
-    with whole(path) as partial:
-        fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
-    plt.close(fig)
+    title = f"{folder.name}, step {result.step}; this run: {result.objectives[0].axes}"
+    with picture(path, title, (12, 5), columns=2) as (left, right):
+        _draw_positions(left, result)
+        _draw_cosines(right, result)
     return path
 
 

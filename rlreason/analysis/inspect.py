@@ -4,6 +4,7 @@ Without --regrade or --gradients: responses of an evaluation, or of a training r
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def inspect(
     else:
         chosen = [row for row in rows if cases.is_in(row, category)]
     grader = graded.grader(symbolic=False)
-    counted = dict(cases.tally(chosen, grader))
+    counted = dict(Counter(cases.reasons(row, grader)[0].kind for row in chosen).most_common())
     shown = chosen[:n]
     found = [
         cases.reasons(row, grader, second) for row, second in zip(shown, opinions(shown, graded, console), strict=True)

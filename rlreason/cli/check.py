@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from hydra import compose
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from rlreason.cli.aliases import translated
 from rlreason.cli.choices import refuse_wrong_choices
 from rlreason.cli.flags import Asked, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.multirun import fixed, runs_of, with_own_names
+from rlreason.cli.multirun import composed, fixed, runs_of, with_own_names
 from rlreason.config.rules import lowered
 from rlreason.config.run import RunConfig
 from rlreason.config.store import resource_dir, typed
@@ -78,7 +78,7 @@ def _check_question(asked: Asked) -> None:
     part = asked.flags.get("package")
     if not asked.overrides and not part:
         return
-    cfg = _composed(asked.overrides, asked.config_name)
+    cfg = composed(asked.overrides, asked.config_name)
     if part and part != "_global_" and OmegaConf.select(cfg, part) is None:
         raise ConfigError(f"--package={part} is no part of the config: python -m rlreason --cfg job shows it whole")
 
@@ -103,7 +103,7 @@ def _check_runs(asked: Asked) -> Path:
     for key in sorted(words & nobody.keys() - said.keys()):  # given as they are anyway: no harm, but no effect either
         print(f"note: {key} has no effect: it is read {nobody[key]}")
     plain = [word for word in asked.overrides if not multirun or word.startswith(("sweep=", "hydra.", "hydra/"))]
-    job = _composed(plain, name).hydra
+    job = composed(plain, name).hydra
     key, place = ("hydra.sweep.dir", job.sweep.dir) if multirun else ("hydra.run.dir", job.run.dir)
     if not place:
         raise ConfigError(f"{key}={place or ''} names no folder: give one, or leave it out")
@@ -132,12 +132,6 @@ def _check_writable(folder: Path) -> None:
         raise ConfigError(
             f"the run folder {folder} cannot be made: {error.strerror or error}: choose another"
         ) from None
-
-
-def _composed(overrides: Sequence[str], name: str) -> DictConfig:
-    """The config of one run, unchecked and with Hydra's own settings."""
-    with in_one_line(overrides, name, composing=True):
-        return compose(name, list(overrides), return_hydra_config=True)
 
 
 def _checked(overrides: Sequence[str], name: str, of_sweep: bool = False) -> RunConfig:

@@ -11,12 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlreason.cli.aliases import PLACED
+from rlreason.cli.habits import EQUIVALENTS
 from rlreason.cli.suggestions import (
     algorithms_with,
     choices_named,
     chosen,
     did_you_mean,
-    equivalent,
     keys_below,
     keys_to_set,
     near,
@@ -205,7 +205,7 @@ def _unknown_key(key: str, choices: Sequence[str], name: str) -> str:
     owners = [name for name in algorithms_with(key) if name != algorithm]
     if owners and algorithm not in algorithms_with(key):
         theirs = " and ".join(f"algorithm={owner}'s" for owner in owners)
-        ours = equivalent(key, algorithm)
+        ours = EQUIVALENTS.get(algorithm, {}).get(key)
         cure = f"algorithm={algorithm} has {ours}" if ours else f"leave it out, or choose algorithm={owners[0]}"
         return f"{said}: it is one of {theirs}: {cure}"
     cure = did_you_mean(settings_like(key, cfg)) or "python -m rlreason --cfg job lists every key"

@@ -1,7 +1,7 @@
 """The runs of a sweep, as lists of overrides: from the command line, and from what a sweep's file gives its sweeper."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
@@ -17,7 +17,7 @@ from rlreason.errors import ConfigError
 
 def with_own_names(overrides: list[str], name: str, note: Callable[[str], object]) -> list[str]:
     """The overrides, with what a sweep's file gives the sweeper under another's names or spellings moved among them."""
-    params = _composed_hydra(fixed(overrides), name).sweeper.get("params") or {}
+    params = composed(fixed(overrides), name).hydra.sweeper.get("params") or {}
     words = {f"{_of_file(str(key))}={value}": str(key) for key, value in params.items()}
     ours = translated(list(words), note)
     refuse_wrong_choices(ours)
@@ -38,15 +38,14 @@ def runs_of(overrides: list[str], multirun: bool, name: str = "config") -> Itera
     """The overrides of each run of a sweep (one list for a single run), each value early in at least one of them."""
     if not multirun:
         return [overrides]
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    parsed = _parsed(parser, overrides)
-    hydra = _composed_hydra(fixed(overrides), name)
+    parsed = _parsed(overrides)
+    hydra = composed(fixed(overrides), name).hydra
     params = hydra.sweeper.get("params") or {}
     batch = hydra.sweeper.get("max_batch_size")
     if isinstance(batch, int) and batch < 1 and batch != -1:
         raise ConfigError(f"hydra.sweeper.max_batch_size={batch} must be above 0: leave it out for all runs at once")
     named = {o.get_key_element().lstrip("+~") for o in parsed}
-    of_sweep = _parsed(parser, [f"{key}={value}" for key, value in params.items() if key not in named])
+    of_sweep = _parsed([f"{key}={value}" for key, value in params.items() if key not in named])
     basic = hydra.runtime.choices["hydra/sweeper"] == "basic"
     axes = [_values(o, basic) for o in (*parsed, *of_sweep) if o.is_sweep_override()]
     plain = [str(o.input_line) for o in (*parsed, *of_sweep) if not o.is_sweep_override()]
@@ -55,18 +54,17 @@ def runs_of(overrides: list[str], multirun: bool, name: str = "config") -> Itera
 
 def fixed(overrides: list[str]) -> list[str]:
     """Those that name one value."""
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    return [str(o.input_line) for o in _parsed(parser, overrides) if not o.is_sweep_override()]
+    return [str(o.input_line) for o in _parsed(overrides) if not o.is_sweep_override()]
 
 
-def _composed_hydra(overrides: list[str], name: str) -> DictConfig:
+def composed(overrides: Sequence[str], name: str) -> DictConfig:
+    """The config of one run, unchecked and with Hydra's own settings."""
     with in_one_line(overrides, name, composing=True):
-        hydra: DictConfig = compose(name, overrides, return_hydra_config=True).hydra
-    return hydra
+        return compose(name, list(overrides), return_hydra_config=True)
 
 
-def _parsed(parser: OverridesParser, overrides: list[str]) -> list[Override]:
-    parsed = []
+def _parsed(overrides: list[str]) -> list[Override]:
+    parser, parsed = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()), []
     for word in overrides:
         with in_one_line([word], composing=True):
             parsed += parser.parse_overrides([word])

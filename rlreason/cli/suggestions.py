@@ -13,7 +13,7 @@ from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import NAMES
-from rlreason.cli.habits import EQUIVALENTS, HABITS
+from rlreason.cli.habits import HABITS
 from rlreason.config.store import SCHEMAS
 
 MOST = 3  # suggestions at once
@@ -151,11 +151,6 @@ def algorithms_with(key: str) -> list[str]:
     """The algorithms that have a setting, by its whole key or by the group that it stands in."""
     top = key.partition(".")[0]
     return [name for name, node in SCHEMAS["schema"].items() if top in {field.name for field in fields(node)}]
-
-
-def equivalent(key: str, algorithm: str) -> str:
-    """What another algorithm's setting is called in this one; empty where there is nothing like it."""
-    return EQUIVALENTS.get(algorithm, {}).get(key, "")
 
 
 def options_with(group: str, rest: str) -> list[str]:

@@ -16,9 +16,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Protocol, cast
+from typing import NamedTuple
 
-from rlreason.cli.entry import run_cli
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.reader import runs_in
@@ -52,18 +51,6 @@ WAYS = (
 MEANT = {"lab": "rlreason inspect RUN --gradients", "audit": "rlreason inspect RUN --regrade", "train": "rlreason"}
 
 
-class VerbModule(Protocol):
-    """What the module of a verb offers."""
-
-    __doc__: str | None
-
-    def add_arguments(self, parser: Parser) -> None:
-        """Add the verb's own arguments."""
-
-    def main(self, arguments: argparse.Namespace, console: Console) -> Answer:
-        """Do what is asked."""
-
-
 def named_verb(words: Sequence[str]) -> Verb | None:
     """The verb that a command line begins with, if it does."""
     return next((verb for verb in VERBS if [verb.name] == list(words[:1])), None)
@@ -89,14 +76,9 @@ def verbs_help() -> str:
     return "\n".join(f"  rlreason {usage:<25} {line}" for usage, line in sorted(rows))
 
 
-def verb_cli(verb: Verb, words: Sequence[str]) -> NoReturn:
-    """Do what `rlreason VERB WORDS` asks and end the process with its exit code."""
-    run_cli(lambda: run_verb(verb, words))
-
-
 def run_verb(verb: Verb, words: Sequence[str]) -> None:
     """Do what `rlreason VERB WORDS` asks and show its answer; `ConfigError` for a user's mistake."""
-    module = cast(VerbModule, import_module(verb.module))
+    module = import_module(verb.module)
     parser = Parser(prog=f"rlreason {verb.name}", description=module.__doc__)
     module.add_arguments(parser)
     help_json = "print the figures as JSON and nothing else; with FILE, write them there"
@@ -107,7 +89,7 @@ def run_verb(verb: Verb, words: Sequence[str]) -> None:
     if target not in (None, STDOUT) and not Path(target).absolute().parent.is_dir():
         raise ConfigError(f"--json {target} lies in no folder that is there: give another FILE, or none to print it")
     console = Console(out=sys.stderr if target == STDOUT else None)
-    answer = module.main(arguments, console)
+    answer: Answer = module.main(arguments, console)
     figures = json.dumps(finite({"verb": verb.name, **answer.figures}), indent=1, default=str)
     if target == STDOUT:
         print(figures)

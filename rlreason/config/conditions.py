@@ -9,7 +9,6 @@ from typing import Any
 
 from rlreason.config.eval_conditions import EVAL_CONDITIONS
 from rlreason.config.groups import LoggerConfig
-from rlreason.config.run import RunConfig
 from rlreason.config.uses import (
     Condition,
     checks_golds,
@@ -18,10 +17,6 @@ from rlreason.config.uses import (
     warms_up_alone,
 )
 from rlreason.objectives.objective import LOSS_NUMBERS, readers
-
-
-def _with_vllm(run: RunConfig) -> bool:
-    return run.rollout.engine == "vllm"
 
 
 def _loss_reads(key: str) -> Callable[[Any], bool]:
@@ -130,7 +125,7 @@ CONDITIONS = (
     ),
     Condition(
         ("rollout.placement", "rollout.sleep", "rollout.kv_cache_gb", "rollout.attest", "rollout.timeout_s"),
-        _with_vllm,
+        lambda run: run.rollout.engine == "vllm",
         "by rollout=vllm only",
         "choose it too, or leave this out",
     ),

@@ -20,6 +20,7 @@ class DataConfig:
 
     #: Whether the first of its problems are as good a sample as any.
     in_random_order: ClassVar[bool] = False
+    bounded: ClassVar[tuple[str, ...]] = ("pass_rate",)  # what has a `min_` that must not be above its `max_`
 
     name: str = MISSING
     # A module with one function (response, gold) -> score per form of answer; null: equality.
@@ -47,11 +48,10 @@ class DataConfig:
     def problems(self) -> list[str]:
         """Every violated rule inside the group, one line each: setting, value, rule, cure."""
         bad = []
-        if self.min_pass_rate > self.max_pass_rate:
-            bad.append(
-                f"data.min_pass_rate={self.min_pass_rate} and data.max_pass_rate={self.max_pass_rate}: "
-                "min <= max must hold: lower the first"
-            )
+        for name in self.bounded:
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if low > high:
+                bad.append(f"data.min_{name}={low} and data.max_{name}={high}: min <= max must hold: lower the first")
         if self.pass_rates is not None and not Path(self.pass_rates).expanduser().is_file():
             bad.append(f"data.pass_rates={self.pass_rates} is no file: give the one that algorithm=evaluate wrote")
         return bad
@@ -66,6 +66,7 @@ class StoriesConfig(DataConfig):
     """Stories with numbers, made up: what the tiny model learns its habits from."""
 
     in_random_order: ClassVar[bool] = True
+    bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "events")
 
     min_events: int = 2
     max_events: int = 4
@@ -79,11 +80,6 @@ class StoriesConfig(DataConfig):
 
     def problems(self) -> list[str]:
         bad = super().problems()
-        if self.min_events > self.max_events:
-            bad.append(
-                f"data.min_events={self.min_events} and data.max_events={self.max_events}: min <= max must hold: "
-                "lower the first"
-            )
         if not 2 <= self.max_value <= 99:
             bad.append(f"data.max_value={self.max_value} must lie in 2..99: numbers have at most two digits")
         return bad
@@ -152,6 +148,7 @@ class FileDataConfig(DataConfig):
         return next((name for name in ("validation", "test") if locate(self.path, name)), None)
 
     def unmeasured(self) -> str:
+        """The complaint about a source that has nothing to validate on."""
         return (
             f"data.path={self.path} holds neither validation nor test: name one with data.validation, or hold out some "
             "of train with data.n_validation=200"

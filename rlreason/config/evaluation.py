@@ -6,18 +6,11 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from rlreason.config.data import DataConfig, StoriesConfig
-from rlreason.config.groups import (
-    NAMED_REWARDS,
-    EvalSamplingConfig,
-    GradingConfig,
-    PromptConfig,
-    SamplingConfig,
-    names_function,
-)
+from rlreason.config.groups import EvalSamplingConfig, GradingConfig, PromptConfig, SamplingConfig, no_reward
 from rlreason.errors import ConfigError
 
 
@@ -35,12 +28,8 @@ class EvalConfig:
 
     def problems_of(self) -> list[str]:
         """What is wrong inside the group, whatever it is combined with."""
-        bad = []
-        if self.reward is not None and self.reward not in NAMED_REWARDS and not names_function(self.reward):
-            bad.append(
-                f"eval.reward={self.reward} is neither r1_zero nor question_only nor module:function: choose one, or "
-                "null for the prompt's"
-            )
+        cure = "choose one, or null for the prompt's"
+        bad = [] if self.reward is None else no_reward("eval.reward", self.reward, cure)
         if self.prompt is not None:
             bad += [as_eval("prompt", line, self.prompt) for line in self.prompt.problems()]
         if self.data is not None:
@@ -68,6 +57,7 @@ def evaluation_of(run: Any) -> EvalProtocolConfig:
     own: EvalConfig = run.eval
     prompt = run.prompt if own.prompt is None else own.prompt
     reward = prompt.reward if own.reward is None else own.reward
+    bounds = run.problems_on_the_way, run.problems_at_the_end
     return EvalProtocolConfig(
         prompt=prompt,
         reward=reward,
@@ -75,22 +65,17 @@ def evaluation_of(run: Any) -> EvalProtocolConfig:
         grading=run.grading,
         sampling=sampling_of(run),
         data=run.data if own.data is None else own.data,
-        problems=min_of(run.problems_on_the_way, run.problems_at_the_end),  # which asks these again
+        problems=min((n for n in bounds if n is not None), default=None),  # the last evaluation asks these again
         final_problems=run.problems_at_the_end,
         samples=run.answers,
     )
 
 
-def min_of(one: int | None, other: int | None) -> int | None:
-    """The smaller bound; None bounds nothing."""
-    return min((bound for bound in (one, other) if bound is not None), default=None)
-
-
 def sampling_of(run: Any) -> SamplingConfig:
     """How evaluations sample: a number of `eval.sampling` where it is set, else the one of `sampling`."""
     own = {key: number for key, number in asdict(run.eval.sampling).items() if number is not None}
-    names = [field.name for field in fields(SamplingConfig)]
-    return SamplingConfig(**{name: own[name] if name in own else getattr(run.sampling, name) for name in names})
+    sampling: SamplingConfig = replace(run.sampling, **own)
+    return sampling
 
 
 def sampling_key(run: Any, name: str) -> str:

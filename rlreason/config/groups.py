@@ -1,8 +1,7 @@
 """The smaller config groups: sampling, prompt, grading, logger, each key with type and unit.
 
-`model.py`, `data.py` and `rollout.py` beside it hold the larger ones. An option file in `conf/GROUP/` is typed by
-one of these dataclasses, so a wrong key or type is refused before anything runs. `problems()` names what is wrong
-inside a group, with the cure. Defaults that differ by option stand in the option files.
+An option file in `conf/GROUP/` is typed by one of these dataclasses, so a wrong key or type is refused before anything
+runs. Defaults that differ by option stand in the option files.
 """
 
 from dataclasses import dataclass, field
@@ -23,6 +22,13 @@ def names_function(text: str) -> bool:
     return all(text.partition(":"))
 
 
+def no_reward(key: str, reward: str, cure: str = "choose one") -> list[str]:
+    """The complaint about a setting that names no reward."""
+    if reward in NAMED_REWARDS or names_function(reward):
+        return []
+    return [f"{key}={reward} is neither {' nor '.join(NAMED_REWARDS)} nor module:function: {cure}"]
+
+
 @dataclass
 class SamplingConfig:
     """How responses are sampled, in training and evaluation alike. No top-k or top-p: what is sampled is trained on."""
@@ -39,15 +45,6 @@ class SamplingConfig:
     def describe(self) -> str:
         """For a person: T=1, up to 48 tokens."""
         return f"T={self.temperature:g}, up to {self.max_tokens} tokens"
-
-    def problems_of_learning(self) -> list[str]:
-        """Why nothing can be learned from what is sampled so."""
-        if not self.greedy:
-            return []
-        return [
-            f"sampling.temperature={self.temperature}: learning from samples needs different ones, so it must be above "
-            "0: try 1.0"
-        ]
 
     def problems(self) -> list[str]:
         """Every violated rule inside the group."""
@@ -86,11 +83,7 @@ class PromptConfig:
         bad = []
         if "" in self.stop:
             bad.append("prompt.stop holds an empty text, which stands everywhere: give stop strings, or prompt.stop=[]")
-        if self.reward not in NAMED_REWARDS and not names_function(self.reward):
-            bad.append(
-                f"prompt.reward={self.reward} is neither {' nor '.join(NAMED_REWARDS)} nor module:function: choose one"
-            )
-        return bad
+        return bad + no_reward("prompt.reward", self.reward)
 
 
 @dataclass
@@ -105,11 +98,6 @@ class GradingConfig:
     correct_at: float | None = None  # a reward of your own counts as correct from here on, less is partial; None: 1
     workers: int = 1  # processes for what the exact rules cannot decide
     memory_mb: int = 1536  # of each worker
-
-    @property
-    def whole_credit(self) -> float:
-        """From which on a reward of the user's own counts as correct."""
-        return 1.0 if self.correct_at is None else self.correct_at
 
 
 @dataclass

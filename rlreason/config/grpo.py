@@ -33,7 +33,6 @@ class GRPOConfig(Objective, OnlineConfig):
 
     @property
     def updates_per_rollout(self) -> int:
-        """Optimizer steps per rollout batch; above 1, all but the first are off-policy."""
         return self.epochs_per_rollout * (self.rollout_batch_size // self.train_batch_size)
 
     @property
@@ -43,7 +42,6 @@ class GRPOConfig(Objective, OnlineConfig):
 
     @property
     def longest_response(self) -> int:
-        """Tokens of the longest possible response."""
         return self.sampling.max_tokens
 
     @property

@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 
 from rlreason.errors import ConfigError
 
-NO_DEFAULT = object()
-
 
 class Leaf(NamedTuple):
     """One setting: its dotted key, its value, and what its dataclass says of it."""
 
     key: str
     value: Any
-    default: Any  # `NO_DEFAULT`: none
+    default: Any  # `dataclasses.MISSING`: none
     metadata: Mapping[str, Any]  # such as the words to choose from (`choices.py`)
 
 
@@ -33,32 +31,23 @@ def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
         elif field.default_factory is not MISSING:
             yield Leaf(key, value, field.default_factory(), field.metadata)
         else:
-            yield Leaf(key, value, NO_DEFAULT if field.default is MISSING else field.default, field.metadata)
+            yield Leaf(key, value, field.default, field.metadata)
 
 
-#: Settings that name what a run reads.
+#: Settings that name what a run reads, those below `eval` too.
 INPUTS = (
-    "model.path",
-    "data.path",
-    "data.train",
-    "data.validation",
-    "data.pass_rates",
-    "data.ground_truth",
-    "prompt.file",
-    "eval.prompt.file",
-    "eval.data.path",
-    "eval.data.train",
-    "eval.data.validation",
-    "eval.data.ground_truth",
-)
+    "model.path", "data.path", "data.train", "data.validation", "data.pass_rates", "data.ground_truth", "prompt.file",
+)  # fmt: skip
 
 
 def refuse_own_input(run: Any, folder: Path, left: Collection[str]) -> None:
     """What a run reads must not be among what an earlier one `left` in the folder, by name: that is set aside."""
     home = folder.resolve()
     for leaf in leaves(run):
-        path = Path(leaf.value).expanduser().resolve() if leaf.key in INPUTS and isinstance(leaf.value, str) else None
-        if path is None or not path.exists() or not path.is_relative_to(home):
+        if leaf.key.removeprefix("eval.") not in INPUTS or not isinstance(leaf.value, str):
+            continue
+        path = Path(leaf.value).expanduser().resolve()
+        if not path.exists() or not path.is_relative_to(home):
             continue
         if path == home or path.relative_to(home).parts[0] in left:
             raise ConfigError(

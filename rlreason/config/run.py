@@ -5,7 +5,7 @@ settings (`trains`, `samples_to_learn`, `responses_per_step` ...) and never whic
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from omegaconf import MISSING
 
@@ -23,18 +23,6 @@ from rlreason.config.ranges import MADE
 from rlreason.config.rollout import RolloutConfig
 
 UNKNOWN_PROBLEMS = 1000  # in data whose size nobody knows before it is read
-
-
-class Asking(Protocol):
-    """How problems are asked: by training, or by an evaluation."""
-
-    @property
-    def prompt(self) -> PromptConfig:
-        """How a question becomes a prompt."""
-
-    @property
-    def sampling(self) -> SamplingConfig:
-        """How its responses are drawn."""
 
 
 @dataclass
@@ -93,7 +81,7 @@ class RunConfig:
         return self.filters_traces
 
     @property
-    def asking(self) -> Asking:
+    def asking(self) -> "Asking":
         """How training problems are asked."""
         return self
 
@@ -227,3 +215,6 @@ class RunConfig:
             return []
         divisor = next((d for d in range(min(a, b, MADE), 0, -1) if a % d == 0), 1)
         return [f"{larger}={a} must be a positive multiple of {smaller}={b}: try {smaller}={divisor}"]
+
+
+Asking = RunConfig | EvalProtocolConfig  # how problems are asked, by its `prompt` and `sampling`

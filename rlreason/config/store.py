@@ -1,7 +1,4 @@
-"""Give Hydra the schemas, the sweeps and two resolvers; turn a composed config into a checked `RunConfig`.
-
-It knows Hydra's store and the schemas; it must not know what a run does.
-"""
+"""Give Hydra the schemas, the sweeps and its resolvers; turn a composed config into a checked `RunConfig`."""
 
 import hashlib
 import re

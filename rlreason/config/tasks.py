@@ -1,7 +1,7 @@
 """Options of the group `data` whose answers are checked by a verifier."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
@@ -21,6 +21,8 @@ class CheckedDataConfig(DataConfig):
 class CountdownConfig(CheckedDataConfig):
     """Reach a target by arithmetic on the given numbers, each used once."""
 
+    bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "count")
+
     verifier: str | None = "rlreason.grading.verifiers.countdown"
     path: str | None = None  # a JSON-lines file or a hub name with nums and target; null: made up by the rest
     seed: int = 0
@@ -39,15 +41,6 @@ class CountdownConfig(CheckedDataConfig):
             return self.n_train + self.n_validation <= MOST_COUNTDOWNS
         file = locate(None, self.path)
         return file is not None and file.stat().st_size <= MOST_BYTES
-
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        if self.min_count > self.max_count:
-            bad.append(
-                f"data.min_count={self.min_count} and data.max_count={self.max_count}: min <= max must hold: lower the "
-                "first"
-            )
-        return bad
 
 
 @dataclass

@@ -91,8 +91,11 @@ class TrainingConfig(OptimizationConfig, RunConfig):
             bad.append(
                 f"rollout.async_level=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
             )
-        if self.samples_to_learn:
-            bad += self.sampling.problems_of_learning()
+        if self.samples_to_learn and self.sampling.greedy:
+            bad.append(
+                f"sampling.temperature={self.sampling.temperature}: learning from samples needs different ones, so it "
+                "must be above 0: try 1.0"
+            )
         return bad + self.optimization_problems()
 
     def schedule_problems(self, n_steps: int) -> list[str]:

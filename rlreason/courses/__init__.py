@@ -2,6 +2,4 @@
 
 `cs336_2025`, `cs336_2026` and `pku_hw3` are entry points for students who compare their own work or want to
 use the library under the names they know. They hold no formula of their own.
-
-Depends on the objectives.
 """

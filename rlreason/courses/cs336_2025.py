@@ -1,8 +1,4 @@
-"""Stanford CS336, assignment 5 of spring 2025: SFT, expert iteration and GRPO on MATH.
-
-The handout's functions with its names, parameters, shapes and return values. Thin calls into
-`rlreason.objectives`; no formula of its own.
-"""
+"""Stanford CS336, assignment 5 of spring 2025: SFT, expert iteration and GRPO on MATH."""
 
 from collections.abc import Callable
 from typing import Literal, get_args

@@ -1,8 +1,4 @@
-"""Stanford CS336, assignment 5 of spring 2026: policy gradients on GSM8K, from REINFORCE to GSPO and MaxRL.
-
-The handout's functions with its names, parameters, shapes and return values. Thin calls into
-`rlreason.objectives`; no formula of its own.
-"""
+"""Stanford CS336, assignment 5 of spring 2026: policy gradients on GSM8K, from REINFORCE to GSPO and MaxRL."""
 
 from collections import Counter
 from typing import Any, Literal, get_args

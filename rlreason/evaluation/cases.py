@@ -41,11 +41,6 @@ def reasons(row: Row, grader: Grader, second: bool | None = None) -> list[Reason
     return [Reason(f"parser suspect, a second grader calls it {called}"), *found]
 
 
-def tally(rows: Sequence[Row], grader: Grader) -> list[tuple[str, int]]:
-    """How often each first reason occurs, the most frequent first."""
-    return Counter(reasons(row, grader)[0].kind for row in rows).most_common()
-
-
 def counts(rows: Sequence[Row]) -> dict[str, int]:
     """How many responses there are of each category, and how many were cut at the token limit."""
     by_category = Counter(map(category_of, rows))

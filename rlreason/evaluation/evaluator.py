@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlreason.algorithms.rollouts import Rollouts, score_samples
@@ -85,23 +85,18 @@ class Evaluated:
     problems: Sequence[Problem]  # everything that was asked
 
 
+@dataclass
 class Validation:
     """The evaluations of a training run: the same problems each time, and all others with them in the last one."""
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        interim_problems: Sequence[Problem],
-        final_problems: Sequence[Problem],
-        records: RunWriter,
-        monitors: Monitors,
-        counters: Counters,
-        console: Console,
-    ) -> None:
-        """The interim problems are among the final ones."""
-        self.evaluator, self.interim_problems, self.final_problems = evaluator, interim_problems, final_problems
-        self.records, self.monitors, self.counters, self.console = records, monitors, counters, console
-        self.history: list[Evaluated] = []
+    evaluator: Evaluator
+    interim_problems: Sequence[Problem]  # which are among the final ones
+    final_problems: Sequence[Problem]
+    records: RunWriter
+    monitors: Monitors
+    counters: Counters
+    console: Console
+    history: list[Evaluated] = field(default_factory=list)
 
     def evaluate(self, step: int, last: bool = False, between_updates: bool = False) -> Evaluated:
         """Sample, score, record, warn. `step`: how many steps are finished, for file names and warnings."""
@@ -135,10 +130,6 @@ class Validation:
     def accuracy(self) -> float:
         """The newest on the interim problems."""
         return self.history[-1].metrics["eval/accuracy"]
-
-    def fell_to_zero(self) -> bool:
-        """Whether the newest accuracy is 0 and excludes one that was measured before."""
-        return fell_to_zero([e.metrics for e in self.history])
 
 
 def fell_to_zero(evaluations: Sequence[Mapping[str, float]]) -> bool:

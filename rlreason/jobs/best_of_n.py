@@ -16,11 +16,10 @@ from rlreason.evaluation.tables import curves_table
 from rlreason.evaluation.votes import answer_classes
 from rlreason.grading import Grader
 from rlreason.grading.plugin_import import NotImportableError, described, load
-from rlreason.jobs.evaluate import announce, cases, closing
-from rlreason.jobs.respond import Responses, conclude, open_records, respond
+from rlreason.jobs.evaluate import asked, cases, closing
+from rlreason.jobs.respond import Responses, conclude
 from rlreason.records.console import Console
 from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE
-from rlreason.setup.components import build_components
 from rlreason.setup.run_summary import describe_job, shown
 from rlreason.statistics import Floats, bootstrap_intervals, wilson_interval
 from rlreason.types import Sample
@@ -33,12 +32,7 @@ def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
     """Ask for all samples once, choose among them in every way; returns the accuracy of a single response."""
     console = Console()
     scorer = load_scorer(run.scorer)
-    records = open_records(run, folder, config, console)
-    components = build_components(run, folder, console)
-    records.mirror = components.mirror
-    try:
-        announce(console, run, components, folder, records.resumed)
-        responses = respond(run, components, records, console)
+    with asked(run, folder, config, console) as (records, components, responses):
         asks, grader = components.evaluator.settings, components.evaluator.grader
         with console.wait("choosing among the responses"):
             values = estimates(run, responses, grader, scorer)
@@ -64,8 +58,6 @@ def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
             console.say(line)
         closing(console, components, responses, folder)
         console.say(f"curves: {shown(folder / BEST_OF_N_PICTURE)}, numbers: {shown(folder / BEST_OF_N_NUMBERS)}")
-    finally:
-        components.close()
     return responses.metrics["eval/accuracy"]
 
 

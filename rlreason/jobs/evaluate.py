@@ -1,16 +1,20 @@
 """`algorithm=evaluate`: the accuracy of a model as it is, in the handout's three categories, every response kept."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlreason.config.jobs import EvalJobConfig, EvaluateConfig
+from rlreason.config.store import schemas_of
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.cases import case_text, reasons
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.evaluation.tables import by_facts, categories, category_table, fact_tables, figure_lines, ungraded
-from rlreason.jobs.respond import Responses, asked_problems, conclude, open_records, respond
+from rlreason.jobs.respond import Responses, asked_problems, conclude, respond
 from rlreason.records.console import Console
 from rlreason.records.files import RESPONSES
 from rlreason.records.rows import numbered_row
+from rlreason.records.writer import RunWriter
 from rlreason.setup.components import Components, build_components
 from rlreason.setup.run_summary import describe_job, shown, tell_mirror
 
@@ -20,12 +24,7 @@ SHOWN_CHARS = 400  # of a response in the terminal
 def evaluate_model(run: EvaluateConfig, folder: Path, config: str) -> float:
     """Ask, grade, count; returns the accuracy."""
     console = Console()
-    records = open_records(run, folder, config, console)
-    components = build_components(run, folder, console)
-    records.mirror = components.mirror
-    try:
-        announce(console, run, components, folder, records.resumed)
-        responses = respond(run, components, records, console)
+    with asked(run, folder, config, console) as (records, components, responses):
         rows, failed = categories(responses.samples), ungraded(responses.samples)
         conclude(records, components, responses, {"categories": rows, "ungraded": failed})
         cases(console, run, components, responses)
@@ -34,9 +33,22 @@ def evaluate_model(run: EvaluateConfig, folder: Path, config: str) -> float:
         for table in fact_tables(by_facts(responses.samples, responses.problems)):
             console.table("\n" + table)
         closing(console, components, responses, folder)
+    return responses.metrics["eval/accuracy"]
+
+
+@contextmanager
+def asked(
+    run: EvalJobConfig, folder: Path, config: str, console: Console
+) -> Iterator[tuple[RunWriter, Components, Responses]]:
+    """(records, components, responses) of a job, which goes on with what an interrupted one left in the folder."""
+    records = RunWriter(folder, config, schemas=schemas_of(run), resume=True, say=console.say)
+    components = build_components(run, folder, console)
+    records.mirror = components.mirror
+    try:
+        announce(console, run, components, folder, records.resumed)
+        yield records, components, respond(run, components, records, console)
     finally:
         components.close()
-    return responses.metrics["eval/accuracy"]
 
 
 def announce(console: Console, run: EvalJobConfig, components: Components, folder: Path, again: bool) -> None:

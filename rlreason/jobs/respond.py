@@ -10,14 +10,12 @@ probabilities.
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.jobs import EvalJobConfig
-from rlreason.config.store import schemas_of
 from rlreason.data.files import question_hash
 from rlreason.errors import DataError
 from rlreason.evaluation.accuracy import PURPOSE, is_correct, more_accuracies
@@ -26,6 +24,7 @@ from rlreason.evaluation.tables import by_facts
 from rlreason.model.weights_hash import weights_hash
 from rlreason.records.console import Console, clock
 from rlreason.records.counters import Counters
+from rlreason.records.files import PASS_RATES, RESPONSES
 from rlreason.records.monitors import Monitors
 from rlreason.records.response_log import ResponseLog
 from rlreason.records.rows import Row, finite, numbered_row
@@ -54,11 +53,6 @@ class Responses:
     verdict: tuple[str, str]  # (status, reason)
 
 
-def open_records(run: EvalJobConfig, folder: Path, config: str, console: Console) -> RunWriter:
-    """The folder of a job, which goes on with what an interrupted one with the same settings left there."""
-    return RunWriter(folder, config, schemas=schemas_of(run), resume=True, say=console.say)
-
-
 def respond(run: EvalJobConfig, components: Components, records: RunWriter, console: Console) -> Responses:
     """The responses to the run's problems, written down; `conclude` is still to be called."""
     evaluator, n = components.evaluator, components.evaluator.settings.samples
@@ -75,8 +69,8 @@ def respond(run: EvalJobConfig, components: Components, records: RunWriter, cons
     monitors = Monitors(1, console.say, run.guards.parity, run.guards.parity_bound, sampling_key(run, "max_tokens"))
     with console.wait(f"measuring entropies of {len(samples)} responses"):
         judged = evaluator.judge(samples, None, monitors)
-    records.all_responses(rows_of(judged.samples, problems, n, components))
-    records.pass_rates(pass_rates(problems, judged.samples, n))
+    records.rows(RESPONSES, rows_of(judged.samples, problems, n, components))
+    records.rows(PASS_RATES, pass_rates(problems, judged.samples, n))
     numbers = judged.metrics, protocol, weights, found, seconds, tokens / max(seconds, 1e-9)
     return Responses(problems, judged.samples, *numbers, dict(monitors.counts), monitors.verdict())
 

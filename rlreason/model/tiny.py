@@ -10,11 +10,7 @@ from rlreason.model.tiny_formats import END, PAD, TAGS, train_tokenizer
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on `texts`: any string survives encoding and decoding.
-
-    A number of up to two digits is one token, the four r1_zero tags are one token each (but not special: they
-    stay in the decoded text).
-    """
+    """`train_tokenizer`'s for transformers. The four r1_zero tags are one token each, and stay in the decoded text."""
     core = train_tokenizer(texts, vocab_size)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD)
     tokenizer.add_tokens(list(TAGS))

@@ -60,25 +60,13 @@ def _share(numerator: Tensor, divisor: float | Tensor) -> Tensor:
     return numerator / divisor if divisor > 0 else numerator * 0.0
 
 
-def sequence_mean(
-    per_token_loss: Tensor,
-    response_mask: Tensor,
-    *,
-    n_sequences: float,
-    n_tokens: float,
-    constant: float | None,
-) -> Tensor:
+def sequence_mean(per_token_loss: Tensor, response_mask: Tensor, n_sequences: float, **unread: object) -> Tensor:
     """sum_i (sum_t m l / sum_t m) / n_sequences: every sequence weighs the same. GRPO, arXiv 2402.03300."""
     return _share(masked_mean(per_token_loss, response_mask, dim=-1, empty="zero").sum(), n_sequences)
 
 
 def constant_norm(
-    per_token_loss: Tensor,
-    response_mask: Tensor,
-    *,
-    n_sequences: float,
-    n_tokens: float,
-    constant: float | None,
+    per_token_loss: Tensor, response_mask: Tensor, n_sequences: float, constant: float | None, **unread: object
 ) -> Tensor:
     """sum m l / (constant n_sequences): a token weighs the same in every step. Dr. GRPO, arXiv 2503.20783."""
     if constant is None or constant <= 0:
@@ -86,18 +74,12 @@ def constant_norm(
     return _share(masked_normalize(per_token_loss, response_mask, constant), n_sequences)
 
 
-def token_mean(
-    per_token_loss: Tensor,
-    response_mask: Tensor,
-    *,
-    n_sequences: float,
-    n_tokens: float,
-    constant: float | None,
-) -> Tensor:
+def token_mean(per_token_loss: Tensor, response_mask: Tensor, n_tokens: float, **unread: object) -> Tensor:
     """sum m l / n_tokens: every token of this step weighs the same. DAPO, arXiv 2503.14476."""
     return _share(_masked_sum(per_token_loss, response_mask, dim=None), n_tokens)
 
 
+#: name -> function(per_token_loss, response_mask, n_sequences=, n_tokens=, constant=), of which it names what it reads
 AGGREGATIONS: dict[str, Callable[..., Tensor]] = {
     "masked_mean": sequence_mean,
     "constant": constant_norm,

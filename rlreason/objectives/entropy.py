@@ -1,4 +1,4 @@
-"""The entropy bonus as a per-token term of the loss. Must not know how entropies are computed or averaged."""
+"""The entropy bonus as a per-token term of the loss."""
 
 import torch
 from torch import Tensor

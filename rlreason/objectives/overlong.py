@@ -2,7 +2,7 @@
 
 Every rule returns `(rewards, kept)` of shapes (n,) and (n,) bool: the rewards for the advantages, and which sequences
 carry loss. A sequence that is not kept still counts in its group's baseline; `aggregation.step_divisors` says whether
-it counts in the divisors, *before* anything is divided, so a step without any kept sequence has a finite loss of zero.
+it counts in the divisors.
 """
 
 from __future__ import annotations

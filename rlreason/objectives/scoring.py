@@ -1,8 +1,8 @@
 """From logits to the log-prob of each label and the entropy of each position.
 
 The result is float32 for any model dtype (float64 stays): sums over a vocabulary lose too much in 16 bits.
-The plain formulas over full logits, for the courses and as the reference of faster ways. Knows tensors; must
-not know models or tokenizers. Labels are the next tokens already: nothing is shifted here.
+The plain formulas over full logits, for the courses and as the reference of faster ways. Labels are the next tokens
+already: nothing is shifted here.
 """
 
 import torch

@@ -1,8 +1,7 @@
 """Groups whose rewards are all equal: keep them, or skip their tokens.
 
-Such a group has advantage 0, so its policy-gradient term is 0 whether it is computed or not. What skipping does to the
-divisors stands in `aggregation.step_divisors`: nothing under `constant`; under `masked_mean` and `token` the sequences
-of the other groups are averaged among themselves, so the gradient grows by all / kept.
+Such a group has advantage 0, so its policy-gradient term is 0 whether it is computed or not. Skipping it may change the
+divisors (`aggregation.step_divisors`), so that the gradient grows by all / kept.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.files import CURVES, METRICS
+from rlreason.records.picture import picture
 from rlreason.records.reader import RunFolder
-from rlreason.runtime.atomic_files import whole
-from rlreason.runtime.signals import held
 
 Panel = tuple[str, tuple[tuple[str, str], ...]]  # heading, ((metric, label), ...)
 PANELS: tuple[Panel, ...] = (
@@ -30,10 +29,10 @@ OFF_POLICY: tuple[Panel, ...] = (
 Rows = list[dict[str, Any]]  # of `metrics.jsonl`: numbers, or None
 
 
-def series(rows: Rows, name: str, over: str = "train_step") -> tuple[list[float], list[float]]:
-    """The values of one metric over a counter: optimizer updates, or seconds (`time/active`)."""
+def series(rows: Rows, name: str) -> tuple[list[float], list[float]]:
+    """The values of one metric over the optimizer updates, or over the evaluations of a job without any."""
     named = [row for row in rows if row.get(name) is not None]
-    at = [row[over] if over in row else row.get("eval_step", 0) for row in named]
+    at = [row["train_step"] if "train_step" in row else row.get("eval_step", 0) for row in named]
     return at, [row[name] for row in named]
 
 
@@ -61,24 +60,15 @@ def draw_curves(run: RunFolder) -> Path:
     rows = run.metrics
     if not rows:
         raise ConfigError(f"RUN={run.path} holds no {METRICS} with a row in it: give the folder of a training run")
-    with held():  # an import that a signal cuts in two cannot be done again
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot as plt
-
     panels = panels_of(rows, str(run.setting("algorithm") or ""))
     columns = (len(panels) + 1) // 2
-    fig, axes = plt.subplots(2, columns, figsize=(5 * columns, 6.4), constrained_layout=True)
-    for ax, panel in zip(axes.T.flat if columns > 2 else axes.flat, panels, strict=False):
-        draw_panel(ax, rows, panel)
-    for ax in list(axes.T.flat if columns > 2 else axes.flat)[len(panels) :]:
-        ax.remove()
-    fig.suptitle(title_of(run), fontsize=11, x=0.01, ha="left")
     path = run.path / CURVES
-    with whole(path) as partial:
-        fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
-    plt.close(fig)
+    with picture(path, title_of(run), (5 * columns, 6.4), 2, columns) as axes:
+        places = list(axes.T.flat if columns > 2 else axes.flat)
+        for ax, panel in zip(places, panels, strict=False):
+            draw_panel(ax, rows, panel)
+        for ax in places[len(panels) :]:
+            ax.remove()
     return path
 
 
@@ -111,8 +101,8 @@ def draw_interval(ax: Any, rows: Rows) -> None:
     """The 95% interval of each accuracy."""
     bounds = ("eval/accuracy_low", "eval/accuracy_high")
     measured = [row for row in rows if all(row.get(name) is not None for name in ("eval/accuracy", *bounds))]
-    low, high = (series(measured, name)[1] for name in bounds)
-    ax.fill_between(series(measured, "eval/accuracy")[0], low, high, alpha=0.15, label="95% interval")
+    (at, low), (_, high) = (series(measured, name) for name in bounds)
+    ax.fill_between(at, low, high, alpha=0.15, label="95% interval")
 
 
 def draw_whole_split(ax: Any, rows: Rows) -> None:

@@ -35,12 +35,10 @@ CONTENTS = (
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
 
-#: The version of a folder that is written now, in `provenance.json` as "schema_version". All of these can be read.
+#: The version of a folder that is written now, in `provenance.json` as "schema_version". All versions can be read:
+#: 0 has no version and no schemas there (the oldest lack status.json and model.seed); 1 has both, the schemas being
+#: the classes that the settings in config.yaml are of.
 VERSION = 1
-CHANGES = {
-    0: "no version and no schemas in provenance.json; the oldest folders lack status.json and model.seed",
-    1: 'provenance.json has "schema_version" and "schemas", the classes that the settings in config.yaml are of',
-}
 
 _STEP_FILE = re.compile(r"step_(\d+)(?:_update_(\d+))?\.jsonl")
 

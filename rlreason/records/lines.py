@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
+from rlreason.runtime.text import few
 
 NAMED = 3  # broken lines of a file that are told one by one
 Checks = Callable[[dict[str, Any]], str]  # what is wrong with a row, empty where nothing is
@@ -33,8 +34,7 @@ def read_lines(path: Path, wrong: Checks, say: Callable[[str], None]) -> list[tu
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): make it readable, or choose another") from error
     if broken:
-        more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
-        say(f"{path}: left out line {', '.join(broken[:NAMED])}{more}")
+        say(f"{path}: left out line {few(broken, NAMED)}")
     return rows
 
 

@@ -1,12 +1,9 @@
-"""Checks for what can go wrong in a step without an error, on the metrics that the step recorded anyway.
-
-A notice is printed when it first appears and then counted, so that a long run stays readable; the counts go into the
-summary.
-"""
+"""Checks for what can go wrong in a step without an error, on the metrics that the step recorded anyway."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 Metrics = Mapping[str, float]
 MOST_CUT = 0.5  # of the responses, above which there is a notice
@@ -51,26 +48,22 @@ MONITORS: dict[str, Callable[[Metrics, int], str | None]] = {
 }
 
 
+@dataclass
 class Monitors:
-    """Checks every step; gives a new notice to `say` at once, and again at its 10th, 100th ... appearance.
+    """Checks every step; gives a new notice to `say` at once, and again at its 10th, 100th ...; counts them all.
 
     `step` is None where there are no steps, as in a job that only evaluates. `eval_limit`: the setting at which
     evaluations cut responses, where it is not that of the rollouts. `parity`: warn, stop the run or correct where
     engine and trainer differ by more than `parity_bound` nats per token.
     """
 
-    def __init__(
-        self,
-        group_size: int,
-        say: Callable[[str], None],
-        parity: str = "warn",
-        parity_bound: float = 0.05,
-        eval_limit: str = "",
-    ) -> None:
-        self.group_size, self.say, self.parity, self.parity_bound = group_size, say, parity, parity_bound
-        self.eval_limit = eval_limit
-        self.counts: Counter[str] = Counter()
-        self.stopped = ""  # why guards.parity=stop ends the run
+    group_size: int
+    say: Callable[[str], None]
+    parity: str = "warn"
+    parity_bound: float = 0.05
+    eval_limit: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+    stopped: str = ""  # why guards.parity=stop ends the run
 
     def check(self, step: int | None, metrics: Metrics) -> None:
         """Check the metrics of a step or of an evaluation."""

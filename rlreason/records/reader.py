@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -25,14 +25,6 @@ def runs_in(folder: Path) -> list[Path]:
     """The folders of the runs of a sweep, by name; [] where `folder` is a run's own, or holds none."""
     inner = [] if (folder / files.CONFIG).exists() else folder.glob(f"*/{files.CONFIG}")
     return sorted(path.parent for path in inner)
-
-
-class SavedGrading(NamedTuple):
-    """What a run's `config.yaml` says of how its responses were graded."""
-
-    reward: str  # of the prompt: a format's name or `module:function`
-    verifier: str | None  # of the data
-    settings: dict[str, Any]  # the group `grading`
 
 
 class RunFolder:
@@ -53,17 +45,13 @@ class RunFolder:
 
     @cached_property
     def version(self) -> int:
-        """The version of the folder's contents, as in `files.CHANGES`; 0 where it has none."""
+        """The version of the folder's contents, see `files.VERSION`; 0 where it has none."""
         version = self.provenance.get("schema_version", 0)
         return version if isinstance(version, int) else 0
 
     @property
     def schemas(self) -> dict[str, str]:
-        """Which classes the settings are of, by their names in `config.store.SCHEMAS`; {} in version 0.
-
-        {"algorithm": "grpo", "model": "tiny", "data": "files"}, and "eval.data" where evaluations have data of their
-        own.
-        """
+        """Which classes the settings are of, as `config.store.schemas_of` named them; {} in version 0."""
         schemas = self.provenance.get("schemas")
         return schemas if isinstance(schemas, dict) else {}
 
@@ -99,17 +87,14 @@ class RunFolder:
         raise ConfigError(f"{path} holds no settings ({found}): give the folder of one run")
 
     def setting(self, key: str) -> Any:
-        """One setting by its dotted name; None where the run had none of this name.
-
-        A run of another version may have had other settings.
-        """
+        """One setting by its dotted name; None where the run, maybe of another version, had none of this name."""
         node: Any = self.settings
         for name in key.split("."):
             node = node.get(name) if isinstance(node, dict) else None
         return node
 
-    def grading(self, evaluates: bool = False) -> SavedGrading:
-        """How the responses of the run were graded, or those of its evaluations."""
+    def grading(self, evaluates: bool = False) -> tuple[str, str | None, dict[str, Any]]:
+        """(reward, verifier of the data, group `grading`) of the run's responses, or of those of its evaluations."""
         of = "eval." if evaluates and self.setting("eval") else ""  # null there: as in training
         own = self.setting(f"{of}reward") if of else None
         reward = own or (of and self.setting(f"{of}prompt.reward")) or self.setting("prompt.reward")
@@ -118,7 +103,7 @@ class RunFolder:
                 f"{self.path / files.CONFIG} does not name the run's reward, prompt.reward: give the folder of one run"
             )
         data = f"{of}data" if of and self.setting(f"{of}data") else "data"
-        return SavedGrading(str(reward), self.setting(f"{data}.verifier"), dict(self.setting("grading") or {}))
+        return str(reward), self.setting(f"{data}.verifier"), dict(self.setting("grading") or {})
 
     @property
     def status(self) -> str | None:

@@ -21,10 +21,10 @@ def goes_on(folder: Path, config: str) -> bool:
     path = folder / CONFIG
     if not path.exists() or not (folder / UNFINISHED).exists():
         return False
-    before = path.read_text(encoding="utf-8")
-    if _algorithm(before) != _algorithm(config):
+    before, now = _flat(path.read_text(encoding="utf-8")), _flat(config)
+    if before.get("algorithm") != now.get("algorithm"):
         return False
-    if different := changed(before, config):
+    if different := changed(before, now):
         raise ConfigError(
             f"hydra.run.dir={folder} holds an interrupted run with other settings ({different}): "
             "type its command again to go on with it, or choose another folder"
@@ -32,28 +32,25 @@ def goes_on(folder: Path, config: str) -> bool:
     return True
 
 
-def changed(before: str, now: str) -> str:
+def changed(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The first setting in which two configs differ, in words; empty when only speed and display do.
 
-    >>> changed("seed: 0\\nsampling: {max_tokens: 48}", "seed: 0\\nsampling: {max_tokens: 64}")
+    >>> changed({"seed": 0, "sampling.max_tokens": 48}, {"seed": 0, "sampling.max_tokens": 64})
     'sampling.max_tokens=48 there, 64 here'
     """
-    old, new = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(now))
     keys = [k for k in dict.fromkeys((*old, *new)) if old.get(k) != new.get(k) and k not in HARMLESS]
     return f"{keys[0]}={old.get(keys[0])} there, {new.get(keys[0])} here" if keys else ""
 
 
-def _algorithm(config: str) -> Any:
-    """The algorithm of a run that left this config; None where it is no config at all."""
+def _flat(config: str) -> dict[str, Any]:
+    """The settings of a config by their dotted names; {} where it is no config at all."""
+
+    def below(node: Any, prefix: str) -> dict[str, Any]:
+        if not isinstance(node, dict):
+            return {prefix[:-1]: node}
+        return {key: v for name, child in node.items() for key, v in below(child, f"{prefix}{name}.").items()}
+
     try:
-        settings = yaml.safe_load(config)
+        return below(yaml.safe_load(config), "")
     except yaml.YAMLError:
-        return None
-    return settings.get("algorithm") if isinstance(settings, dict) else None
-
-
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Settings by their dotted names."""
-    if not isinstance(node, dict):
-        return {prefix[:-1]: node}
-    return {key: v for name, child in node.items() for key, v in _flat(child, f"{prefix}{name}.").items()}
+        return {}

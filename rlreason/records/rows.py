@@ -1,9 +1,12 @@
 """A graded response as a row of a file, there and back; and which fields a row must have to be used for something."""
 
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from rlreason.runtime.atomic_files import write_whole
 from rlreason.types import Grade, Problem, Response, Sample
 
 Row = dict[str, Any]
@@ -54,6 +57,11 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a file by these rows, one a line; `ValueError` for a number that is not finite."""
+    write_whole(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
 
 def response_row(step: int, s: Sample, problem: Problem) -> Row:

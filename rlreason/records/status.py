@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.errors import ConfigError, UnwritableError
+from rlreason.errors import ConfigError, ResourceError, UnwritableError
 from rlreason.records.files import STATUS, SUMMARY
 from rlreason.runtime.atomic_files import write_whole
 
@@ -35,9 +35,7 @@ STATUSES: dict[str, Ending] = {
 }
 
 
-WRONG_WORDS = 2  # a wrong word or value, a path that is not there
-UNUSABLE_DATA = 3  # data that was found but cannot be used
-RESOURCES = 4  # memory or disk
+RESOURCES = ResourceError.exit_code
 SHORTAGES = ("can't allocate memory", "CUDA error: out of memory", "No space left on device")  # in others' errors
 
 
@@ -96,11 +94,6 @@ def _is_shortage(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
     return any(words in str(error) for words in SHORTAGES)
-
-
-def status_of(error: BaseException) -> str:
-    """The status of a run that this ended."""
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
 def write_status(folder: Path, status: str, reason: str = "") -> None:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.records import files
 from rlreason.records.files import CONTENTS, SET_ASIDE
-from rlreason.records.status import RESOURCES, UNUSABLE_DATA, WRONG_WORDS, exit_code
+from rlreason.records.status import exit_code
 from rlreason.runtime.environment import SWEEP_VARIABLE
 
-MISTAKES = (WRONG_WORDS, UNUSABLE_DATA, RESOURCES)
+MISTAKES = (ConfigError.exit_code, DataError.exit_code, ResourceError.exit_code)
 HYDRAS = ".hydra"  # a folder with its own view of the config
 MADE = {*CONTENTS, HYDRAS}
 #: What is worth keeping of a run that failed, where there is anything in it.

@@ -23,16 +23,6 @@ AXES: dict[str, tuple[str, ...]] = {
 COUNTERS = ("rollout_step", "train_step", "eval_step")
 
 
-def axis_of(metric: str) -> str | None:
-    """The counter that a metric is drawn over; None for a counter itself, and for a name outside `AXES`.
-
-    >>> axis_of("ei/kept"), axis_of("eval/accuracy"), axis_of("train_step")
-    ('rollout_step', 'train_step', None)
-    """
-    names = {name: axis for axis, names in AXES.items() for name in names}
-    return names.get(metric) or names.get(f"{metric.partition('/')[0]}/*")
-
-
 def chosen(logger: LoggerConfig, folder: Path, own: Any) -> dict[str, Any]:
     """Arguments of `wandb.init`: what the user set, and our defaults where W&B has no value of its own.
 
@@ -86,7 +76,7 @@ def _no_start(why: object) -> ConfigError:
 
 
 class WandbLogger:
-    """Sends every metrics row, with a step axis for every metric."""
+    """Sends every metrics row, with a step axis for every metric. `place`: where a person finds them; may be empty."""
 
     def __init__(self, folder: Path, logger: LoggerConfig, config: dict[str, Any]) -> None:
         with required("logger=wandb", "wandb"):
@@ -110,7 +100,7 @@ class WandbLogger:
         self.run.log(self._counters | row)
 
     def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None:
-        """Responses to read, at the counters of the latest row: question, response, reference answer, rewards ..."""
+        """Responses to read of a step, at the counters of the latest row; `name` is `rollouts` or `evals`."""
         import wandb
 
         data = [[step, *(row[column] for column in COLUMNS)] for row in rows]

@@ -1,14 +1,10 @@
-"""Write a run folder: the one place that does, for training and for jobs that do not train.
-
-Files that are written whole are written under another name and renamed, so that a file with its right name is
-never half a file. `metrics.jsonl` grows by a line at a time.
-"""
+"""Write a run folder: the one place that does, for training and for jobs that do not train."""
 
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
@@ -16,36 +12,15 @@ from rlreason.records.provenance import provenance
 from rlreason.records.reader import RunFolder
 from rlreason.records.response_log import ResponseLog
 from rlreason.records.resume import goes_on
-from rlreason.records.rows import Row, finite, response_row
+from rlreason.records.rows import Row, finite, response_row, write_rows
 from rlreason.records.status import write_status
+from rlreason.records.wandb_logger import WandbLogger
 from rlreason.runtime.atomic_files import append_line, whole, write_whole
 from rlreason.runtime.signals import held
 from rlreason.runtime.stderr_log import log_stderr_in
 from rlreason.types import Problem, Sample
 
 MIRRORED_ROWS = 32  # of a step's responses go to the metric sink; the run folder has all of them
-
-
-class MetricSink(Protocol):
-    """A second sink for metrics, such as Weights & Biases; `place` says where a person finds them, empty if nowhere."""
-
-    place: str
-
-    def log(self, row: dict[str, float]) -> None:
-        """A row of `metrics.jsonl`."""
-        ...
-
-    def table(self, name: str, step: int, rows: list[dict[str, Any]]) -> None:
-        """Responses of a step; `name` is `rollouts` or `evals`."""
-        ...
-
-    def finish(self, summary: dict[str, Any]) -> None:
-        """The run came to an end of its own, or was interrupted."""
-        ...
-
-    def abandon(self) -> None:
-        """The run ended before anything was measured."""
-        ...
 
 
 class RunWriter:
@@ -66,7 +41,7 @@ class RunWriter:
     ) -> None:
         refuse_occupied(folder)
         self.folder = folder
-        self.mirror: MetricSink | None = None  # from when it is opened
+        self.mirror: WandbLogger | None = None  # set by the caller: it logs in this folder, so it is made later
         folder.mkdir(parents=True, exist_ok=True)
         self.resumed = resume and goes_on(folder, config)
         told = provenance(schemas or {})
@@ -85,18 +60,9 @@ class RunWriter:
         self.document(files.METRICS, "")
 
     @property
-    def concluded(self) -> bool:
-        """Whether the summary is written, and the run with it whole."""
-        return (self.folder / files.SUMMARY).exists()
-
-    @property
     def model(self) -> Path:
         """Where the run saves its model."""
         return self.folder / files.MODEL
-
-    def mirror_to(self, sink: MetricSink | None) -> None:
-        """Log to this sink as well from now on; it is made after the folder, in which it logs."""
-        self.mirror = sink
 
     def metrics(self, row: dict[str, float]) -> None:
         """One flat row, every counter of `counters.py` in it."""
@@ -131,7 +97,7 @@ class RunWriter:
                 row |= {"trainer_log_probs": [round(lp, 5) for lp in s.log_probs]} if s.log_probs else {}
         path = self.folder / kind / files.step_name(step, update)
         path.parent.mkdir(exist_ok=True)
-        _write_rows(path, rows)
+        write_rows(path, rows)
         if self.mirror:
             self.mirror.table(kind, step, rows[:MIRRORED_ROWS])
 
@@ -140,13 +106,9 @@ class RunWriter:
         self.log = ResponseLog(self.folder, identity, problems, n)
         return self.log
 
-    def all_responses(self, rows: Sequence[Row]) -> None:
-        """`responses.jsonl`: every response of a job that does not train, in the order of the problems."""
-        _write_rows(self.folder / files.RESPONSES, rows)
-
-    def pass_rates(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """`pass_rates.jsonl`: how often each problem was solved."""
-        _write_rows(self.folder / files.PASS_RATES, rows)
+    def rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """A file of JSON lines: the responses of a job that does not train, or how often it solved each problem."""
+        write_rows(self.folder / name, rows)
 
     def document(self, name: str, text: str) -> None:
         """A text for people, such as the objective's card."""
@@ -161,10 +123,6 @@ class RunWriter:
                 self.log.remove()
         if self.mirror:
             self.mirror.finish(summary)
-
-
-def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    write_whole(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
 
 def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:

@@ -1,7 +1,6 @@
 """The algorithm of a run, from its settings: which sequences are learned from, and with what advantages."""
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 from rlreason.algorithms.base import Algorithm
@@ -18,12 +17,12 @@ from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.setup.components import Components, scorer
 from rlreason.setup.traces import make_traces
-from rlreason.types import Problem
 
 
 def make_algorithm(run: TrainingConfig, components: Components, console: Console) -> Algorithm:
     """The one place that asks which algorithm a run is: here a new one finds its place."""
-    check_amount(run, components.train_problems)
+    if why := run.too_few(len(components.train_problems)):  # every batch would silently be smaller
+        raise ConfigError(why)
     match run:
         case SFTConfig():
             return make_sft(run, components, console)
@@ -46,19 +45,22 @@ def make_sft(run: SFTConfig, components: Components, console: Console) -> SFT:
     for notice in notices:
         console.say(f"! {notice}")
     sft = SFT(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
-    check_schedule(run, sft.n_steps)
+    if bad := run.schedule_problems(sft.n_steps):  # which `epochs` of the traces have decided
+        raise ConfigError("\n".join(bad))
     return sft
 
 
 def make_grpo(run: GRPOConfig, components: Components) -> GRPO:
     """GRPO, with a reference model where a KL term asks for one."""
+    divisor = ratio_divisor(run)
     return GRPO(
         **sampled_shares(run, components),
         epochs=run.epochs_per_rollout,
         objective=run.objective(),
         reference=make_reference(run, components.policy),
-        behaviour=components.scorer if scored_before_learning(run) else None,
-        old_log_probs=ratio_divisor(run),
+        # The policy that sampled is scored where it must be. Sampled ahead, it cannot be: the weights are moving.
+        behaviour=components.scorer if run.kl_placement == "reward" or divisor == "measured" else None,
+        old_log_probs=divisor,
     )
 
 
@@ -82,11 +84,6 @@ def ratio_divisor(run: GRPOConfig) -> str:
     return "measured" if run.updates_per_rollout > 1 and not run.rollout.async_level else "none"
 
 
-def scored_before_learning(run: GRPOConfig) -> bool:
-    """Whether the policy that sampled must be scored. Sampled ahead, that cannot be: the weights are moving."""
-    return run.kl_placement == "reward" or ratio_divisor(run) == "measured"
-
-
 def make_reference(run: GRPOConfig, policy: Policy) -> LogProbScorer | None:
     """A frozen copy of the policy as it is now, only where a KL term asks for it: it costs the model's memory again."""
     if run.kl_placement == "none":
@@ -94,15 +91,3 @@ def make_reference(run: GRPOConfig, policy: Policy) -> LogProbScorer | None:
     model = copy.deepcopy(policy.model).requires_grad_(False)
     frozen = Policy(model, policy.tokenizer, policy.compute_dtype, policy.device, policy.weights, policy.attention)
     return scorer(run, run, frozen)
-
-
-def check_schedule(run: TrainingConfig, n_steps: int) -> None:
-    """The rules of the learning rate, once the traces have decided how many steps `epochs` are."""
-    if bad := run.schedule_problems(n_steps):
-        raise ConfigError("\n".join(bad))
-
-
-def check_amount(run: TrainingConfig, train: Sequence[Problem]) -> None:
-    """A step asks different questions; with fewer than it needs, every batch would silently be smaller."""
-    if why := run.too_few(len(train)):
-        raise ConfigError(why)

@@ -23,10 +23,9 @@ from rlreason.model.policy import Policy
 from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.records.wandb_logger import WandbLogger
-from rlreason.records.writer import MetricSink
 from rlreason.setup.data import Loaded, load_data
 from rlreason.setup.engine import check_engine, demand_of, make_engine
-from rlreason.setup.fits import Part, longest_prompt, parts, too_long
+from rlreason.setup.fits import Part, parts, room_of, too_long
 from rlreason.setup.graders import Graders, make_graders
 from rlreason.setup.model import (
     check_attention,
@@ -59,7 +58,7 @@ class Components:
     start: Start | None  # where the built-in model's weights came from
     data_hash: str
     sizes: dict[str, int]  # problems read, filtered and left
-    mirror: MetricSink | None
+    mirror: WandbLogger | None  # where metrics are sent besides the run folder
     seconds_to_build: float
 
     def close(self) -> None:
@@ -82,7 +81,7 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
     torch.manual_seed(run.seed)
     check_prompts(run)
     with console.wait("starting the logger"):
-        mirror = make_mirror(run, folder)
+        mirror = None if run.logger.kind == "none" else WandbLogger(folder, run.logger, asdict(run))
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
     with given_up(graders, mirror):
         loaded, lessons = read_all(run, graders, console)
@@ -117,7 +116,7 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
 
 
 @contextmanager
-def given_up(graders: Graders, mirror: MetricSink | None) -> Iterator[None]:
+def given_up(graders: Graders, mirror: WandbLogger | None) -> Iterator[None]:
     """Where the rest cannot be built, what has started is ended."""
     try:
         yield
@@ -182,13 +181,6 @@ def check_reward(run: RunConfig, grader: Grader, problems: Sequence[Problem]) ->
         raise ConfigError(why)
 
 
-def make_mirror(run: RunConfig, folder: Path) -> MetricSink | None:
-    """Where metrics are sent besides the run folder, if anywhere."""
-    if run.logger.kind == "none":
-        return None
-    return WandbLogger(folder, run.logger, asdict(run))
-
-
 def all_fitting(
     run: RunConfig, policy: Policy, loaded: Loaded, prompt_ids: PromptIds, asked_ids: PromptIds, console: Console
 ) -> Loaded:
@@ -209,10 +201,9 @@ def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptIds, c
     sizes, context = [len(prompt_ids(p)) for p in part.problems], policy.max_context
     if why := too_long(run, part.name, sizes, part.max_tokens, context):
         raise ConfigError(why)
-    longest = longest_prompt(run, part.max_tokens, context)
-    kept = [p for p, size in zip(part.problems, sizes, strict=True) if size <= longest]
+    room, key = room_of(run, context)
+    kept = [p for p, size in zip(part.problems, sizes, strict=True) if size <= room - part.max_tokens]
     if len(kept) < len(part.problems):
-        room, key = min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
         left = f"{len(part.problems) - len(kept)} of {len(part.problems)} {part.name} problems"
         console.say(f"! left out: {left}, whose prompts are too long for {key}={room}")
     return kept

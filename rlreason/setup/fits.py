@@ -48,9 +48,9 @@ def parts(run: RunConfig, train: list[Problem], validation: list[Problem]) -> li
     return [asked] if run.trains and not run.samples_to_learn else [trained, asked]
 
 
-def longest_prompt(run: RunConfig, max_tokens: int, context: int) -> int:
-    """In tokens, beside a response of so many."""
-    return min(run.micro_batch_tokens, context) - max_tokens
+def room_of(run: RunConfig, context: int) -> tuple[int, str]:
+    """(tokens that a prompt and its response may have together, what bounds them)."""
+    return min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
 
 
 def too_long(run: RunConfig, name: str, sizes: Sequence[int], max_tokens: int, context: int) -> str:
@@ -58,8 +58,8 @@ def too_long(run: RunConfig, name: str, sizes: Sequence[int], max_tokens: int, c
     asked, data = name == "validation", run.data if run.eval.data is None else run.eval.data
     own = sampling_key(run, "max_tokens") if asked or not run.trains else "sampling.max_tokens"
     skip = (data if asked else run.data).bad_rows == "skip"
-    room, key = min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
-    longest = longest_prompt(run, max_tokens, context)
+    room, key = room_of(run, context)
+    longest = room - max_tokens
     if not sizes or max(sizes) <= longest or (skip and min(sizes) <= longest):
         return ""
     needed, count = max(sizes) + max_tokens, sum(size > longest for size in sizes)
@@ -99,7 +99,7 @@ class Foreseen:
         if loaded is None or any(data.bad_gold == "drop" for data in run.data_read().values()):
             return ""
         for part in parts(run, loaded.train, loaded.validation):
-            longest = longest_prompt(run, part.max_tokens, context)
+            longest = room_of(run, context)[0] - part.max_tokens
             sizes = [] if part.prompt.chat else self._measured(run, texts_of(part), longest)
             if why := too_long(run, part.name, sizes, part.max_tokens, context):
                 return why

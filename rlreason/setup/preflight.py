@@ -6,11 +6,9 @@ two.
 
 import importlib.util
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from rlreason.config.data import DataConfig
 from rlreason.config.evaluation import as_eval
 from rlreason.config.groups import PromptConfig
 from rlreason.config.packages import needs
@@ -25,46 +23,19 @@ from rlreason.setup.space import RECORDS, in_words, space_needed
 from rlreason.setup.templates import template_of
 
 
-class Needed(NamedTuple):
-    """A package that only some runs need: which, in which runs, and what of their settings asks for it."""
-
-    package: str
-    by: Callable[[RunConfig], bool]
-    asked: Callable[[RunConfig], str]
-
-
-def _of_which(run: RunConfig, kind: Callable[[DataConfig], bool]) -> tuple[str, DataConfig]:
-    """The first data set of a kind that a run reads, with the setting that it stands under."""
-    return next((key, data) for key, data in run.data_read().items() if kind(data))
-
-
-def _on_hub(data: DataConfig) -> bool:
-    return data.on_hub
-
-
-def _made_up_by_gym(data: DataConfig) -> bool:
-    return isinstance(data, GymConfig)
-
-
-NEEDED = (
-    Needed(
-        "peft",
-        lambda run: run.trains and run.model.lora.rank > 0,
-        lambda run: f"model.lora.rank={run.model.lora.rank}",
-    ),
-    Needed("bitsandbytes", lambda run: run.optimizes_by == "adamw_8bit", lambda run: "optimizer=adamw_8bit"),
-    Needed(
-        "datasets",
-        lambda run: any(map(_on_hub, run.data_read().values())),
-        lambda run: "{}.path={.path} is no folder here, and reading it from the hub".format(*_of_which(run, _on_hub)),
-    ),
-    Needed(
-        "reasoning_gym",
-        lambda run: any(map(_made_up_by_gym, run.data_read().values())),
-        lambda run: "{}={.name}".format(*_of_which(run, _made_up_by_gym)),
-    ),
-    Needed("wandb", lambda run: run.logger.kind == "wandb", lambda run: "logger=wandb"),
-)
+def needed_by(run: RunConfig) -> Iterator[tuple[str, str]]:
+    """(package, what of the settings asks for it) of the packages that only some runs need."""
+    data_read = run.data_read().items()
+    if run.trains and run.model.lora.rank > 0:
+        yield "peft", f"model.lora.rank={run.model.lora.rank}"
+    if run.optimizes_by == "adamw_8bit":
+        yield "bitsandbytes", "optimizer=adamw_8bit"
+    for found in [found for found in data_read if found[1].on_hub][:1]:
+        yield "datasets", "{}.path={.path} is no folder here, and reading it from the hub".format(*found)
+    for found in [found for found in data_read if isinstance(found[1], GymConfig)][:1]:
+        yield "reasoning_gym", "{}={.name}".format(*found)
+    if run.logger.kind == "wandb":
+        yield "wandb", "logger=wandb"
 
 
 def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
@@ -116,8 +87,7 @@ def _unusable(prompt: PromptConfig) -> str:
 def missing_packages(run: RunConfig) -> list[str]:
     """Packages that the settings ask for and that are not installed. Nothing is imported."""
     bad = [WITHOUT_VLLM] if run.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None else []
-    missing = [n for n in NEEDED if n.by(run) and importlib.util.find_spec(n.package) is None]
-    return bad + [needs(n.asked(run), n.package) for n in missing]
+    return bad + [needs(asked, name) for name, asked in needed_by(run) if importlib.util.find_spec(name) is None]
 
 
 def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:

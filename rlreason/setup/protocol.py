@@ -32,8 +32,8 @@ def protocol_of(
     templated = any(p.prompt is None for p in problems)
     reward = reward_name(evaluation.reward, evaluation.data)
     grading = grading_settings(evaluation.grading, reward)
-    if "correct_at" in grading:  # null and 1 are the same
-        grading["correct_at"] = evaluation.grading.whole_credit
+    if grading.get("correct_at", 1.0) is None:  # which means the same as 1
+        grading["correct_at"] = 1.0
     return make_protocol(
         **(asked_how(evaluation.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}),
         reward=reward,

@@ -18,7 +18,7 @@ from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.records.console import Console, closing_table
 from rlreason.records.files import CURVES, MODEL
-from rlreason.records.writer import MetricSink
+from rlreason.records.wandb_logger import WandbLogger
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.text import shorten
 from rlreason.setup.components import Components
@@ -59,12 +59,8 @@ def describe_prompt(prompt: PromptConfig, traces: bool, key: str = "prompt") -> 
 
 def describe_job(run: RunConfig) -> str:
     """The prompt of evaluations."""
-    own = run.eval.prompt
-    return (
-        describe_prompt(run.prompt, traces=False)
-        if own is None
-        else describe_prompt(own, traces=False, key="eval.prompt")
-    )
+    key = "prompt" if run.eval.prompt is None else "eval.prompt"
+    return describe_prompt(run.evaluation.prompt, traces=False, key=key)
 
 
 def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str]:
@@ -117,7 +113,7 @@ def telling_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sam
     return (won or pairs)[0]
 
 
-def tell_mirror(console: Console, mirror: MetricSink | None) -> None:
+def tell_mirror(console: Console, mirror: WandbLogger | None) -> None:
     """Where the run is in Weights & Biases, if it is."""
     if mirror and mirror.place:
         console.say(f"W&B        {mirror.place}")
@@ -155,7 +151,7 @@ def closing(
     after: Evaluated,
     problems: Sequence[Problem],
     summary: Mapping[str, Any],
-    mirror: MetricSink | None = None,
+    mirror: WandbLogger | None = None,
 ) -> None:
     """What training changed, how exact that is, and where everything lies."""
     first, last = telling_pair(before.samples, after.samples)

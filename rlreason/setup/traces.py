@@ -7,6 +7,7 @@ from rlreason.config.run import RunConfig
 from rlreason.data.traces import trace_text
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
+from rlreason.setup.fits import room_of
 from rlreason.setup.prompts import end_of_turn
 from rlreason.types import Problem, Sample
 
@@ -15,8 +16,7 @@ def make_traces(
     run: RunConfig, policy: Policy, problems: Sequence[Problem], prompt_ids: Callable[[Problem], list[int]]
 ) -> tuple[list[Sample], list[str]]:
     """(samples with credit 1, notices). What does not fit is refused, or left out and counted (data.bad_rows)."""
-    room = min(run.micro_batch_tokens, policy.max_context)
-    key = "micro_batch_tokens" if room == run.micro_batch_tokens else "the model's context"
+    room, key = room_of(run, policy.max_context)
     end, traces, too_long = end_of_turn(run.prompt, policy.tokenizer), [], []
     for problem in problems:
         text = trace_text(problem, run.prompt.trace)

@@ -1,0 +1,26 @@
+"""The frame of every picture that a run leaves: matplotlib without a screen, a heading, and a file written whole."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlreason.runtime.atomic_files import whole
+from rlreason.runtime.signals import held
+
+
+@contextmanager
+def picture(path: Path, title: str, size: tuple[float, float], rows: int = 1, columns: int = 1) -> Iterator[Any]:
+    """Yields the axes to draw on, `size` in inches; `path` is written when the block ends, as its suffix says."""
+    with held():  # an import that a signal cuts in two cannot be done again
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot as plt
+
+    fig, axes = plt.subplots(rows, columns, figsize=size, constrained_layout=True)
+    yield axes
+    fig.suptitle(title, fontsize=11, x=0.01, ha="left")
+    with whole(path) as partial:
+        fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
+    plt.close(fig)
