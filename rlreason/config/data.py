@@ -152,6 +152,7 @@ class FileDataConfig(DataConfig):
         return next((name for name in ("validation", "test") if locate(self.path, name)), None)
 
     def unmeasured(self) -> str:
+        """The complaint about a folder of files in which nothing can be evaluated."""
         return (
             f"data.path={self.path} holds neither validation nor test: name one with data.validation, or hold out some "
             "of train with data.n_validation=200"

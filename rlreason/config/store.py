@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +21,8 @@ from rlreason.config.rules import broken_rules
 from rlreason.config.run import RunConfig
 from rlreason.config.sft import EIConfig, SFTConfig
 from rlreason.errors import ConfigError
+
+Run = TypeVar("Run", bound=RunConfig)
 
 LONGEST_NAME = 190  # characters of a run's folder name; file systems allow 255 bytes
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -146,8 +148,10 @@ def schemas_of(run: RunConfig) -> dict[str, str]:
     }
 
 
-def retyped(settings: dict[str, Any], schemas: Mapping[str, str]) -> RunConfig:
-    """The settings that a run has saved, in the classes that they were of (`schemas_of`); no rule is checked.
+def retyped(settings: dict[str, Any], schemas: Mapping[str, str], kind: type[Run]) -> Run:
+    """The settings that a run of this kind has saved, in the classes that they were of (`schemas_of`).
+
+    No rule is checked.
 
     Raises omegaconf's `OmegaConfBaseException` where they are not of these classes.
     """
@@ -156,5 +160,5 @@ def retyped(settings: dict[str, Any], schemas: Mapping[str, str]) -> RunConfig:
         if key != "algorithm":
             OmegaConf.update(schema, key, SCHEMAS[f"schema/{key.rpartition('.')[2]}"][name])
     run = OmegaConf.to_object(OmegaConf.merge(schema, settings))
-    assert isinstance(run, RunConfig)
+    assert isinstance(run, kind)
     return run

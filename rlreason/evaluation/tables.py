@@ -18,6 +18,7 @@ FAILED = ("timeout", "refused", "error")  # outcomes that say something about th
 
 
 def category(sample: Sample) -> str:
+    """Which of `CATEGORIES` a graded sample is in."""
     if is_correct(sample):
         return "correct"
     return "format1_wrong" if sample.grade.format > 0 else "format0"

@@ -35,7 +35,7 @@ def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
     scorer = load_scorer(run.scorer)
     records = open_records(run, folder, config, console)
     components = build_components(run, folder, console)
-    records.mirror = components.mirror
+    records.sink = components.sink
     try:
         announce(console, run, components, folder, records.resumed)
         responses = respond(run, components, records, console)
@@ -45,9 +45,8 @@ def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
             curves = with_intervals(values, run.seed)
         records.document(BEST_OF_N_NUMBERS, as_csv(run.n_list, curves))
         title = f"{run.model.name}, {asks.data.name}, {len(responses.problems)} problems x {asks.samples} samples"
-        t = asks.sampling.temperature
-        prompt = describe_job(run)
-        subtitle = f"{prompt}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
+        sampled = f"{describe_job(run)}, {asks.sampling.distribution}"
+        subtitle = f"{sampled}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
         with console.wait("drawing the curves"):
             draw_best_of_n(folder / BEST_OF_N_PICTURE, {"": (run.n_list, curves)}, title, subtitle)
         first = first_alone(responses.samples, asks.samples)
@@ -60,7 +59,7 @@ def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
             f"first samples alone: accuracy {first['accuracy']:.3f} ({low:.3f}-{high:.3f}); they are the ones that "
             "algorithm=evaluate draws"
         )
-        for line in explanations(run, t, grader):
+        for line in explanations(run, asks.sampling.distribution, grader):
             console.say(line)
         closing(console, components, responses, folder)
         console.say(f"curves: {shown(folder / BEST_OF_N_PICTURE)}, numbers: {shown(folder / BEST_OF_N_NUMBERS)}")
@@ -167,11 +166,11 @@ def as_csv(n_list: Sequence[int], curves: Curves) -> str:
     return "\n".join(["N,method,value,low,high", *rows]) + "\n"
 
 
-def explanations(run: BestOfNConfig, t: float, grader: Grader) -> list[str]:
+def explanations(run: BestOfNConfig, distribution: str, grader: Grader) -> list[str]:
     """What the columns mean, as far as it is not in their names."""
     lines = [
-        f"log-probabilities are those of the sampled tokens under the model at T={t:g}; every number is an expectation "
-        f"over N random ones of the {run.answers} samples"
+        f"log-probabilities are those of the sampled tokens under the model at {distribution}; every number is an "
+        f"expectation over N random ones of the {run.answers} samples"
     ]
     if grader.plugin:
         lines.append(f"no maj@N: {grader.plugin} does not say where a response's answer stands")

@@ -12,7 +12,7 @@ from rlreason.records.console import Console
 from rlreason.records.files import RESPONSES
 from rlreason.records.rows import numbered_row
 from rlreason.setup.components import Components, build_components
-from rlreason.setup.run_summary import describe_job, shown, tell_mirror
+from rlreason.setup.run_summary import describe_job, show_sink, shown
 
 SHOWN_CHARS = 400  # of a response in the terminal
 
@@ -22,7 +22,7 @@ def evaluate_model(run: EvaluateConfig, folder: Path, config: str) -> float:
     console = Console()
     records = open_records(run, folder, config, console)
     components = build_components(run, folder, console)
-    records.mirror = components.mirror
+    records.sink = components.sink
     try:
         announce(console, run, components, folder, records.resumed)
         responses = respond(run, components, records, console)
@@ -76,4 +76,4 @@ def closing(console: Console, components: Components, responses: Responses, fold
     console.say(
         f"\nall responses: {shown(folder / RESPONSES)}; to read some: python -m rlreason inspect {shown(folder)}"
     )
-    tell_mirror(console, components.mirror)
+    show_sink(console, components.sink)

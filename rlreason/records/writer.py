@@ -23,7 +23,7 @@ from rlreason.runtime.signals import held
 from rlreason.runtime.stderr_log import log_stderr_in
 from rlreason.types import Problem, Sample
 
-MIRRORED_ROWS = 32  # of a step's responses go to the metric sink; the run folder has all of them
+ROWS_SENT = 32  # of a step's responses go to the metric sink; the run folder has all of them
 
 
 class MetricSink(Protocol):
@@ -66,7 +66,7 @@ class RunWriter:
     ) -> None:
         refuse_occupied(folder)
         self.folder = folder
-        self.mirror: MetricSink | None = None  # from when it is opened
+        self.sink: MetricSink | None = None  # logs as well; it is made after the folder, in which it logs
         folder.mkdir(parents=True, exist_ok=True)
         self.resumed = resume and goes_on(folder, config)
         told = provenance(schemas or {})
@@ -94,18 +94,14 @@ class RunWriter:
         """Where the run saves its model."""
         return self.folder / files.MODEL
 
-    def mirror_to(self, sink: MetricSink | None) -> None:
-        """Log to this sink as well from now on; it is made after the folder, in which it logs."""
-        self.mirror = sink
-
     def metrics(self, row: dict[str, float]) -> None:
         """One flat row, every counter of `counters.py` in it."""
         with held():
             append_line(self.folder / files.METRICS, json.dumps(finite(row), allow_nan=False))
             self.train_step = row.get("train_step", 0)
             self.evaluated |= "eval/accuracy" in row
-        if self.mirror:
-            self.mirror.log(row)
+        if self.sink:
+            self.sink.log(row)
 
     def responses(
         self,
@@ -132,8 +128,8 @@ class RunWriter:
         path = self.folder / kind / files.step_name(step, update)
         path.parent.mkdir(exist_ok=True)
         _write_rows(path, rows)
-        if self.mirror:
-            self.mirror.table(kind, step, rows[:MIRRORED_ROWS])
+        if self.sink:
+            self.sink.table(kind, step, rows[:ROWS_SENT])
 
     def open_log(self, identity: str, problems: Sequence[Problem], n: int) -> ResponseLog:
         """The log of a job's responses as they end, with those that it goes on with; removed with the summary."""
@@ -159,8 +155,8 @@ class RunWriter:
             self.document(files.SUMMARY, json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
             if self.log is not None:
                 self.log.remove()
-        if self.mirror:
-            self.mirror.finish(summary)
+        if self.sink:
+            self.sink.finish(summary)
 
 
 def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

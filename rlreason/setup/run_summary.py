@@ -117,10 +117,10 @@ def telling_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sam
     return (won or pairs)[0]
 
 
-def tell_mirror(console: Console, mirror: MetricSink | None) -> None:
+def show_sink(console: Console, sink: MetricSink | None) -> None:
     """Where the run is in Weights & Biases, if it is."""
-    if mirror and mirror.place:
-        console.say(f"W&B        {mirror.place}")
+    if sink and sink.place:
+        console.say(f"W&B        {sink.place}")
 
 
 def summed_up(components: Components, status: str, reason: str, before: Evaluated, after: Evaluated) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def closing(
     after: Evaluated,
     problems: Sequence[Problem],
     summary: Mapping[str, Any],
-    mirror: MetricSink | None = None,
+    sink: MetricSink | None = None,
 ) -> None:
     """What training changed, how exact that is, and where everything lies."""
     first, last = telling_pair(before.samples, after.samples)
@@ -177,7 +177,7 @@ def closing(
         f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
         f"curves: {shown(folder / CURVES)}" + (f", model: {shown(folder / MODEL)}" if run.save_model else "")
     )
-    tell_mirror(console, mirror)
+    show_sink(console, sink)
     if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
         console.say(
             "\nTry next:\n"
