@@ -14,7 +14,6 @@ from rlreason.setup.components import fitting
 from rlreason.setup.engine import demand_of
 from rlreason.setup.fits import Part
 from rlreason.setup.graders import reward_name
-from rlreason.setup.learner import token_objective
 from rlreason.setup.prompts import encoder
 from rlreason.setup.traces import make_traces
 from rlreason.types import Problem
@@ -133,8 +132,8 @@ def test_sft_learns_the_plain_distribution_whatever_is_sampled():
     assert settings("algorithm=sft", "sampling.temperature=0.7").learning_temperature == 1.0
     assert settings("algorithm=ei", "sampling.temperature=0.7").learning_temperature == 1.0
     assert settings("sampling.temperature=0.7").learning_temperature == 0.7
-    objective = token_objective(settings("algorithm=ei"))
-    assert (objective.loss_type, objective.length_norm) == ("reinforce_with_baseline", "token")
+    objective = settings("algorithm=ei").objective()
+    assert (objective.loss.loss_type, objective.length_norm.kind) == ("reinforce_with_baseline", "token")
     assert objective.kl_coef == objective.entropy_coef == 0
 
 
