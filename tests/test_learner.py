@@ -22,10 +22,10 @@ def make_samples(policy, count=12, seed=0, old=False):
     pairs = random_pairs(len(policy.tokenizer), count, seed)
     scores = LogProbScorer(policy, 512).log_probs(pairs)
     g = torch.Generator().manual_seed(seed)
-    credit = torch.randn(count, generator=g).tolist()
+    advantages = torch.randn(count, generator=g).tolist()
     return [
         Sample(Response(f"p{i // 4}", p, r, lp, "", "stop"), RIGHT, advantage=a, old_log_probs=lp if old else None)
-        for i, ((p, r), lp, a) in enumerate(zip(pairs, scores, credit, strict=True))
+        for i, ((p, r), lp, a) in enumerate(zip(pairs, scores, advantages, strict=True))
     ]
 
 

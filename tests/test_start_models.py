@@ -357,7 +357,7 @@ def test_a_shipped_model_is_what_the_warm_start_makes(description, tmp_path):
     assert shipped is not None
     if {name: value for name, value in maker.items() if name != "code"} == kept["maker"]:
         assert checksum(made) == kept["weights"]
-    run.model.warm_start.steps = 0  # the house brings everything else, and is given each of the two models
+    run.model.warm_start.steps = 0  # build_components brings everything else, and is given each of the two models
     components = build_components(run, tmp_path, Console())
     try:
         accuracies = []

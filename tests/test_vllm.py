@@ -488,4 +488,4 @@ def test_a_grpo_run_that_samples_ahead_with_vllm_from_the_command_line(tmp_path)
     assert max(gaps) < 1e-3
     steps = [row for row in rows if "rollout/staleness" in row]
     assert [row["rollout/staleness"] for row in steps] == [0, 1, 1]
-    assert [row["grading/responses"] for row in steps] == [16, 16, 16]  # of its own step, whatever is sampled beside
+    assert [row["grading/responses"] for row in steps] == [16, 16, 16]  # of its own step, whatever is sampled besides

@@ -17,7 +17,7 @@ COLUMNS = (
     "|gradient|",
     "cosine",
     "clipped",
-    "no credit",
+    "zero adv.",
     "short:long",
     "loss, length norm, advantage",
 )

@@ -1,6 +1,6 @@
 """The smaller config groups: sampling, prompt, grading, logger, each key with type and unit.
 
-`model.py`, `data.py` and `rollout.py` beside it hold the larger ones. An option file in `conf/GROUP/` is typed by
+`model.py`, `data.py` and `rollout.py` next to it hold the larger ones. An option file in `conf/GROUP/` is typed by
 one of these dataclasses, so a wrong key or type is refused before anything runs. `problems()` names what is wrong
 inside a group, with the cure. Defaults that differ by option stand in the option files.
 """
@@ -112,8 +112,8 @@ class GradingConfig:
     memory_mb: int = 1536  # of each worker
 
     @property
-    def whole_credit(self) -> float:
-        """From which on a reward of the user's own counts as correct."""
+    def correct_from(self) -> float:
+        """The answer reward from which on a reward of the user's own counts as correct."""
         return 1.0 if self.correct_at is None else self.correct_at
 
 

@@ -1,7 +1,4 @@
-"""Give Hydra the schemas, the sweeps and two resolvers; turn a composed config into a checked `RunConfig`.
-
-It knows Hydra's store and the schemas; it must not know what a run does.
-"""
+"""Give Hydra the schemas, the sweeps and two resolvers; turn a composed config into a checked `RunConfig`."""
 
 import hashlib
 import re
@@ -44,10 +41,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def resource_dir(name: str) -> Path:
-    """`conf`, `prompts` or `multirun_sweeps`: inside the installed package, or beside it in a checkout."""
+    """`conf`, `prompts` or `multirun_sweeps`: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
-    inside, beside = package / name, package.parent / name
-    return inside if inside.is_dir() else beside
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
 
 
 def register() -> None:
@@ -128,7 +125,7 @@ def typed(cfg: DictConfig, of_sweep: bool = False) -> RunConfig:
     if not isinstance(run, RunConfig):
         raise ConfigError("algorithm has no value: choose one (algorithm=grpo)")
     if extra := _extras(cfg, run):
-        raise ConfigError(f"{extra[0]} is no setting of this run: take the + away and mend the name, or leave it out")
+        raise ConfigError(f"{extra[0]} is no setting of this run: take the + away and fix the name, or leave it out")
     if bad := broken_rules(run, resource_dir("conf"), of_sweep):
         raise ConfigError("\n".join(dict.fromkeys(bad)))
     return run

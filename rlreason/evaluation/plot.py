@@ -1,4 +1,4 @@
-"""Curves against N with their bands. It knows numbers and names; it must not know tensors or settings."""
+"""Curves against N with their bands."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

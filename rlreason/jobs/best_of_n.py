@@ -120,12 +120,12 @@ def estimates(run: BestOfNConfig, responses: Responses, grader: Grader, scorer: 
 
 
 def scored(scorer: Scorer, name: str | None, question: str, sample: Sample) -> float:
-    """The scorer's number for a response; anything else is its author's to mend. The responses stay on disk."""
+    """The scorer's number for a response; anything else is an error of its author's. The responses stay on disk."""
     try:
         score = float(scorer(question, sample.response.text))
     except Exception as error:  # whatever a stranger's function does
         raise ConfigError(
-            f"scorer={name} fails on a response to {sample.group} ({type(error).__name__}: {error}): mend it and type "
+            f"scorer={name} fails on a response to {sample.group} ({type(error).__name__}: {error}): fix it and type "
             "the command again with this hydra.run.dir; nothing is sampled again"
         ) from error
     if not math.isfinite(score):

@@ -52,7 +52,7 @@ def announce(console: Console, run: EvalJobConfig, components: Components, folde
     )
     counts, second = components.evaluator.rewards
     if second is not None:
-        console.say(f"counts     by {counts}, and beside it by {second}")
+        console.say(f"counts     by {counts}, and for comparison by {second}")
     cure = "" if again else "; interrupted? the same command with hydra.run.dir=THAT_FOLDER goes on"
     console.say(f"records    {shown(folder)}{cure}")
 

@@ -52,7 +52,8 @@ class RunWriter:
     """Writes one run folder. A finished run is never overwritten; what a broken-off one left is set aside.
 
     `schemas`: which classes the settings are of (`config.store.schemas_of`). `resume`: an interrupted run with the same
-    settings goes on, in which case `resumed` is true; with others it is refused. `say` is told what is set aside.
+    settings goes on, in which case `resumed` is true; with others it is refused. `say` prints
+    what is set aside.
     """
 
     def __init__(
@@ -69,15 +70,15 @@ class RunWriter:
         self.sink: MetricSink | None = None  # logs as well; it is made after the folder, in which it logs
         folder.mkdir(parents=True, exist_ok=True)
         self.resumed = resume and goes_on(folder, config)
-        told = provenance(schemas or {})
+        origin = provenance(schemas or {})
         if self.resumed:
             earlier = RunFolder(folder).provenance
-            told["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]  # each may be of another commit
+            origin["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]  # each may be of another commit
         elif (aside := set_aside(folder)) and say:
             say(f"a broken-off run was here: its records are now in {aside}")
         write_status(folder, "running")
         log_stderr_in(folder)
-        self.document(files.PROVENANCE, json.dumps(told, indent=2) + "\n")
+        self.document(files.PROVENANCE, json.dumps(origin, indent=2) + "\n")
         self.document(files.CONFIG, config)
         self.train_step = 0.0  # of the newest row
         self.evaluated = False  # whether there is a row of an evaluation

@@ -153,11 +153,11 @@ def make_evaluator(
     """What evaluations ask and judge with; `asked_ids` makes their prompts."""
     return Evaluator(
         settings=run.evaluation,
-        rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.beside),
+        rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.second),
         sampling=sampled(run.evaluation, policy),
         scorer=scorer(run, run.evaluation, policy),
         grader=graders.evaluation,
-        second_grader=graders.beside,
+        second_grader=graders.second,
     )
 
 

@@ -27,13 +27,13 @@ def protocol_of(
     """How responses to each of these problems are asked for and judged; `tokenizer` has the chat template.
 
     Prompts that come with the data are part of its hash. The engine stays out, which may only round otherwise, and so
-    does the reward that only grades beside.
+    does a second reward, which decides nothing.
     """
     templated = any(p.prompt is None for p in problems)
     reward = reward_name(evaluation.reward, evaluation.data)
     grading = grading_settings(evaluation.grading, reward)
     if "correct_at" in grading:  # null and 1 are the same
-        grading["correct_at"] = evaluation.grading.whole_credit
+        grading["correct_at"] = evaluation.grading.correct_from
     return make_protocol(
         **(asked_how(evaluation.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}),
         reward=reward,

@@ -70,14 +70,14 @@ def describe_job(run: RunConfig) -> str:
 def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str]:
     """What evaluations do otherwise than training, if anything."""
     asks, second = components.evaluator.settings, components.evaluator.second_grader
-    told = [f"data={asks.data.name}"] if asks.data is not run.data else []
-    told += [describe_job(run)] if asks.prompt is not run.prompt else []
+    parts = [f"data={asks.data.name}"] if asks.data is not run.data else []
+    parts += [describe_job(run)] if asks.prompt is not run.prompt else []
     if asks.sampling != run.sampling:
-        told.append(asks.sampling.describe())
-    told += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []
-    lines = [f"evaluates  with {'; '.join(told)}"] if told else []
+        parts.append(asks.sampling.describe())
+    parts += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []
+    lines = [f"evaluates  with {'; '.join(parts)}"] if parts else []
     if second is not None:
-        lines.append(f"counts     by {components.evaluator.grader.reward}, and beside it by {second.reward}")
+        lines.append(f"counts     by {components.evaluator.grader.reward}, and for comparison by {second.reward}")
     return lines
 
 

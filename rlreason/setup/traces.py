@@ -14,7 +14,7 @@ from rlreason.types import Problem, Sample
 def make_traces(
     run: RunConfig, policy: Policy, problems: Sequence[Problem], prompt_ids: Callable[[Problem], list[int]]
 ) -> tuple[list[Sample], list[str]]:
-    """(samples with credit 1, notices). What does not fit is refused, or left out and counted (data.bad_rows)."""
+    """(samples with advantage 1, notices). What does not fit is refused, or left out and counted (data.bad_rows)."""
     room = min(run.micro_batch_tokens, policy.max_context)
     key = "micro_batch_tokens" if room == run.micro_batch_tokens else "the model's context"
     end, traces, too_long = end_of_turn(run.prompt, policy.tokenizer), [], []
