@@ -13,8 +13,8 @@ from rlreason.runtime.text import shorten
 CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
 #: What a case shows of a saved row.
 SHOWN = ["problem_id", "sample", "question", "gold", "response"]
-INDENT = 14  # of a case in the terminal, behind the labels
 SHOWN += ["outcome", "path", "length", "finish_reason", "entropy"]
+INDENT = 14  # columns of a case's labels in the terminal
 LONGEST = 1500  # characters of a response that are shown, half of them from its end
 LINE = 70  # the same of a response in one line
 
