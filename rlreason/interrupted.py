@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.config.training import TrainingConfig
@@ -32,12 +33,9 @@ def wind_up(
     """
     signals.arrived()
     folder, learned = records.folder, counters.train_step
-    updates = f"{learned} optimizer update{'s' * (learned != 1)}"
     if (folder / SUMMARY).exists():
         return "when everything was recorded"
-    far = "before the first step"
-    if prefetcher is not None and prefetcher.begun:
-        far = f"in step {prefetcher.begun} of {prefetcher.n_steps}, after {updates}"
+    far = how_far(prefetcher, learned)
     saves = run.save_model and learned > 0 and not records.model.exists()
     draws = records.evaluated
 
@@ -56,10 +54,17 @@ def wind_up(
         try_to(console, lambda: components.policy.save(records.model))
     if draws:
         try_to(console, lambda: draw_curves(RunFolder(folder)))
-    if records.mirror is not None:
-        mirror = records.mirror
-        try_to(console, lambda: mirror.finish({"status": "interrupted"}))
+    if records.sink is not None:
+        try_to(console, partial(records.sink.finish, {"status": "interrupted"}))
     return far
+
+
+def how_far(prefetcher: RolloutPrefetcher | None, updates: int) -> str:
+    """The step that a run stopped in, and the optimizer updates that it had made: "in step 2 of 8, after 1 ..."."""
+    if prefetcher is None or not prefetcher.begun:
+        return "before the first step"
+    made = f"{updates} optimizer update{'s' * (updates != 1)}"
+    return f"in step {prefetcher.begun} of {prefetcher.n_steps}, after {made}"
 
 
 def try_to(console: Console, act: Callable[[], object]) -> None:

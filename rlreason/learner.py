@@ -229,8 +229,8 @@ class Learner:
             per_token, stats = per_token + o.kl_coef_of_loss * kl, stats | {"kl_reference": kl.detach()}
         if o.entropy_coef:
             per_token = per_token + entropy_bonus(entropy, o.entropy_coef)
-        norm, counts = o.length_norm.kind, {"n_sequences": n_sequences, "n_tokens": n_tokens}
-        loss = aggregate_loss(per_token, mask, norm, **counts, constant=o.length_constant)
+        counts = {"n_sequences": n_sequences, "n_tokens": n_tokens}
+        loss = aggregate_loss(per_token, mask, o.length_norm.kind, **counts, constant=o.length_constant)
         measured = {"entropy": entropy.detach(), "log_prob": log_probs.detach()}
         if "clipped" in stats:
             measured["clip_fraction"] = stats.pop("clipped")

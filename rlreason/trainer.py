@@ -46,7 +46,7 @@ def train(run: RunConfig, folder: Path, config: str) -> float:
     components, prefetcher = build_components(run, folder, console), None
     try:
         algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
-        records.mirror = components.mirror
+        records.sink = components.sink
         header(console, run, components, folder, algorithm.n_steps)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         prefetcher = RolloutPrefetcher(algorithm, ahead=run.rollout.async_level > 0)
@@ -239,7 +239,7 @@ class Trainer:
             draw_curves(RunFolder(records.folder))
         with console.wait("closing the records"):
             records.summary(summary)
-        closing(console, run, records.folder, before, after, components.eval_problems, summary, components.mirror)
+        closing(console, run, records.folder, before, after, components.eval_problems, summary, components.sink)
         return float(summary["accuracy"])
 
 

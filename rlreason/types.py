@@ -120,7 +120,7 @@ class Range(NamedTuple):
     below: bool = False  # high itself is not allowed
 
     def broken_by(self, number: float) -> str:
-        """The rule that the number breaks, in words; empty where it lies in the range.
+        """The rule that the number breaks, as text; empty where it lies in the range.
 
         >>> Range(0, 1, above=True).broken_by(0), Range(1, 9).broken_by(3), Range(1, 9).broken_by(10)
         ('must be above 0', '', 'must be at most 9')

@@ -116,7 +116,7 @@ def test_sft_learns_the_response_and_its_end_and_nothing_of_the_prompt(policy):
     """The loss is the mean of -log p over response tokens, the end token among them; any split gives its gradient."""
     given = traces(policy, 6)
     rows = [(s.response.prompt_ids, s.response.token_ids) for s in given]
-    scores = LogProbScorer(policy, 1.0, 4096).log_probs(rows)
+    scores = LogProbScorer(policy, 4096).log_probs(rows)
     assert all(s.response.token_ids[-1] == policy.tokenizer.eos_token_id for s in given)
     expected = -sum(map(sum, scores)) / sum(map(len, scores))
     objective = Objective(length_norm=LengthNormConfig("token"))
@@ -281,7 +281,7 @@ def test_learning_measures_entropies_of_the_weights_that_each_update_met(policy)
         policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(1e-3, micro_batch_size=1)
     )
     collected = Collected([], [[*given, alike, silent], given], {})
-    expected = score_samples(given, LogProbScorer(policy, 1.0, 512))
+    expected = score_samples(given, LogProbScorer(policy, 512))
     schedule, counted = LearningRateSchedule(1e-3, "constant", 0, 1), []
     first, second = learner.learn(collected, 1, schedule, Sampling(temperature=0.7), counted.append)
     assert first.entropies[:3] == pytest.approx([s.entropy for s in expected], abs=1e-5)

@@ -62,7 +62,7 @@ def parse(row, gold="auto", wrap=False, max_chars=1000, **names) -> Problem:
                     " so 4 </think> <answer>4</answer>"),
         ),
         ({"prompt": "P", "response": "R"}, Problem("id", "P", "", None, "P", "R")),
-        (  # Tulu: a chat beside the question; its last sentence states the answer
+        (  # Tulu: a chat next to the question; its last sentence states the answer
             {"id": "personahub_1", "prompt": "Q", "messages": [
                 {"role": "user", "content": "Q"},
                 {"role": "assistant", "content": "#### Step 1\nAdd.\nFinal Answer: The final answer is $60$. "

@@ -135,7 +135,7 @@ def joined(template, questions, known) -> list[str]:
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_nothing_but_the_question_that_is_asked_is_taken_for_it(template):
-    """Not a part of it, not a longer one beside it, not an example in the prompt: rather none than a wrong one."""
+    """Not a part of it, not a longer one next to it, not an example in the prompt: rather none than a wrong one."""
     whole = [f"Tom has {i} cards. {question(i)}" for i in range(8)]
     known = [question(i) for i in range(8)]
     assert joined(TEMPLATES[template], [*known, *whole], known) == [*known, *[""] * 8]

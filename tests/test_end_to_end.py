@@ -230,7 +230,7 @@ def test_a_diverging_run_ends_in_words_with_its_records(tmp_path):
 
 
 @pytest.mark.slow
-def test_weights_and_biases_mirrors_the_metrics(tmp_path):
+def test_weights_and_biases_logs_the_metrics(tmp_path):
     done = rlreason(*SMALL, "logger=wandb", "logger.mode=offline", "hydra.run.dir=x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "x/wandb").glob("offline-run-*")

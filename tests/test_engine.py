@@ -22,7 +22,7 @@ def prompts_for(policy, problems, count=6):
 def test_engine_log_probs_are_the_trainers(policy, engine, problems, temperature):
     sampling = Sampling(temperature, min_tokens=0, max_tokens=24, stop=("</answer>",))
     responses = engine.generate(prompts_for(policy, problems), sampling, n=4)
-    scores = LogProbScorer(policy, temperature, 512).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
+    scores = LogProbScorer(policy, 512, temperature).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
     for response, score in zip(responses, scores, strict=True):
         assert len(response.log_probs) == len(response.token_ids) >= 1
         assert max(abs(a - b) for a, b in zip(response.log_probs, score, strict=True)) < 5e-5

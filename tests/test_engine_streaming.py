@@ -39,7 +39,7 @@ def test_samples_of_a_running_batch_are_those_of_a_large_one(policy, n, sampling
     large = HFEngine(policy, max_rows=256).generate(prompts, sampling, n)
     assert len({len(r.token_ids) for r in large}) > 3  # rows did end at different times
     assert [r.problem_id for r in small] == [p.problem_id for p in prompts for _ in range(n)]
-    scores = LogProbScorer(policy, sampling.temperature, 1024).log_probs([(r.prompt_ids, r.token_ids) for r in small])
+    scores = LogProbScorer(policy, 1024, sampling.temperature).log_probs([(r.prompt_ids, r.token_ids) for r in small])
     for a, b, score in zip(small, large, scores, strict=True):
         assert (a.token_ids, a.finish_reason) == (b.token_ids, b.finish_reason)
         assert max(abs(x - y) for x, y in zip(a.log_probs, b.log_probs, strict=True)) < 2e-5  # rounding: 1e-5

@@ -80,7 +80,7 @@ def test_the_first_of_several_samples_is_that_of_a_single_one(rollouts, problems
     assert sorted(seen) == sorted((p.id, number) for p in problems[:5] for number in range(3))
 
 
-def test_what_fails_beside_sampling_is_said(rollouts, problems):
+def test_what_fails_during_sampling_is_said(rollouts, problems):
     def full_disk(number, s):
         raise OSError("no space left")
 
@@ -255,7 +255,7 @@ def test_a_greedy_evaluation_of_one_response_each_is_allowed():
 def test_nothing_to_grade_is_one_line_with_the_cure(tmp_path):
     with pytest.raises(ConfigError, match=r"split=train of data=x holds no problems: give data"):
         check_askable([], "split=train of data=x")
-    with pytest.raises(ConfigError, match=r"1 of 2 problems in x have an empty gold answer \(b\).*data.gold"):
+    with pytest.raises(ConfigError, match=r"1 of 2 problems in x have an empty ground truth \(b\).*data.gold"):
         check_askable([Problem("a", "?", "1"), Problem("b", "?", " ")], "x")
     (tmp_path / "no_question.prompt").write_text("User: please answer")
     with pytest.raises(ConfigError, match=r"never uses the question: put {question} where it belongs"):

@@ -62,7 +62,7 @@ def test_it_counts_and_shows_the_disagreements_and_leaves_the_files_alone(run, c
     assert table["math-verify"][2:] == ["1", "0"]  # it takes 9 am for 9 pm
     assert table["tests.test_grading_audit:everything_is_right"] == ["100.0%", "60.0%", "2", "0"]
     assert "wrong only for saved" in printed
-    assert "gold '9 pm'" in printed
+    assert "ground truth '9 pm'" in printed
     assert saved(run) == before
 
 

@@ -142,17 +142,17 @@ def unruled(imports: list[Import]) -> list[str]:
 
 def forbidden(imports: list[Import]) -> list[str]:
     """Imports between packages that RULES does not name."""
-    told = []
+    found = []
     for importer, where, target, _ in imports:
         a, b = package_of(importer), package_of(target)
         if is_own(target) and a != b and a in RULES and b not in RULES[a].imports.split():
-            told.append(f"{where}: {a} must not import {target}")
-    return told
+            found.append(f"{where}: {a} must not import {target}")
+    return found
 
 
 def loading(imports: list[Import]) -> list[str]:
     """Where a package that may not load a library takes it, or takes in a package that may and does."""
-    told = []
+    found = []
     for library, names in HEAVY.items():
         allowed = {package for package, rule in RULES.items() if library in rule.loads.split()}
         heavy = set(names)
@@ -162,8 +162,8 @@ def loading(imports: list[Import]) -> list[str]:
             light = package_of(importer) in RULES.keys() - allowed
             at_fault = light and at_once and not (is_own(target) and package_of(target) in RULES.keys() - allowed)
             if at_fault and heavy.intersection(_with_parents(target)):
-                told.append(f"{where}: importing {package_of(importer)} must not load {library}, and {target} does")
-    return told
+                found.append(f"{where}: importing {package_of(importer)} must not load {library}, and {target} does")
+    return found
 
 
 def _with_parents(module: str) -> list[str]:

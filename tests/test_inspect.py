@@ -13,7 +13,7 @@ from tests.test_verbs import verb
 
 CONFIG = "data: {name: gsm8k}\nprompt: {reward: REWARD}\ngrading: {extract: strict, timeout_s: 5.0, workers: 1}\n"
 
-#: response -> the first words of the guess, for the gold answer 18
+#: response -> the first words of the guess, for the ground truth 18
 R1_ZERO = {
     "so 18": "no </think>",
     "so <answer>18</answer>": "no </think>: it answers without ending its thinking",

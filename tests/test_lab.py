@@ -53,7 +53,7 @@ def rewarded(policy, count=24, noise=0.3):
     rng = random.Random(0)
     pairs = random_pairs(len(policy.tokenizer), count)
     samples = []
-    for i, ((p, r), score) in enumerate(zip(pairs, LogProbScorer(policy, 1.0, 512).log_probs(pairs), strict=True)):
+    for i, ((p, r), score) in enumerate(zip(pairs, LogProbScorer(policy, 512).log_probs(pairs), strict=True)):
         old = [round(lp + rng.gauss(0, noise), 5) for lp in score]
         reward = 0.0 if i >= count - 4 else float(i % 4 == 0 or rng.random() < 0.3)
         grade = Grade(1.0, reward, reward, "correct" if reward else "wrong")

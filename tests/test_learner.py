@@ -20,12 +20,12 @@ RIGHT = Grade(1.0, 1.0, 1.0, "correct")
 
 def make_samples(policy, count=12, seed=0, old=False):
     pairs = random_pairs(len(policy.tokenizer), count, seed)
-    scores = LogProbScorer(policy, 1.0, 512).log_probs(pairs)
+    scores = LogProbScorer(policy, 512).log_probs(pairs)
     g = torch.Generator().manual_seed(seed)
-    credit = torch.randn(count, generator=g).tolist()
+    advantages = torch.randn(count, generator=g).tolist()
     return [
         Sample(Response(f"p{i // 4}", p, r, lp, "", "stop"), RIGHT, advantage=a, old_log_probs=lp if old else None)
-        for i, ((p, r), lp, a) in enumerate(zip(pairs, scores, credit, strict=True))
+        for i, ((p, r), lp, a) in enumerate(zip(pairs, scores, advantages, strict=True))
     ]
 
 
@@ -121,7 +121,7 @@ def test_positive_credit_raises_and_negative_credit_lowers_probability(policy, t
         samples = [replace(s, advantage=sign) for s in make_samples(fresh, count=1)]
         before = sum(samples[0].response.log_probs)
         Learner(fresh, Objective(), OptimizationConfig(1e-3)).update(samples)
-        after = sum(LogProbScorer(fresh, 1.0, 512).log_probs(token_ids(samples))[0])
+        after = sum(LogProbScorer(fresh, 512).log_probs(token_ids(samples))[0])
         assert (after - before) * sign > 0
 
 

@@ -53,7 +53,7 @@ def reference(tokenizer) -> Policy:
 
 
 def scores_of(policy):
-    return LogProbScorer(policy, 1.0, 512)
+    return LogProbScorer(policy, 512)
 
 
 def make_samples(policy, rewards=None, reference=None, noise=0.0):
@@ -62,13 +62,13 @@ def make_samples(policy, rewards=None, reference=None, noise=0.0):
     pairs = random_pairs(len(policy.tokenizer), COUNT, seed=3)
     rewards = rewards or [float(rng.random() < 0.5) for _ in pairs]
     samples = []
-    for i, ((p, r), score) in enumerate(zip(pairs, LogProbScorer(policy, 1.0, 512).log_probs(pairs), strict=True)):
+    for i, ((p, r), score) in enumerate(zip(pairs, LogProbScorer(policy, 512).log_probs(pairs), strict=True)):
         engine = [lp + rng.gauss(0, noise) for lp in score]
         grade = Grade(1.0, rewards[i], rewards[i], "correct" if rewards[i] else "wrong")
         finish = "length" if len(r) > 15 else "stop"
         samples.append(Sample(Response(f"p{i // GROUP}", p, r, engine, "", finish), grade, old_log_probs=score))
     if reference is not None:
-        scores = LogProbScorer(reference, 1.0, 512).log_probs(pairs)
+        scores = LogProbScorer(reference, 512).log_probs(pairs)
         return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
     return samples
 

@@ -76,7 +76,7 @@ def engine_gap(policy):
     """The largest difference between the embedded engine's log-probabilities and the policy's."""
     prompts = [Prompt(str(i), p, seed=i) for i, (p, _) in enumerate(random_pairs(len(policy.tokenizer), 4))]
     responses = HFEngine(policy).generate(prompts, Sampling(1.0, 0, 10), n=2)
-    scores = LogProbScorer(policy, 1.0, 256).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
+    scores = LogProbScorer(policy, 256).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
     return max(abs(a - b) for r, s in zip(responses, scores, strict=True) for a, b in zip(r.log_probs, s, strict=True))
 
 
@@ -133,13 +133,9 @@ def test_a_copy_recomputes_with_its_own_weights(tokenizer):
     checkpoint_layers(policy.model)
     reference = Policy(copy.deepcopy(policy.model), tokenizer)
     pairs = random_pairs(len(tokenizer), 3)
-    before = LogProbScorer(reference, 1.0, 512).log_probs(pairs)
+    before = LogProbScorer(reference, 512).log_probs(pairs)
     Learner(policy, Objective(), OptimizationConfig(1e-2)).update(given_samples(policy))
-    assert (
-        LogProbScorer(reference, 1.0, 512).log_probs(pairs)
-        == before
-        != LogProbScorer(policy, 1.0, 512).log_probs(pairs)
-    )
+    assert LogProbScorer(reference, 512).log_probs(pairs) == before != LogProbScorer(policy, 512).log_probs(pairs)
 
 
 # Weights in half precision
@@ -174,7 +170,7 @@ def test_half_weights_are_trained_saved_and_loaded(tokenizer, tmp_path):
     policy.save(tmp_path / "model")
     again = load_policy(str(tmp_path / "model"), weights="bfloat16")
     pairs = random_pairs(len(tokenizer), 3)
-    assert LogProbScorer(again, 1.0, 512).log_probs(pairs) == LogProbScorer(policy, 1.0, 512).log_probs(pairs)
+    assert LogProbScorer(again, 512).log_probs(pairs) == LogProbScorer(policy, 512).log_probs(pairs)
 
 
 # Frozen weights
@@ -217,13 +213,13 @@ def test_adapters_start_as_nothing_and_alone_are_trained(tokenizer, untied, tied
     policy = fresh(tokenizer) if tied else Policy(untied, tokenizer)
     pairs = random_pairs(len(tokenizer), 4)
     before, weights = (
-        LogProbScorer(policy, 1.0, 512).log_probs(pairs),
+        LogProbScorer(policy, 512).log_probs(pairs),
         {n: w.clone() for n, w in policy.named_weights()},
     )
     layers = [m for n, m in policy.model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
     expected = sum(4 * (m.in_features + m.out_features) for m in layers)
     add_lora(policy.model, 4, 8.0, None, seed=0)
-    assert LogProbScorer(policy, 1.0, 512).log_probs(pairs) == before
+    assert LogProbScorer(policy, 512).log_probs(pairs) == before
     assert sum(p.numel() for p in policy.model.parameters() if p.requires_grad) == expected
     learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(1e-2))
     losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(5)]
@@ -241,15 +237,15 @@ def test_a_saved_adapted_policy_is_a_plain_model_and_training_goes_on(policy, tm
     learner = Learner(policy, Objective(), OptimizationConfig(1e-2))
     learner.update(given_samples(policy))
     pairs = random_pairs(len(policy.tokenizer), 4)
-    before = LogProbScorer(policy, 1.0, 512).log_probs(pairs)
+    before = LogProbScorer(policy, 512).log_probs(pairs)
     policy.save(tmp_path / "model")
-    assert LogProbScorer(policy, 1.0, 512).log_probs(pairs) == before
+    assert LogProbScorer(policy, 512).log_probs(pairs) == before
     assert learner.update(given_samples(policy))["train/grad_norm"] > 0
     plain, report = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     loaded = Policy(plain, policy.tokenizer)
-    for ours, theirs in zip(before, LogProbScorer(loaded, 1.0, 512).log_probs(pairs), strict=True):
+    for ours, theirs in zip(before, LogProbScorer(loaded, 512).log_probs(pairs), strict=True):
         assert ours == pytest.approx(theirs, abs=2e-5)
 
 
@@ -265,7 +261,7 @@ def test_adapters_of_half_weights_are_exact_and_seeded(tokenizer):
         assert all(p.dtype == torch.float32 for p in policy.model.parameters() if p.requires_grad)
         Learner(policy, Objective(), OptimizationConfig(1e-4)).update(given_samples(policy))
     pairs = random_pairs(len(tokenizer), 3)
-    assert LogProbScorer(first, 1.0, 512).log_probs(pairs) == LogProbScorer(again, 1.0, 512).log_probs(pairs)
+    assert LogProbScorer(first, 512).log_probs(pairs) == LogProbScorer(again, 512).log_probs(pairs)
     a = {n: p for n, p in other.model.named_parameters() if ".lora_A" in n}
     assert not any(torch.equal(p, first.model.get_parameter(n)) for n, p in a.items())
 

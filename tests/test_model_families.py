@@ -53,7 +53,7 @@ def test_trainer_and_engine_score_as_the_models_own_plain_forward_pass(family, t
     torch.testing.assert_close(policy.log_probs(pack(pairs))[0], torch.stack(expected), atol=3e-5, rtol=0)
     prompts = [Prompt(str(i), p, seed=i) for i, (p, _) in enumerate(pairs)]
     responses = HFEngine(policy).generate(prompts, Sampling(0.8, 0, 12), n=3)
-    scores = LogProbScorer(policy, 0.8, 256).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
+    scores = LogProbScorer(policy, 256, 0.8).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
     gaps = [abs(a - b) for r, s in zip(responses, scores, strict=True) for a, b in zip(r.log_probs, s, strict=True)]
     assert max(gaps) < 5e-5
 
@@ -72,7 +72,7 @@ def test_bfloat16_products_stay_close_in_trainer_and_engine(tokenizer):
     assert half.dtype == torch.float32
     assert 0 < (half - full).abs().mean() < 0.1
     responses = HFEngine(policy).generate([Prompt("p", [3, 4, 5], 0)], Sampling(1.0, 0, 16), n=8)
-    scores = LogProbScorer(policy, 1.0, 256).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
+    scores = LogProbScorer(policy, 256).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
     gaps = [abs(a - b) for r, s in zip(responses, scores, strict=True) for a, b in zip(r.log_probs, s, strict=True)]
     assert sum(gaps) / len(gaps) < 0.05
 

@@ -37,8 +37,8 @@ def test_packed_log_probs_equal_one_sequence_at_a_time(policy, temperature):
 
 def test_scoring_with_entropy_adds_the_entropies_and_keeps_the_order(policy):
     pairs = random_pairs(len(policy.tokenizer), 9)
-    both = LogProbScorer(policy, 0.7, 40)(pairs)  # several packs, longest first
-    assert [log_probs for log_probs, _ in both] == LogProbScorer(policy, 0.7, 40).log_probs(pairs)
+    both = LogProbScorer(policy, 40, 0.7)(pairs)  # several packs, longest first
+    assert [log_probs for log_probs, _ in both] == LogProbScorer(policy, 40, 0.7).log_probs(pairs)
     for (prompt, response), (_, entropy) in zip(pairs, both, strict=True):
         logits = policy.model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[0].detach() / 0.7
         expected = torch.distributions.Categorical(logits=logits[len(prompt) - 1 : -1]).entropy()

@@ -61,7 +61,7 @@ def modules(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("nowhere:f", "there is no module nowhere in {here} or among the installed packages: mend the name"),
+        ("nowhere:f", "there is no module nowhere in {here} or among the installed packages: fix the name"),
         ("good.deeper:f", "there is no module good.deeper in {here}"),
         ("good:g", "module good ({here}/good.py) has no function g: write it there, or name another"),
         ("good:numbre", "has no function numbre: did you mean good:number?"),

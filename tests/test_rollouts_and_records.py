@@ -1,4 +1,4 @@
-"""Groups by id, the same problems for the same step, notices in words, records that are whole or not there."""
+"""Groups by id, the same problems for the same step, notices as text, records that are whole or not there."""
 
 import json
 import random
@@ -50,7 +50,7 @@ def test_raw_rewards_are_the_credit_without_a_baseline():
 
 def test_real_rollouts_are_graded_in_order(policy, engine, problems):
     class Echo:
-        """Says which gold answer each response met."""
+        """Says which ground truth each response met."""
 
         def grade_batch(self, responses, golds):
             return [Grade(0.0, float(g), 0.0, "unformatted") for g in golds]

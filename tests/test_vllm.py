@@ -82,7 +82,7 @@ def move(policy: Policy, seed: int, scale: float = 0.05) -> None:
 
 
 def worst_mismatch(engine, responses, temperature: float) -> float:
-    scores = LogProbScorer(engine.policy, temperature, 4096).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
+    scores = LogProbScorer(engine.policy, 4096, temperature).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
     return max(largest_mismatch(r.log_probs, score) for r, score in zip(responses, scores, strict=True))
 
 
@@ -361,7 +361,7 @@ def test_any_thread_may_ask_while_the_trainer_works_in_another(engine, problems)
     thread = threading.Thread(target=lambda: answers.extend(r.token_ids for r in engine.generate(prompts, sampling, 4)))
     thread.start()
     while thread.is_alive():
-        LogProbScorer(engine.policy, 1.0, 64).log_probs([([5, 6], [7, 8])])
+        LogProbScorer(engine.policy, 64).log_probs([([5, 6], [7, 8])])
     assert answers == expected
 
 
@@ -488,4 +488,4 @@ def test_a_grpo_run_that_samples_ahead_with_vllm_from_the_command_line(tmp_path)
     assert max(gaps) < 1e-3
     steps = [row for row in rows if "rollout/staleness" in row]
     assert [row["rollout/staleness"] for row in steps] == [0, 1, 1]
-    assert [row["grading/responses"] for row in steps] == [16, 16, 16]  # of its own step, whatever is sampled beside
+    assert [row["grading/responses"] for row in steps] == [16, 16, 16]  # of its own step, whatever is sampled besides

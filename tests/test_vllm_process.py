@@ -66,7 +66,7 @@ def test_tokens_and_log_probs_are_the_in_process_engines(engine, problems):
     theirs, ours = (e.generate(prompts, Sampling(0.0, 0, 24), 1) for e in (engine, HFEngine(engine.policy)))
     assert [r.token_ids for r in theirs] == [r.token_ids for r in ours]
     sampled = engine.generate(prompts, Sampling(1.3, 0, 24), 4)
-    scores = LogProbScorer(engine.policy, 1.3, 4096).log_probs([(r.prompt_ids, r.token_ids) for r in sampled])
+    scores = LogProbScorer(engine.policy, 4096, 1.3).log_probs([(r.prompt_ids, r.token_ids) for r in sampled])
     pairs = zip(sampled, scores, strict=True)
     assert max(abs(a - b) for r, score in pairs for a, b in zip(r.log_probs, score, strict=True)) < 1e-3
 

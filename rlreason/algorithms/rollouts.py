@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # the counting below serves readers of saved runs, which do w
 class Grades(Protocol):
     """A grader."""
 
-    def grade_batch(self, responses: list[str], golds: list[str]) -> list[Grade]:
-        """The verdict on each response, given the reference answer at the same place."""
+    def grade_batch(self, responses: list[str], ground_truths: list[str]) -> list[Grade]:
+        """The verdict on each response, given the ground truth at the same place."""
         ...
 
 
@@ -55,9 +55,9 @@ class Rollouts:
         grading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
 
         def graded(place: int, response: Response) -> Sample:
-            gold = problems[place // n].answer
-            grade, second = self.grader.grade_batch([response.text], [gold])[0], self.second_grader
-            by_prompt = None if second is None else second.grade_batch([response.text], [gold])[0]
+            truth = problems[place // n].answer
+            grade, second = self.grader.grade_batch([response.text], [truth])[0], self.second_grader
+            by_prompt = None if second is None else second.grade_batch([response.text], [truth])[0]
             sample = Sample(response, grade, by_prompt)
             if finished is not None:
                 finished(place % n, sample)

@@ -18,7 +18,7 @@ COLUMNS = (
     "|gradient|",
     "cosine",
     "clipped",
-    "no credit",
+    "zero adv.",
     "short:long",
     "loss, length norm, advantage",
 )

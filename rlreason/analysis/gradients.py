@@ -15,9 +15,9 @@ from rlreason.algorithms.rollouts import token_ids
 from rlreason.analysis.variants import describe, variants, with_advantages
 from rlreason.config.grpo import GRPOConfig
 from rlreason.model.policy import Policy, load_policy
-from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.records.reader import RunFolder
+from rlreason.setup.components import scorer
 from rlreason.setup.learner import make_learner
 from rlreason.setup.model import choose_threads, make_policy, teach_habits
 from rlreason.setup.read_data import read_splits
@@ -103,8 +103,7 @@ def with_reference(run: GRPOConfig, samples: Sequence[Sample], console: Console)
     """The samples with log-probabilities under the model that the run started from: loaded, or found or made again."""
     console.say("making the reference model of the KL term again ...")
     reference, start = start_policy(run, console)
-    scorer = LogProbScorer(reference, run.sampling.temperature, run.micro_batch_tokens)
-    scores = scorer.log_probs(token_ids(samples))
+    scores = scorer(run, run, reference).log_probs(token_ids(samples))
     return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)], start
 
 

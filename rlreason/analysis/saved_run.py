@@ -22,14 +22,12 @@ def read_run(folder: RunFolder) -> GRPOConfig:
         raise ConfigError(f"RUN={folder.path} is a run of algorithm={of}: give one of algorithm=grpo")
     settings = renewed(_of_version_1(settings) if folder.version == 0 else settings)
     try:
-        run = retyped(settings, folder.schemas or _guessed_schemas(settings))
+        return retyped(settings, folder.schemas or _guessed_schemas(settings), GRPOConfig)
     except (OmegaConfBaseException, KeyError) as error:  # KeyError: a schema that this version does not have
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"RUN={folder.path}: its config.yaml is not of this version ({reason}): repeat the run with this version"
         ) from error
-    assert isinstance(run, GRPOConfig)
-    return run
 
 
 def _of_version_1(settings: dict[str, Any]) -> dict[str, Any]:

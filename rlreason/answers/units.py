@@ -1,4 +1,4 @@
-r"""Units and plain counting words after a number, told from words that mean more.
+r"""Units and plain counting words after a number, distinguished from words that mean more.
 
 `38 clips` is 38 with a unit; `8 more`, `9 am` and `2 or 9` are not numbers with units.
 """

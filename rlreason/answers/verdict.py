@@ -1,4 +1,4 @@
-"""What a comparison returns and what it is given beside the two texts: a verdict, and settings."""
+"""What a comparison returns, a verdict, and the settings that it is given besides the two texts."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

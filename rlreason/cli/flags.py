@@ -119,7 +119,7 @@ def read(words: Sequence[str]) -> Asked:
     if (folder := flags.get("config_dir")) is not None:
         if not folder or not Path(folder).is_dir():
             raise ConfigError(f"--config-dir={folder} is no folder: give one that holds options, as DIR/loss/mine.yaml")
-        flags["config_dir"] = str(Path(folder).absolute())  # a run may be told to work in a folder of its own
+        flags["config_dir"] = str(Path(folder).absolute())  # a run may work in a folder of its own
     path = flags.get("config_path")
     if path is not None and not (Path(path).is_absolute() and Path(path).is_dir()) and not path.startswith("pkg://"):
         raise ConfigError(

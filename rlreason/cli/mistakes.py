@@ -97,7 +97,7 @@ def in_one_line(overrides: Sequence[str], name: str = "config", composing: bool 
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_line(error, overrides, name)) from error
     except (YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"a file of options is no YAML ({_reason(error)}): mend it, or choose another") from error
+        raise ConfigError(f"a file of options is no YAML ({_reason(error)}): fix it, or choose another") from error
     except (ConfigError, BrokenPipeError):
         raise
     except Exception as error:
@@ -106,7 +106,7 @@ def in_one_line(overrides: Sequence[str], name: str = "config", composing: bool 
         if "Unexpected type for root: NoneType" in str(error):  # OmegaConf's, of a setting below a null
             raise ConfigError(_below_null(overrides)) from error
         raise ConfigError(
-            f"{' '.join(overrides)} cannot be composed ({_reason(error)}): mend or leave out a word"
+            f"{' '.join(overrides)} cannot be composed ({_reason(error)}): fix or leave out a word"
         ) from error
 
 
@@ -119,9 +119,9 @@ def _below_null(overrides: Sequence[str]) -> str:
         if below and place not in chosen_places:
             having = options_with(group, below[0].partition("=")[0][len(place) + 1 :]) or options()[group]
             option = next((name for name in USUAL if name in having), having[0])
-            cure = f"choose one beside it, as in {place}={option} {below[0]}"
+            cure = f"choose one as well, as in {place}={option} {below[0]}"
             return f"{below[0]} needs an option to change, and {place} is null: {cure}"
-    return f"{' '.join(overrides)} changes a setting of an option that was not chosen: choose one beside it"
+    return f"{' '.join(overrides)} changes a setting of an option that was not chosen: choose one as well"
 
 
 def _reason(error: Exception) -> str:
@@ -172,7 +172,7 @@ def _plain(error: Exception, full_key: str | None, overrides: Sequence[str]) -> 
     text = " ".join(line for line in lines if line and not line.startswith(NOISE)).rstrip(".")
     text = re.sub(r"^\w+ raised while resolving interpolation: ", "", text)
     if file := re.match(r"In '([^']+)': (?:\w+ raised while composing config: )?(.*)", text):
-        return f"{file[1]}.yaml does not compose ({file[2]}): mend the file"
+        return f"{file[1]}.yaml does not compose ({file[2]}): fix the file"
     about = [word for word in overrides if full_key and word.lstrip("+~").startswith(f"{full_key}=")]
     about = about or [word for word in overrides if "${" in word]
     return f"{about[-1]} cannot be resolved ({text}): give a value" if about else text

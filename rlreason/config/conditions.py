@@ -11,7 +11,7 @@ from rlreason.config.eval_conditions import EVAL_CONDITIONS
 from rlreason.config.groups import LoggerConfig
 from rlreason.config.uses import (
     Condition,
-    checks_golds,
+    checks_ground_truths,
     is_own,
     judges,
     warms_up_alone,
@@ -52,7 +52,7 @@ CONDITIONS = (
     Condition(
         ("data.min_pass_rate", "data.max_pass_rate"),
         lambda run: run.data.pass_rates is not None,
-        "beside data.pass_rates only",
+        "together with data.pass_rates only",
         "give data.pass_rates=FILE, which algorithm=evaluate writes, or leave it out",
     ),
     Condition(
@@ -103,7 +103,7 @@ CONDITIONS = (
     ),
     Condition(
         ("data.bad_gold",),
-        checks_golds,
+        checks_ground_truths,
         "by the built-in comparison of what is asked or learned from here only",
     ),
     Condition(

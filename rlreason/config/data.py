@@ -30,7 +30,7 @@ class DataConfig:
     pass_rates: str | None = None  # a pass_rates.jsonl that algorithm=evaluate wrote on the training data
     min_pass_rate: float = 0.0  # keep problems that were solved at least so often,
     max_pass_rate: float = 1.0  # and at most so often
-    bad_gold: str = choice("keep", "drop", default="keep")  # gold answers that do not grade themselves right are said
+    bad_gold: str = choice("keep", "drop", default="keep")  # ground truths that do not grade themselves right are named
     bad_rows: str = choice("stop", "skip", default="stop")  # what is broken, empty, too long; skipped is counted
     # Questions of both train and validation; drop: from train.
     overlap: str = choice("refuse", "drop", "allow", default="refuse")
@@ -109,7 +109,7 @@ class FileDataConfig(DataConfig):
     ground_truth: str | None = None  # named like train: questions with answers, for rows that bring none
     split_seed: int = 0  # which are held out; not `seed`, so that runs that follow each other hold out the same
     hub_config: str | None = None  # of a hub data set that has several
-    # Where the gold answer stands: hash is ####, final a sentence, tag <answer>.
+    # Where the ground truth stands: hash is ####, final a sentence, tag <answer>.
     gold: str = choice("auto", "hash", "boxed", "final", "tag", "field", default="auto")
     fields: FieldsConfig = field(default_factory=FieldsConfig)
     response_as: str = choice("response", "solution", default="response")  # solution: put into prompt.trace's form
@@ -148,7 +148,7 @@ class FileDataConfig(DataConfig):
         return next((name for name in ("validation", "test") if locate(self.path, name)), None)
 
     def unmeasured(self) -> str:
-        """The complaint about a source that has nothing to validate on."""
+        """The complaint about a folder of files in which nothing can be evaluated."""
         return (
             f"data.path={self.path} holds neither validation nor test: name one with data.validation, or hold out some "
             "of train with data.n_validation=200"

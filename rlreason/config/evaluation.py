@@ -19,7 +19,7 @@ class EvalConfig:
     """Typed as `eval=leaderboard`, `eval.prompt=r1_zero`, `eval.data=gsm8k`, `eval.sampling.temperature=0` ..."""
 
     prompt: PromptConfig | None = None  # an option of `prompt`
-    reward: str | None = None  # what counts: module:function, r1_zero or question_only; the prompt's is shown beside it
+    reward: str | None = None  # what counts: module:function, r1_zero or question_only; the prompt's is shown as well
     sampling: EvalSamplingConfig = field(default_factory=EvalSamplingConfig)
     data: DataConfig | None = None  # an option of `data`, whose validation problems are asked
     problems: int | None = None  # as eval_problems, which is its short name; null: eval_problems
@@ -43,7 +43,7 @@ class EvalProtocolConfig:
 
     prompt: PromptConfig
     reward: str  # decides what is correct
-    prompt_reward: str | None  # grades beside it, where it is another
+    prompt_reward: str | None  # grades as well, where it is another one
     grading: GradingConfig
     sampling: SamplingConfig
     data: DataConfig

@@ -42,9 +42,14 @@ class SamplingConfig:
         """Whether the most likely token is always taken."""
         return self.temperature == 0
 
+    @property
+    def distribution(self) -> str:
+        """What tokens are drawn from, for a person: T=1."""
+        return f"T={self.temperature:g}"
+
     def describe(self) -> str:
         """For a person: T=1, up to 48 tokens."""
-        return f"T={self.temperature:g}, up to {self.max_tokens} tokens"
+        return f"{self.distribution}, up to {self.max_tokens} tokens"
 
     def problems(self) -> list[str]:
         """Every violated rule inside the group."""
@@ -111,7 +116,7 @@ class MonitorsConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where metrics are mirrored. null leaves a setting to W&B's own variables, such as WANDB_PROJECT."""
+    """Where else metrics are logged. null leaves a setting to W&B's own variables, such as WANDB_PROJECT."""
 
     kind: str = choice("none", "wandb", cure="choose logger=none or logger=wandb")
     project: str | None = None  # null: WANDB_PROJECT, else rlreason

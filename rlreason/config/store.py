@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -18,6 +18,8 @@ from rlreason.config.rules import broken_rules
 from rlreason.config.run import RunConfig
 from rlreason.config.sft import EIConfig, SFTConfig
 from rlreason.errors import ConfigError
+
+Run = TypeVar("Run", bound=RunConfig)
 
 LONGEST_NAME = 190  # characters of a run's folder name; file systems allow 255 bytes
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -39,10 +41,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def resource_dir(name: str) -> Path:
-    """`conf`, `prompts` or `multirun_sweeps`: inside the installed package, or beside it in a checkout."""
+    """`conf`, `prompts` or `multirun_sweeps`: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
-    inside, beside = package / name, package.parent / name
-    return inside if inside.is_dir() else beside
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
 
 
 def register() -> None:
@@ -123,7 +125,7 @@ def typed(cfg: DictConfig, of_sweep: bool = False) -> RunConfig:
     if not isinstance(run, RunConfig):
         raise ConfigError("algorithm has no value: choose one (algorithm=grpo)")
     if extra := _extras(cfg, run):
-        raise ConfigError(f"{extra[0]} is no setting of this run: take the + away and mend the name, or leave it out")
+        raise ConfigError(f"{extra[0]} is no setting of this run: take the + away and fix the name, or leave it out")
     if bad := broken_rules(run, resource_dir("conf"), of_sweep):
         raise ConfigError("\n".join(dict.fromkeys(bad)))
     return run
@@ -143,8 +145,10 @@ def schemas_of(run: RunConfig) -> dict[str, str]:
     }
 
 
-def retyped(settings: dict[str, Any], schemas: Mapping[str, str]) -> RunConfig:
-    """The settings that a run has saved, in the classes that they were of (`schemas_of`); no rule is checked.
+def retyped(settings: dict[str, Any], schemas: Mapping[str, str], kind: type[Run]) -> Run:
+    """The settings that a run of this kind has saved, in the classes that they were of (`schemas_of`).
+
+    No rule is checked.
 
     Raises omegaconf's `OmegaConfBaseException` where they are not of these classes.
     """
@@ -153,5 +157,5 @@ def retyped(settings: dict[str, Any], schemas: Mapping[str, str]) -> RunConfig:
         if key != "algorithm":
             OmegaConf.update(schema, key, SCHEMAS[f"schema/{key.rpartition('.')[2]}"][name])
     run = OmegaConf.to_object(OmegaConf.merge(schema, settings))
-    assert isinstance(run, RunConfig)
+    assert isinstance(run, kind)
     return run

@@ -34,8 +34,8 @@ def is_own(reward: str, data: DataConfig) -> bool:
     return ":" in reward or data.verifier is not None
 
 
-def checks_golds(run: RunConfig) -> bool:
-    """Gold answers of `data` are graded by the built-in comparison, before they are asked or learned from."""
+def checks_ground_truths(run: RunConfig) -> bool:
+    """Whether the built-in comparison grades the ground truths of `data` before they are asked or learned from."""
     named = judges(run)
     asked = not is_own(*named[0])
     if run.eval.data is None and asked:

@@ -61,7 +61,7 @@ def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]
         raise ConfigError(
             f"data.path={path} with data.hub_config={hub_config} cannot be read from the hub "
             f"({first_line(error)}): "
-            "mend these, or give a folder instead"
+            "fix these, or give a folder instead"
         ) from error
 
 
@@ -98,7 +98,7 @@ def read_table(
             own_ids.append(own_id(row))
         except BadRowError as reason:
             if not skip:
-                cure = "mend or remove it, or set data.bad_rows=skip to leave such rows out"
+                cure = "fix or remove it, or set data.bad_rows=skip to leave such rows out"
                 raise DataError(f"{source}, {where} {reason}: {cure}") from None
             bad.setdefault(str(reason), []).append(where)
     if not problems:

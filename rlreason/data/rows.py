@@ -43,13 +43,13 @@ def field_names(own: Mapping[str, str | None]) -> Names:
 
 
 def to_problem(
-    row: Any, id: str, names: Names, gold: str, max_chars: int, wrap: bool, gold_in_response: bool = True
+    row: Any, id: str, names: Names, rule: str, max_chars: int, wrap: bool, truth_in_response: bool = True
 ) -> Problem:
     """The row as a problem, or `BadRowError`.
 
-    `names`: the fields to read (`field_names`); `gold`: the rule for the reference answer (`reference_answer`);
+    `names`: the fields to read (`field_names`); `rule`: that for the ground truth, `data.gold` (`reference_answer`);
     `max_chars` of one field; `wrap`: take a given response as a solution, to be filled into the trace's template.
-    With `gold_in_response` the reference answer may be read from a given response, which is wrong where that response
+    With `truth_in_response` the ground truth may be read from a given response, which is wrong where that response
     is to be graded against it.
     """
     if not isinstance(row, dict):
@@ -64,7 +64,7 @@ def to_problem(
         raise BadRowError(f"has no text under {_either(names, 'question', 'prompt', 'messages')}")
     if answer is None and solution is None and response is None:
         raise BadRowError(f"has no text under {_either(names, 'answer', 'solution', 'response')}")
-    found = reference_answer(gold, answer, solution or (response if gold_in_response else None))
+    found = reference_answer(rule, answer, solution or (response if truth_in_response else None))
     if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):
         solution = _before_hash(answer)
     if wrap and response is not None:

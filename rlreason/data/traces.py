@@ -61,7 +61,7 @@ def with_traces(problems: list[Problem], template: str, skip: bool) -> tuple[lis
     if len(without) == len(problems):
         raise DataError(f"{found}: SFT needs data with responses or solutions, or name their field (data.fields)")
     if not skip:
-        raise DataError(f"{found}: mend these rows, or set data.bad_rows=skip to leave them out")
+        raise DataError(f"{found}: fix these rows, or set data.bad_rows=skip to leave them out")
     missing = set(without)
     return [p for p in problems if p.id not in missing], [f"! {found}: left out"]
 

@@ -16,7 +16,7 @@ from rlreason.engines.base import Prompt, Sampling
 
 PROBE_PROMPT = 160  # tokens: longer than any engine's prefix-cache block (16 to 128), so a stale cache would be used
 PROBE_TOKENS = 8
-PROBE = Sampling(temperature=1.0, max_tokens=PROBE_TOKENS)
+PROBE = Sampling(max_tokens=PROBE_TOKENS)  # of the plain distribution, as a scorer's by default
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,15 +67,15 @@ def second_opinion(samples: Sequence[Sample]) -> dict[str, float]:
     }
 
 
-def more_accuracies(metrics: Mapping[str, float], counted: str, beside: str | None) -> dict[str, Any]:
-    """What a summary says beside the accuracy: of several responses per problem, and by a second reward, by name."""
+def more_accuracies(metrics: Mapping[str, float], counted: str, second: str | None) -> dict[str, Any]:
+    """What a summary says besides the accuracy: of several responses per problem, and by a second reward, by name."""
     more: dict[str, Any] = {}
     if "eval/solved_once" in metrics:
         more["solved_once"] = metrics["eval/solved_once"]
-    if beside is not None and "eval/accuracy_prompt_reward" in metrics:
+    if second is not None and "eval/accuracy_prompt_reward" in metrics:
         name = "accuracy_prompt_reward"
         more |= {
-            "rewards": {"accuracy": counted, name: beside},
+            "rewards": {"accuracy": counted, name: second},
             name: metrics[f"eval/{name}"],
             f"{name}_interval": [metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"]],
             "disagreements": int(metrics["eval/disagreements"]),
@@ -109,7 +109,7 @@ def correct_by_prompt(sample: Sample) -> bool:
 
 
 def is_correct(sample: Sample) -> bool:
-    """Partial credit of a reward of one's own counts only where it is whole."""
+    """Whether it counts as correct: of a reward of one's own, where it reaches `grading.correct_at`."""
     return sample.grade.outcome == "correct"
 
 

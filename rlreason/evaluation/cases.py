@@ -14,6 +14,7 @@ CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
 #: What a case shows of a saved row.
 SHOWN = ["problem_id", "sample", "question", "gold", "response"]
 SHOWN += ["outcome", "path", "length", "finish_reason", "entropy"]
+INDENT = 14  # columns of a case's labels in the terminal
 LONGEST = 1500  # characters of a response that are shown, half of them from its end
 LINE = 70  # the same of a response in one line
 
@@ -61,9 +62,9 @@ def figures(row: Row, found: Sequence[Reason]) -> dict[str, Any]:
 
 
 def case_line(row: Row) -> str:
-    """A case in one line: its reference answer, and the end of the response, where an answer stands."""
-    gold, response = shorten(str(row["gold"]), LINE), shorten(str(row["response"]), LINE, "end")
-    return f"  {row.get('problem_id', '?')}  gold {gold!r}  response {response!r}"
+    """A case in one line: its ground truth, and the end of the response, where an answer stands."""
+    truth, response = shorten(str(row["gold"]), LINE), shorten(str(row["response"]), LINE, "end")
+    return f"  {row.get('problem_id', '?')}  ground truth {truth!r}  response {response!r}"
 
 
 def case_lines(row: Row, found: Sequence[Reason], most: int = LONGEST) -> list[tuple[str, str]]:
@@ -72,7 +73,7 @@ def case_lines(row: Row, found: Sequence[Reason], most: int = LONGEST) -> list[t
     ended = "cut at the limit" if row["finish_reason"] == "length" else "ended"
     return [
         ("question", row["question"]),
-        ("gold", str(row["gold"])),
+        ("ground truth", str(row["gold"])),
         ("response", shorten(row["response"], most, "both")),
         ("grade", f"{category_of(row)} ({row['outcome']}, {row['path']}); {row['length']} tokens, {ended}{entropy}"),
         ("why", "; ".join(map(str, found))),
@@ -83,7 +84,7 @@ def case_text(number: int, row: Row, found: Sequence[Reason], most: int = LONGES
     """One case for the terminal, responses indented so that their own lines stay visible."""
     lines = [f"--- {number}. {row['problem_id']}" + (f", sample {row['sample']}" if row.get("sample") else "")]
     for label, text in case_lines(row, found, most):
-        lines.append(f"{label + ':':10}" + text.replace("\n", "\n" + " " * 10))
+        lines.append(f"{label + ':':{INDENT}}" + text.replace("\n", "\n" + " " * INDENT))
     return "\n".join(lines)
 
 

@@ -118,7 +118,7 @@ class Validation:
         return evaluated
 
     def _compared(self, found: Evaluation, asked: Sequence[Problem]) -> Evaluated:
-        """What is comparable with the other evaluations of the run is told apart from the rest."""
+        """Split off the part that is comparable with the other evaluations of the run."""
         n, samples, metrics = self.evaluator.settings.samples, found.samples, found.metrics
         if asked is not self.interim_problems:
             places = {p.id: place for place, p in enumerate(asked)}

@@ -1,8 +1,8 @@
 """How an accuracy was measured: everything that would change the number while the model stays the same.
 
 Two accuracies may be compared, averaged or drawn into one curve only where their protocols are equal. A protocol is
-a plain dict, ready for JSON, with a short hash that is printed beside every accuracy. The run's seed is no part of
-it: seeds are what one averages over. It knows plain values; it must not know settings, tensors or records.
+a plain dict, ready for JSON, with a short hash that is printed next to every accuracy. The run's seed is no part of
+it: seeds are what one averages over.
 """
 
 import hashlib
@@ -75,9 +75,9 @@ def differences(one: Protocol, two: Protocol) -> list[str]:
 
 
 def refuse_mixture(protocols: Mapping[str, Protocol], allow: bool = False) -> list[str]:
-    """For what is about to be drawn or averaged together, by name: what differs, in words.
+    """For what is about to be drawn or averaged together, by name: what differs, as text.
 
-    Anything that differs is refused, unless `allow`; then it should be said beside the picture.
+    Anything that differs is refused, unless `allow`; then the text belongs next to the picture.
     """
     names = list(protocols)
     found = [

@@ -1,4 +1,4 @@
-"""What a job shows in the terminal, as text. It knows samples and numbers; it must not know tensors or files."""
+"""What a job shows in the terminal, as text."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ FAILED = ("timeout", "refused", "error")  # outcomes that say something about th
 
 
 def category(sample: Sample) -> str:
+    """Which of `CATEGORIES` a graded sample is in."""
     if is_correct(sample):
         return "correct"
     return "format1_wrong" if sample.grade.format > 0 else "format0"
@@ -46,15 +47,15 @@ def category_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def by_facts(samples: Sequence[Sample], problems: Sequence[Problem]) -> dict[str, Any]:
-    """`accuracy_by`: of each level, subject or source that the data tells of, where there are a few different ones."""
-    facts, told = {p.id: p.facts for p in problems}, dict[str, Any]()
+    """`accuracy_by`: for each level, subject or source that the data names, where there are a few different ones."""
+    facts, rows = {p.id: p.facts for p in problems}, dict[str, Any]()
     for fact in dict.fromkeys(name for of in facts.values() for name in of):
         parts: dict[str, list[Sample]] = {}
         for s in samples:
             parts.setdefault(facts[s.group].get(fact, "not told"), []).append(s)
         if 1 < len(parts) <= MOST_PARTS:
-            told[fact] = {name: _accuracy(parts[name]) for name in sorted(parts, key=_natural)}
-    return {"accuracy_by": told} if told else {}
+            rows[fact] = {name: _accuracy(parts[name]) for name in sorted(parts, key=_natural)}
+    return {"accuracy_by": rows} if rows else {}
 
 
 def _accuracy(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -94,8 +95,8 @@ def figure_lines(metrics: Mapping[str, float], max_tokens: int, failed: Mapping[
 
     def by_kind(name: str, form: str) -> str:
         kinds = (("", "all"), ("_correct", "correct"), ("_wrong", "others"))
-        told = [f"{metrics[key]:{form}} {word}" for suffix, word in kinds if (key := f"eval/{name}{suffix}") in metrics]
-        return ", ".join(told)
+        keys = {f"eval/{name}{suffix}": word for suffix, word in kinds}
+        return ", ".join(f"{metrics[key]:{form}} {word}" for key, word in keys.items() if key in metrics)
 
     lines = [
         f"length     {by_kind('length', '.1f')} (tokens); cut at {max_tokens}: {metrics['eval/truncated']:.1%}",

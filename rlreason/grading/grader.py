@@ -134,7 +134,7 @@ class Grader:
         """What went wrong in these grades, and what may be meant otherwise, in one sentence each."""
         said = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
         if self.plugin:
-            said += plugin.credit_warnings(self.plugin, grades, self.grading.correct_at)
+            said += plugin.correct_at_warnings(self.plugin, grades, self.grading.correct_at)
         return said
 
     @property

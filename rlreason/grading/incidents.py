@@ -22,7 +22,7 @@ class IncidentLog:
         self.failed = ""
 
     def add(self, answer: str, ground_truth: str, reply: Reply) -> None:
-        """One line for the pair and what became of it; nothing beyond the limit or without a file."""
+        """One line for the pair and its result; nothing beyond the limit or without a file."""
         if self.path is None or not self.left:
             return
         self.left -= 1

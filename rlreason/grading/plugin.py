@@ -68,18 +68,18 @@ def grade(reply: Reply, correct_at: float | None = None) -> Grade:
     return Grade(formatted, answer, reward, "correct" if answer >= whole - ROUNDING else outcome, "plugin")
 
 
-def credit_warnings(name: str, grades: Sequence[Grade], correct_at: float | None) -> list[str]:
-    """What `grading.correct_at` may have to be, where a plug-in's largest answer reward is not whole credit."""
+def correct_at_warnings(name: str, grades: Sequence[Grade], correct_at: float | None) -> list[str]:
+    """What `grading.correct_at` may have to be, where it does not fit a plug-in's largest answer reward."""
     top = max((grade.answer for grade in grades), default=0.0)
     if correct_at is None and top > 1 + ROUNDING:
         return [
             f"grading: {name} gives up to {top:g}, and every response that earns 1 or more counts as "
-            f"correct: set grading.correct_at={top:g} where only that is whole credit, or grading.correct_at=1"
+            f"correct: set grading.correct_at={top:g} where only that is a right answer, or grading.correct_at=1"
         ]
     whole = 1.0 if correct_at is None else correct_at
     if 0 < top < whole - ROUNDING:
         return [
             f"grading: no response earned {whole:g}, from which on one counts as correct; the most was "
-            f"{top:g}: set grading.correct_at where that is whole credit"
+            f"{top:g}: set grading.correct_at where that is a right answer"
         ]
     return []

@@ -57,9 +57,9 @@ def _module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise NotImportableError(_missing(name, error.name)) from None
-        raise NotImportableError(f"importing {name} fails: {described(error)}: mend or install that") from None
+        raise NotImportableError(f"importing {name} fails: {described(error)}: fix or install that") from None
     except BaseException as error:  # also what ends a process, such as SystemExit
-        raise NotImportableError(f"importing {name} fails: {described(error)}: mend that") from None
+        raise NotImportableError(f"importing {name} fails: {described(error)}: fix that") from None
 
 
 def _missing(name: str, part: str) -> str:
@@ -72,7 +72,7 @@ def _missing(name: str, part: str) -> str:
             "python -m rlreason"
         )
     return (
-        f"there is no module {part} in {here} or among the installed packages: mend the name, or set PYTHONPATH to the "
+        f"there is no module {part} in {here} or among the installed packages: fix the name, or set PYTHONPATH to the "
         "folder that it lies in"
     )
 

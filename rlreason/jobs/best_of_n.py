@@ -39,9 +39,8 @@ def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
             curves = with_intervals(values, run.seed)
         records.document(BEST_OF_N_NUMBERS, as_csv(run.n_list, curves))
         title = f"{run.model.name}, {asks.data.name}, {len(responses.problems)} problems x {asks.samples} samples"
-        t = asks.sampling.temperature
-        prompt = describe_job(run)
-        subtitle = f"{prompt}, T={t:g}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
+        sampled = f"{describe_job(run)}, {asks.sampling.distribution}"
+        subtitle = f"{sampled}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
         with console.wait("drawing the curves"):
             draw_best_of_n(folder / BEST_OF_N_PICTURE, {"": (run.n_list, curves)}, title, subtitle)
         first = first_alone(responses.samples, asks.samples)
@@ -54,7 +53,7 @@ def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
             f"first samples alone: accuracy {first['accuracy']:.3f} ({low:.3f}-{high:.3f}); they are the ones that "
             "algorithm=evaluate draws"
         )
-        for line in explanations(run, t, grader):
+        for line in explanations(run, asks.sampling.distribution, grader):
             console.say(line)
         closing(console, components, responses, folder)
         console.say(f"curves: {shown(folder / BEST_OF_N_PICTURE)}, numbers: {shown(folder / BEST_OF_N_NUMBERS)}")
@@ -113,12 +112,12 @@ def estimates(run: BestOfNConfig, responses: Responses, grader: Grader, scorer: 
 
 
 def scored(scorer: Scorer, name: str | None, question: str, sample: Sample) -> float:
-    """The scorer's number for a response; anything else is its author's to mend. The responses stay on disk."""
+    """The scorer's number for a response; anything else is an error of its author's. The responses stay on disk."""
     try:
         score = float(scorer(question, sample.response.text))
     except Exception as error:  # whatever a stranger's function does
         raise ConfigError(
-            f"scorer={name} fails on a response to {sample.group} ({type(error).__name__}: {error}): mend it and type "
+            f"scorer={name} fails on a response to {sample.group} ({type(error).__name__}: {error}): fix it and type "
             "the command again with this hydra.run.dir; nothing is sampled again"
         ) from error
     if not math.isfinite(score):
@@ -159,11 +158,11 @@ def as_csv(n_list: Sequence[int], curves: Curves) -> str:
     return "\n".join(["N,method,value,low,high", *rows]) + "\n"
 
 
-def explanations(run: BestOfNConfig, t: float, grader: Grader) -> list[str]:
+def explanations(run: BestOfNConfig, distribution: str, grader: Grader) -> list[str]:
     """What the columns mean, as far as it is not in their names."""
     lines = [
-        f"log-probabilities are those of the sampled tokens under the model at T={t:g}; every number is an expectation "
-        f"over N random ones of the {run.answers} samples"
+        f"log-probabilities are those of the sampled tokens under the model at {distribution}; every number is an "
+        f"expectation over N random ones of the {run.answers} samples"
     ]
     if grader.plugin:
         lines.append(f"no maj@N: {grader.plugin} does not say where a response's answer stands")

@@ -16,7 +16,7 @@ from rlreason.records.files import RESPONSES
 from rlreason.records.rows import numbered_row
 from rlreason.records.writer import RunWriter
 from rlreason.setup.components import Components, build_components
-from rlreason.setup.run_summary import describe_job, shown, tell_mirror
+from rlreason.setup.run_summary import describe_job, show_sink, shown
 
 SHOWN_CHARS = 400  # of a response in the terminal
 
@@ -43,7 +43,7 @@ def asked(
     """(records, components, responses) of a job, which goes on with what an interrupted one left in the folder."""
     records = RunWriter(folder, config, schemas=schemas_of(run), resume=True, say=console.say)
     components = build_components(run, folder, console)
-    records.mirror = components.mirror
+    records.sink = components.sink
     try:
         announce(console, run, components, folder, records.resumed)
         yield records, components, respond(run, components, records, console)
@@ -64,7 +64,7 @@ def announce(console: Console, run: EvalJobConfig, components: Components, folde
     )
     counts, second = components.evaluator.rewards
     if second is not None:
-        console.say(f"counts     by {counts}, and beside it by {second}")
+        console.say(f"counts     by {counts}, and for comparison by {second}")
     cure = "" if again else "; interrupted? the same command with hydra.run.dir=THAT_FOLDER goes on"
     console.say(f"records    {shown(folder)}{cure}")
 
@@ -88,4 +88,4 @@ def closing(console: Console, components: Components, responses: Responses, fold
     console.say(
         f"\nall responses: {shown(folder / RESPONSES)}; to read some: python -m rlreason inspect {shown(folder)}"
     )
-    tell_mirror(console, components.mirror)
+    show_sink(console, components.sink)

@@ -107,7 +107,7 @@ def ask(
 
 
 def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:
-    """There must be problems, and each must have a gold answer, or there is nothing to grade.
+    """There must be problems, and each must have a ground truth, or there is nothing to grade.
 
     `key`: of the data's settings, `data` or `eval.data`.
     """
@@ -116,8 +116,8 @@ def check_askable(problems: Sequence[Problem], where: str, key: str = "data") ->
     without = [p.id for p in problems if not p.answer.strip()]
     if without:
         raise DataError(
-            f"{len(without)} of {len(problems)} problems in {where} have an empty gold answer ({few(without)}), so "
-            f"nothing can be graded there: complete or remove these rows, or say where the gold stands ({key}.gold)"
+            f"{len(without)} of {len(problems)} problems in {where} have an empty ground truth ({few(without)}), so "
+            f"nothing can be graded there: complete or remove these rows, or say where it stands ({key}.gold)"
         )
 
 

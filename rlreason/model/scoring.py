@@ -24,8 +24,8 @@ class LogProbScorer:
     """Scores responses under a policy, with the weights that it has at the time of the call."""
 
     policy: Policy
-    temperature: float  # above 0
     token_budget: int  # of one pass: prompts and responses of several pairs are packed up to so many tokens
+    temperature: float = 1.0  # above 0
 
     def __call__(self, pairs: Pairs) -> list[TokenScores]:
         """Log-probabilities and entropies of the response tokens of each (prompt ids, response ids) pair, in order."""

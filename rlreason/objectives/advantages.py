@@ -203,7 +203,6 @@ def assign_advantages(
         advantage_eps=0.0 if o.std_norm == "none" else o.advantage_eps,
         lengths=lengths,
     )
-
     advantages = compare(shaped)
     live = in_groups_with_advantages(advantages, group_ids)
     kept = kept & ZERO_VARIANCE[o.zero_variance](shaped, group_ids)

@@ -1,4 +1,4 @@
-"""The objective card: the resolved formula in words and in LaTeX, and the published objectives it equals.
+"""The objective card: the resolved formula in plain text and in LaTeX, and the published objectives it equals.
 
 Every run prints the text and stores the Markdown.
 """

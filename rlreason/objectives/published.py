@@ -127,7 +127,7 @@ def _clips(o: Objective) -> bool:
     return o.loss.loss_type == "grpo_clip"
 
 
-#: (when it applies, what a reader who knows a paper or library of that name should be told)
+#: (when it applies, what a reader who knows a paper or library of that name should know)
 _DIFFERENCES: tuple[tuple[Callable[[Objective], bool], str], ...] = (
     (
         lambda o: _clips(o) and o.std_norm == "none" and o.length_norm.kind == "constant",
@@ -165,7 +165,7 @@ _DIFFERENCES: tuple[tuple[Callable[[Objective], bool], str], ...] = (
     ),
     (
         lambda o: _clips(o) and o.length_norm.kind == "token",
-        "DAPO: its clip range is 0.2 and 0.28. Its rewards are -1 and 1: beside rewards of 0 and 1 the same "
+        "DAPO: its clip range is 0.2 and 0.28. Its rewards are -1 and 1: next to rewards of 0 and 1 the same "
         "length penalty weighs twice as much.",
     ),
     (

@@ -8,7 +8,7 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import few
 
-NAMED = 3  # broken lines of a file that are told one by one
+NAMED = 3  # broken lines of a file that are reported one by one
 Checks = Callable[[dict[str, Any]], str]  # what is wrong with a row, empty where nothing is
 
 

@@ -33,7 +33,7 @@ def goes_on(folder: Path, config: str) -> bool:
 
 
 def changed(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The first setting in which two configs differ, in words; empty when only speed and display do.
+    """The first setting in which two configs differ, as text; empty when only speed and display do.
 
     >>> changed({"seed": 0, "sampling.max_tokens": 48}, {"seed": 0, "sampling.max_tokens": 64})
     'sampling.max_tokens=48 there, 64 here'

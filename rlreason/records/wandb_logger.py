@@ -117,7 +117,7 @@ class WandbLogger:
 
 
 def _place(run: Any) -> str:
-    """Where a person finds a W&B run, in words; empty where it is switched off."""
+    """Where a person finds a W&B run, as text; empty where it is switched off."""
     if run.disabled:
         return ""
     if run.settings.mode in ("offline", "dryrun"):

@@ -20,14 +20,15 @@ from rlreason.runtime.signals import held
 from rlreason.runtime.stderr_log import log_stderr_in
 from rlreason.types import Problem, Sample
 
-MIRRORED_ROWS = 32  # of a step's responses go to the metric sink; the run folder has all of them
+ROWS_SENT = 32  # of a step's responses go to the metric sink; the run folder has all of them
 
 
 class RunWriter:
     """Writes one run folder. A finished run is never overwritten; what a broken-off one left is set aside.
 
     `schemas`: which classes the settings are of (`config.store.schemas_of`). `resume`: an interrupted run with the same
-    settings goes on, in which case `resumed` is true; with others it is refused. `say` is told what is set aside.
+    settings goes on, in which case `resumed` is true; with others it is refused. `say` prints
+    what is set aside.
     """
 
     def __init__(
@@ -41,18 +42,18 @@ class RunWriter:
     ) -> None:
         refuse_occupied(folder)
         self.folder = folder
-        self.mirror: WandbLogger | None = None  # set by the caller: it logs in this folder, so it is made later
+        self.sink: WandbLogger | None = None  # set by the caller: it logs in this folder, so it is made later
         folder.mkdir(parents=True, exist_ok=True)
         self.resumed = resume and goes_on(folder, config)
-        told = provenance(schemas or {})
+        origin = provenance(schemas or {})
         if self.resumed:
             earlier = RunFolder(folder).provenance
-            told["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]  # each may be of another commit
+            origin["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]  # each may be of another commit
         elif (aside := set_aside(folder)) and say:
             say(f"a broken-off run was here: its records are now in {aside}")
         write_status(folder, "running")
         log_stderr_in(folder)
-        self.document(files.PROVENANCE, json.dumps(told, indent=2) + "\n")
+        self.document(files.PROVENANCE, json.dumps(origin, indent=2) + "\n")
         self.document(files.CONFIG, config)
         self.train_step = 0.0  # of the newest row
         self.evaluated = False  # whether there is a row of an evaluation
@@ -70,8 +71,8 @@ class RunWriter:
             append_line(self.folder / files.METRICS, json.dumps(finite(row), allow_nan=False))
             self.train_step = row.get("train_step", 0)
             self.evaluated |= "eval/accuracy" in row
-        if self.mirror:
-            self.mirror.log(row)
+        if self.sink:
+            self.sink.log(row)
 
     def responses(
         self,
@@ -98,8 +99,8 @@ class RunWriter:
         path = self.folder / kind / files.step_name(step, update)
         path.parent.mkdir(exist_ok=True)
         write_rows(path, rows)
-        if self.mirror:
-            self.mirror.table(kind, step, rows[:MIRRORED_ROWS])
+        if self.sink:
+            self.sink.table(kind, step, rows[:ROWS_SENT])
 
     def open_log(self, identity: str, problems: Sequence[Problem], n: int) -> ResponseLog:
         """The log of a job's responses as they end, with those that it goes on with; removed with the summary."""
@@ -121,8 +122,8 @@ class RunWriter:
             self.document(files.SUMMARY, json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
             if self.log is not None:
                 self.log.remove()
-        if self.mirror:
-            self.mirror.finish(summary)
+        if self.sink:
+            self.sink.finish(summary)
 
 
 def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:

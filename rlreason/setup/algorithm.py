@@ -78,7 +78,10 @@ def sampled_shares(run: OnlineConfig, components: Components) -> dict[str, Any]:
 
 
 def ratio_divisor(run: GRPOConfig) -> str:
-    """What the loss's ratio divides by. Sampled ahead, by weights one hand-over old, only the engine knows it."""
+    """Where the log-probabilities that the loss's ratio divides by come from.
+
+    Samples drawn ahead are of weights one update older, whose log-probabilities only the engine has.
+    """
     if run.old_from_engine:
         return "engine"
     return "measured" if run.updates_per_rollout > 1 and not run.rollout.async_level else "none"

@@ -58,7 +58,7 @@ class Components:
     start: Start | None  # where the built-in model's weights came from
     data_hash: str
     sizes: dict[str, int]  # problems read, filtered and left
-    mirror: WandbLogger | None  # where metrics are sent besides the run folder
+    sink: WandbLogger | None  # where metrics are sent besides the run folder
     seconds_to_build: float
 
     def close(self) -> None:
@@ -74,16 +74,11 @@ class Components:
 def build_components(run: RunConfig, folder: Path, console: Console) -> Components:
     """Everything that can be wrong in what was asked is found before a model is trained: cheapest checks first."""
     began = time.monotonic()
-    check_engine(run)
-    check_attention(run.model)
-    choose_threads(run)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
-    torch.manual_seed(run.seed)
-    check_prompts(run)
+    prepare(run)
     with console.wait("starting the logger"):
-        mirror = None if run.logger.kind == "none" else WandbLogger(folder, run.logger, asdict(run))
+        sink = None if run.logger.kind == "none" else WandbLogger(folder, run.logger, asdict(run))
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
-    with given_up(graders, mirror):
+    with given_up(graders, sink):
         loaded, lessons = read_all(run, graders, console)
         with console.wait("loading the model"):
             policy = make_policy(run, lessons)
@@ -110,20 +105,30 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
         start=start,
         data_hash=fingerprint([*loaded.train, *loaded.validation]),
         sizes=loaded.sizes | {"train": len(loaded.train), "validation": len(loaded.validation)},
-        mirror=mirror,
+        sink=sink,
         seconds_to_build=time.monotonic() - began,
     )
 
 
+def prepare(run: RunConfig) -> None:
+    """Check what can be checked with nothing loaded, and set this process's threads, environment and seed."""
+    check_engine(run)
+    check_attention(run.model)
+    choose_threads(run)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
+    torch.manual_seed(run.seed)
+    check_prompts(run)
+
+
 @contextmanager
-def given_up(graders: Graders, mirror: WandbLogger | None) -> Iterator[None]:
+def given_up(graders: Graders, sink: WandbLogger | None) -> Iterator[None]:
     """Where the rest cannot be built, what has started is ended."""
     try:
         yield
     except BaseException as error:
         graders.close()
-        if mirror is not None:
-            mirror.abandon()
+        if sink is not None:
+            sink.abandon()
         if isinstance(error, KeyboardInterrupt):
             raise type(error)(f"{error} before the first step".strip()) from None
         raise
@@ -147,11 +152,11 @@ def make_evaluator(
     """What evaluations ask and judge with; `asked_ids` makes their prompts."""
     return Evaluator(
         settings=run.evaluation,
-        rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.beside),
+        rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.second),
         sampling=sampled(run.evaluation, policy),
         scorer=scorer(run, run.evaluation, policy),
         grader=graders.evaluation,
-        second_grader=graders.beside,
+        second_grader=graders.second,
     )
 
 
@@ -169,7 +174,7 @@ def sampled(asking: Asking, policy: Policy) -> Sampling:
 
 def scorer(run: RunConfig, asking: Asking, policy: Policy) -> LogProbScorer:
     """Scores responses under the distribution they were drawn from; greedy ones under the plain distribution."""
-    return LogProbScorer(policy, asking.sampling.temperature or 1.0, run.micro_batch_tokens)
+    return LogProbScorer(policy, run.micro_batch_tokens, asking.sampling.temperature or 1.0)
 
 
 def check_reward(run: RunConfig, grader: Grader, problems: Sequence[Problem]) -> None:

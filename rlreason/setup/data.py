@@ -16,7 +16,7 @@ from rlreason.data.splits import by_pass_rate, identified, read_pass_rates, subs
 from rlreason.data.traces import check_template, filter_correct, trace_text, with_traces
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
-from rlreason.setup.read_data import Problems, Say, answered, measured_on, read_split, read_splits, told
+from rlreason.setup.read_data import Problems, Say, answered, measured_on, read_split, read_splits, with_notes
 from rlreason.setup.templates import filling
 
 
@@ -31,7 +31,7 @@ class Loaded(NamedTuple):
 def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | None = None, say: Say = print) -> Loaded:
     """The problems of a run. Whatever is left out is said.
 
-    With a grader, the gold answers are checked: of validation by `judge`, who grades evaluations, and of train where
+    With a grader, the ground truths are checked: of validation by `judge`, who grades evaluations, and of train where
     it is sampled from.
     """
     judge = judge or grader
@@ -44,7 +44,7 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     train, sizes = selected(run, train, validation, grader, say)
     validation = asked_checked(run, validation, judge, say, needed=run.asks_training_data)
     if run.asks_training_data:
-        train = told(say, *gold_checked(train, grader if run.trains else judge, run.data))
+        train = with_notes(say, *ground_truths_checked(train, grader if run.trains else judge, run.data))
     limit = run.data.limit
     if limit is not None and limit > len(train):
         say(f"! data.limit={limit} is more than the {len(train)} training problems there are: all are used")
@@ -74,17 +74,17 @@ def selected(
 ) -> tuple[Problems, dict[str, int]]:
     """The training problems that are used, and how many there were on the way."""
     data, sizes = run.data, {"train_read": len(train)}
-    train = told(say, *without_overlap(train, validation, data.overlap, filling(run.asking.prompt)))
+    train = with_notes(say, *without_overlap(train, validation, data.overlap, filling(run.asking.prompt)))
     if data.pass_rates is not None:
         rates = read_pass_rates(Path(data.pass_rates).expanduser())
-        train = told(say, *by_pass_rate(train, rates, data.min_pass_rate, data.max_pass_rate))
+        train = with_notes(say, *by_pass_rate(train, rates, data.min_pass_rate, data.max_pass_rate))
     if run.reads_traces:
-        train = told(say, *with_traces(train, run.prompt.trace, skip=data.bad_rows == "skip"))
+        train = with_notes(say, *with_traces(train, run.prompt.trace, skip=data.bad_rows == "skip"))
     if data.filter == "correct":
         assert grader is not None, "data.filter=correct needs the grader"
         sizes["train_before_filter"] = len(train)
         texts = partial(trace_text, template=run.prompt.trace)
-        train = told(say, *filter_correct(train, texts, grader.grade_batch))
+        train = with_notes(say, *filter_correct(train, texts, grader.grade_batch))
         sizes["train_filtered"] = len(train)
     return train, sizes
 
@@ -96,7 +96,7 @@ def enough(run: RunConfig, asked: Problems) -> Problems:
     return asked
 
 
-def gold_checked(
+def ground_truths_checked(
     problems: Problems, grader: Grader | None, data: DataConfig, needed: bool = True
 ) -> tuple[Problems, Sequence[str]]:
     """(problems, notes on ground truths that cannot be earned); which form a plug-in expects is unknown."""
@@ -106,10 +106,10 @@ def gold_checked(
 
 
 def asked_checked(run: RunConfig, asked: Problems, judge: Grader | None, say: Say, needed: bool = True) -> Problems:
-    """The problems that evaluations ask from, their gold answers checked."""
+    """The problems that evaluations ask from, their ground truths checked."""
     data = run.evaluation.data
     with asked_by(run, "data"):
-        return told(say, *gold_checked(asked, judge, data, needed))
+        return with_notes(say, *ground_truths_checked(asked, judge, data, needed))
 
 
 def read_asked(run: RunConfig, say: Say) -> Problems:
@@ -126,7 +126,7 @@ def read_asked(run: RunConfig, say: Say) -> Problems:
         name = data.train if data.n_validation is not None else data.validation or measured_on(data, hub)
         table = read_split(data, name, Path(name).stem, hub, traces=False)
         (problems,) = identified([table])
-        told(note, problems, table.notes)
+        with_notes(note, problems, table.notes)
         if (n := data.n_validation) is not None:
             if n > len(problems):
                 raise ConfigError(

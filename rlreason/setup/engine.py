@@ -64,7 +64,7 @@ def make_engine(
 
 
 def placed(placement: str, device: str) -> str:
-    """Where vLLM runs and why, in words. Unless a second GPU is asked for, it runs where the policy is.
+    """Where vLLM runs and why, as text. Unless a second GPU is asked for, it runs where the policy is.
 
     >>> placed("auto", "cpu")
     'rollout.placement=cpu: there is no GPU here'
@@ -72,7 +72,7 @@ def placed(placement: str, device: str) -> str:
     if placement in ("colocate", "second_gpu") and device != "cuda":
         raise ConfigError(f"rollout.placement={placement}: the policy is not on a GPU: choose auto or cpu")
     if placement == "cpu" and device == "cuda":
-        raise ConfigError("rollout.placement=cpu: the policy is on the GPU and vLLM belongs beside it: choose auto")
+        raise ConfigError("rollout.placement=cpu: the policy is on the GPU and vLLM belongs there too: choose auto")
     if placement == "second_gpu":
         return "rollout.placement=second_gpu: vLLM runs in a process and on a GPU of its own"
     return {

@@ -1,7 +1,7 @@
 """Whether the problems of a run suffice, and fit with their responses: measured before anything slow is loaded.
 
 What is quickly read and measured is, and what is not (a hub's data, a chat, a tokenizer that only transformers can
-make) is left to the house, which measures everything and says it in the same words. It must not import torch.
+make) is left to the building of the components, which measures everything and reports it in the same words.
 """
 
 import json
@@ -25,7 +25,7 @@ from rlreason.setup.templates import filling
 from rlreason.setup.warm_start_formats import formats_of
 from rlreason.types import Problem
 
-PATIENCE_S = 1.5  # of processor time that all runs of a sweep together may take here; then the house must do
+PATIENCE_S = 1.5  # of processor time that all runs of a sweep together may take here; the rest is measured later
 MOST_MEASURED = 4_000_000  # characters of prompts that are turned into tokens here
 UNBOUNDED = 1 << 30
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")  # classes that read tokenizer.json as it stands

@@ -17,11 +17,11 @@ class Graders:
 
     training: Grader
     evaluation: Grader
-    beside: Grader | None  # of the evaluation prompt's reward, where another one counts
+    second: Grader | None  # of the evaluation prompt's reward, where another one counts
 
     def all(self) -> list[Grader]:
         """Each grader once."""
-        named = (self.training, self.evaluation, self.beside)
+        named = (self.training, self.evaluation, self.second)
         return list({id(grader): grader for grader in named if grader is not None}.values())
 
     def close(self) -> None:
@@ -34,18 +34,18 @@ def make_graders(run: RunConfig, folder: Path) -> Graders:
     """Data with a verifier of its own brings the reward along. A run that learns from no grades has no grader more."""
     evaluation = run.evaluation
     counts = reward_name(evaluation.reward, evaluation.data)
-    beside = evaluation.prompt_reward and reward_name(evaluation.prompt_reward, evaluation.data)
+    second = evaluation.prompt_reward and reward_name(evaluation.prompt_reward, evaluation.data)
     training = reward_name(run.prompt.reward, run.data) if run.judges_to_learn else counts
     made: dict[str, Grader] = {}
     try:
-        for reward in dict.fromkeys(filter(None, (training, counts, beside))):
+        for reward in dict.fromkeys(filter(None, (training, counts, second))):
             made[reward] = Grader(run.grading, reward, log_path=folder / INCIDENTS)
             made[reward].start()
     except BaseException:
         for grader in made.values():
             grader.close()
         raise
-    return Graders(made[training], made[counts], made[beside] if beside else None)
+    return Graders(made[training], made[counts], made[second] if second else None)
 
 
 def grading_settings(grading: GradingConfig, reward: str) -> dict[str, Any]:

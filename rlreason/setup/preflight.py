@@ -91,7 +91,7 @@ def missing_packages(run: RunConfig) -> list[str]:
 
 
 def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:
-    """Refuse what surely does not fit on the disk; returns what may not fit, in words."""
+    """Refuse what surely does not fit on the disk; returns what may not fit, as text."""
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free, needs = shutil.disk_usage(place).free, [space_needed(run) for run in runs]
     models, responses = sum(need.model for need in needs), sum(need.responses for need in needs)

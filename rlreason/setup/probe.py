@@ -56,5 +56,5 @@ def refusal(setting: str, grader: Grader, reference: str, timeout_s: float) -> s
         return ""
     return (
         f"{setting} fails on the response 'probe' and the reference answer {reference[:40]!r}: "
-        f"{grader.why_not(grade)}: mend it"
+        f"{grader.why_not(grade)}: fix it"
     )

@@ -27,7 +27,7 @@ def protocol_of(
     """How responses to each of these problems are asked for and judged; `tokenizer` has the chat template.
 
     Prompts that come with the data are part of its hash. The engine stays out, which may only round otherwise, and so
-    does the reward that only grades beside.
+    does a second reward, which decides nothing.
     """
     templated = any(p.prompt is None for p in problems)
     reward = reward_name(evaluation.reward, evaluation.data)

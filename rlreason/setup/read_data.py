@@ -27,8 +27,8 @@ Problems = list[Problem]
 GROUND_TRUTH = "ground_truth"  # the label of a table that is read for its answers alone
 
 
-def told(say: Say, problems: Problems, notes: str | Iterable[str]) -> Problems:
-    """The problems, once the notes on what was left out are said."""
+def with_notes(say: Say, problems: Problems, notes: str | Iterable[str]) -> Problems:
+    """The problems, after a line for each note on what was left out."""
     for note in [notes] if isinstance(notes, str) else notes:
         say(note)
     return problems
@@ -45,7 +45,7 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Proble
     if isinstance(data, CountdownConfig) and data.path is not None:
         skip = data.bad_rows == "skip"
         *halves, notes = load_countdown(data.path, data.name, data.n_train, data.n_validation, skip)
-        return told(say, halves[0], notes), halves[1]
+        return with_notes(say, halves[0], notes), halves[1]
     if isinstance(data, CountdownConfig):
         sizes = {key: getattr(data, key) for key in ("seed", "min_count", "max_count", "max_value", "max_target")}
         return make_countdown(data.n_train, **sizes), make_countdown(data.n_validation, **sizes, validation=True)
@@ -65,7 +65,7 @@ def read_files(data: FileDataConfig, say: Say, traces: bool = True) -> tuple[Pro
         labels = ["train", "validation"]
     tables = [read_split(data, name, label, hub, traces) for name, label in zip(names, labels, strict=True)]
     for table in tables:
-        told(say, table.problems, table.notes)
+        with_notes(say, table.problems, table.notes)
     problems = identified(tables)
     if data.n_validation is not None:
         return hold_out(problems[0], data.n_validation, data.split_seed)
@@ -100,19 +100,19 @@ def answered(
         )
     missed = f", and for {lacking - found} it was not found" if found < lacking else ""
     said += f": found by question for {found} in {', '.join(sources)}{missed}"
-    rows = told(say, rows, "! " * bool(missed) + said)
+    rows = with_notes(say, rows, "! " * bool(missed) + said)
     return rows[: len(train)], rows[len(train) :]
 
 
 def _ground_truth(data: FileDataConfig) -> dict[str, Problems]:
-    """Source -> problems with answers: data.ground_truth, or the usual splits beside the training rows."""
+    """Source -> problems with answers: data.ground_truth, or the usual splits next to the training rows."""
     hub = cache(partial(hub_splits, data.path or "", data.hub_config))
     if data.ground_truth is not None:
         return {data.ground_truth: _with_either_names(data, data.ground_truth, hub)}
     train = locate(data.path, data.train)
     read = {train} if data.n_validation else {train, locate(data.path, data.validation or measured_on(data, hub))}
-    beside = [data.path, str(train.parent)] if train else [data.path]
-    files = [file for folder in beside if folder for name in SPLITS if (file := locate(folder, name))]
+    folders = [data.path, str(train.parent)] if train else [data.path]
+    files = [file for folder in folders if folder for name in SPLITS if (file := locate(folder, name))]
     splits = [str(file) for file in dict.fromkeys(files) if file not in read]
     if (
         data.path
@@ -142,10 +142,10 @@ def read_split(data: FileDataConfig, split: str, label: str, hub: Hub, traces: b
     """The problems of one file or split of the hub; `label` is part of the ids of rows that bring none."""
     names: Names = field_names(asdict(data.fields))
     wrap = traces and data.response_as == "solution"
-    parse = partial(to_problem, names=names, gold=data.gold, max_chars=data.max_chars, wrap=wrap)
+    parse = partial(to_problem, names=names, rule=data.gold, max_chars=data.max_chars, wrap=wrap)
     if label == GROUND_TRUTH or (traces and data.filter == "correct") or data.ground_truth is not None:
-        # A trace that brings its own gold answer would always be right.
-        parse = partial(parse, gold_in_response=False)
+        # A trace that brings its own ground truth would always be right.
+        parse = partial(parse, truth_in_response=False)
     source, rows = _rows(data, split, hub)
     prefix, skip = f"{data.name}-{label}", data.bad_rows == "skip"
     return read_table(rows, source, prefix, parse, partial(own_id, names=names), skip)

@@ -66,14 +66,14 @@ def describe_job(run: RunConfig) -> str:
 def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str]:
     """What evaluations do otherwise than training, if anything."""
     asks, second = components.evaluator.settings, components.evaluator.second_grader
-    told = [f"data={asks.data.name}"] if asks.data is not run.data else []
-    told += [describe_job(run)] if asks.prompt is not run.prompt else []
+    parts = [f"data={asks.data.name}"] if asks.data is not run.data else []
+    parts += [describe_job(run)] if asks.prompt is not run.prompt else []
     if asks.sampling != run.sampling:
-        told.append(asks.sampling.describe())
-    told += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []
-    lines = [f"evaluates  with {'; '.join(told)}"] if told else []
+        parts.append(asks.sampling.describe())
+    parts += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []
+    lines = [f"evaluates  with {'; '.join(parts)}"] if parts else []
     if second is not None:
-        lines.append(f"counts     by {components.evaluator.grader.reward}, and beside it by {second.reward}")
+        lines.append(f"counts     by {components.evaluator.grader.reward}, and for comparison by {second.reward}")
     return lines
 
 
@@ -113,10 +113,10 @@ def telling_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sam
     return (won or pairs)[0]
 
 
-def tell_mirror(console: Console, mirror: WandbLogger | None) -> None:
+def show_sink(console: Console, sink: WandbLogger | None) -> None:
     """Where the run is in Weights & Biases, if it is."""
-    if mirror and mirror.place:
-        console.say(f"W&B        {mirror.place}")
+    if sink and sink.place:
+        console.say(f"W&B        {sink.place}")
 
 
 def summed_up(components: Components, status: str, reason: str, before: Evaluated, after: Evaluated) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def closing(
     after: Evaluated,
     problems: Sequence[Problem],
     summary: Mapping[str, Any],
-    mirror: WandbLogger | None = None,
+    sink: WandbLogger | None = None,
 ) -> None:
     """What training changed, how exact that is, and where everything lies."""
     first, last = telling_pair(before.samples, after.samples)
@@ -173,7 +173,7 @@ def closing(
         f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
         f"curves: {shown(folder / CURVES)}" + (f", model: {shown(folder / MODEL)}" if run.save_model else "")
     )
-    tell_mirror(console, mirror)
+    show_sink(console, sink)
     if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
         console.say(
             "\nTry next:\n"

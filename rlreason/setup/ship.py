@@ -1,7 +1,7 @@
 """Makes the start models that come with the package: `python -m rlreason.setup.ship [WORDS]`, in a checkout.
 
 The words are those of the run that the model is for, such as `prompt=r1_zero`; without words, the default run. It
-takes as long as the warm start, and writes `rlreason/model/shipped/PROMPT.safetensors` with a description beside it.
+takes as long as the warm start, and writes `rlreason/model/shipped/PROMPT.safetensors` with a description next to it.
 To be repeated whenever the model's settings, the stories or the formats are changed: a test says so.
 """
 

@@ -1,4 +1,4 @@
-"""What a run will write to disk, estimated from its settings before anything is loaded. It must not know torch."""
+"""What a run will write to disk, estimated from its settings before anything is loaded."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from rlreason.model.tiny_formats import VOCABULARY as TINY_VOCABULARY
 
 RECORDS = 2**20  # bytes for config, metrics and curves, which every run leaves
 PER_TOKEN = 30  # bytes of a response's token in a record: its id, two log-probabilities, its text
-PER_RESPONSE = 2000  # bytes beside them: question, prompt, grade
+PER_RESPONSE = 2000  # bytes besides them: question, prompt, grade
 
 
 class Space(NamedTuple):
@@ -20,7 +20,7 @@ class Space(NamedTuple):
 
 
 def space_needed(run: RunConfig) -> Space:
-    """What a run writes beside small files. A model on the hub is of unknown size and counts as nothing."""
+    """What a run writes besides small files. A model on the hub is of unknown size and counts as nothing."""
     longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
     half = longest // 2  # most responses end before the limit
     return Space(model_bytes(run) if run.saves_model else 0, run.responses_saved() * (PER_RESPONSE + PER_TOKEN * half))

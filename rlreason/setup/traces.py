@@ -15,7 +15,7 @@ from rlreason.types import Problem, Sample
 def make_traces(
     run: RunConfig, policy: Policy, problems: Sequence[Problem], prompt_ids: Callable[[Problem], list[int]]
 ) -> tuple[list[Sample], list[str]]:
-    """(samples with credit 1, notices). What does not fit is refused, or left out and counted (data.bad_rows)."""
+    """(samples with advantage 1, notices). What does not fit is refused, or left out and counted (data.bad_rows)."""
     room, key = room_of(run, policy.max_context)
     end, traces, too_long = end_of_turn(run.prompt, policy.tokenizer), [], []
     for problem in problems:

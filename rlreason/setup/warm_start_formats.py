@@ -2,7 +2,7 @@
 
 The prompts of the handouts' prompt ablation share one warm start that holds all of them, so that whichever of them a
 run chooses, it starts from the same weights. Every other prompt, the default and a user's own, has a warm start to
-itself. It knows settings and prompt options; it must not know torch.
+itself.
 """
 
 from itertools import cycle, islice

@@ -211,7 +211,7 @@ class VLLMEngine:
     def verify_weights(self) -> WeightCheck:
         """Compare engine and trainer as they are now. The probe stays in the prefix cache, to betray a stale one."""
         probe = self._sample([self._probe], PROBE, 1)[0]
-        scorer = LogProbScorer(self.policy, PROBE.temperature, self.max_len)
+        scorer = LogProbScorer(self.policy, self.max_len)
         trainer = scorer.log_probs([(probe.prompt_ids, probe.token_ids)])[0]
         compared, differing = self._thread.call(lambda: self.transfer.differing_tensors(self.llm, self.policy))
         mismatch = largest_mismatch(probe.log_probs, trainer)

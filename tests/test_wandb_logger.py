@@ -21,8 +21,8 @@ OTHERS = {
 
 
 @pytest.fixture
-def mirror(tmp_path, monkeypatch):
-    """A mirror that sends nothing anywhere, made in a folder called `lr=1` without any variable of W&B's."""
+def logger(tmp_path, monkeypatch):
+    """A logger that sends nothing anywhere, made in a folder called `lr=1` without any variable of W&B's."""
     monkeypatch.chdir(tmp_path)
     for name in (*OTHERS, "WANDB_MODE", "WANDB_DIR", SWEEP_VARIABLE):
         monkeypatch.delenv(name, raising=False)
@@ -44,51 +44,51 @@ def mirror(tmp_path, monkeypatch):
     wandb.teardown()
 
 
-def told(mirror: WandbLogger) -> tuple[Any, ...]:
-    run = mirror.run
+def identity(made: WandbLogger) -> tuple[Any, ...]:
+    run = made.run
     return run.project, run.entity, run.group, run.name, run.tags, run.notes
 
 
-def test_without_a_word_the_defaults_are_ours(mirror):
-    made = mirror({SWEEP_VARIABLE: "grid", "WANDB_MODE": "offline"})
+def test_without_a_word_the_defaults_are_ours(logger):
+    made = logger({SWEEP_VARIABLE: "grid", "WANDB_MODE": "offline"})
     assert (made.run.project, made.run.group, made.run.name) == ("rlreason", "grid", "lr=1")
     assert made.run.settings.mode == "offline"
     assert list(Path("lr=1/wandb").glob("offline-run-*"))
 
 
-def test_nothing_is_printed_and_the_place_is_told(mirror, capfd):
-    made = mirror({"WANDB_SILENT": "false"}, mode="offline")
+def test_nothing_is_printed_and_the_place_is_shown(logger, capfd):
+    made = logger({"WANDB_SILENT": "false"}, mode="offline")
     assert Path(made.place.partition(";")[0]).samefile(made.run.settings.sync_dir)
     made.log({"train_step": 1, "train/loss": 0.5})
     made.finish({"accuracy": 1.0})
     assert capfd.readouterr() == ("", "")
-    assert mirror(mode="disabled").place == ""
+    assert logger(mode="disabled").place == ""
 
 
-def test_variables_of_wandb_win_over_our_defaults(mirror):
-    made = mirror({SWEEP_VARIABLE: "grid", "WANDB_MODE": "offline", **OTHERS})
-    assert told(made) == ("theirs", "team", "course", "first", ("a", "b"), "a note")
+def test_variables_of_wandb_win_over_our_defaults(logger):
+    made = logger({SWEEP_VARIABLE: "grid", "WANDB_MODE": "offline", **OTHERS})
+    assert identity(made) == ("theirs", "team", "course", "first", ("a", "b"), "a note")
 
 
-def test_settings_win_over_variables(mirror):
-    made = mirror(
+def test_settings_win_over_variables(logger):
+    made = logger(
         {SWEEP_VARIABLE: "grid", "WANDB_MODE": "online", **OTHERS},
         mode="offline", project="p", entity="e", group="g", name="n", tags=["t"], notes="o",
     )  # fmt: skip
-    assert told(made) == ("p", "e", "g", "n", ("t",), "o")
+    assert identity(made) == ("p", "e", "g", "n", ("t",), "o")
     assert made.run.settings.mode == "offline"
 
 
-def test_wandb_can_be_switched_off_by_its_variable(mirror):
-    made = mirror({"WANDB_MODE": "disabled"})
+def test_wandb_can_be_switched_off_by_its_variable(logger):
+    made = logger({"WANDB_MODE": "disabled"})
     made.log({"train_step": 1, "train/loss": 0.5})
     assert made.run.disabled
     assert not list(Path("lr=1").rglob("*.wandb"))
 
 
-def test_a_word_that_wandb_does_not_know_is_one_line(mirror):
+def test_a_word_that_wandb_does_not_know_is_one_line(logger):
     with pytest.raises(ConfigError, match="ofline") as caught:
-        mirror({"WANDB_MODE": "ofline"})
+        logger({"WANDB_MODE": "ofline"})
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -109,8 +109,8 @@ def records(file: Path) -> list[wandb_internal_pb2.Record]:
     return out
 
 
-def test_every_row_and_every_table_stands_at_its_counters(mirror):
-    made = mirror(mode="offline")
+def test_every_row_and_every_table_stands_at_its_counters(logger):
+    made = logger(mode="offline")
     made.log({"rollout_step": 2, "train_step": 5, "eval_step": 1, "train/loss": 0.5, "ei/kept": 3})
     made.table("rollouts", 2, [dict.fromkeys(COLUMNS, 0)])
     made.finish({"accuracy": 1.0})
