@@ -271,7 +271,7 @@ def test_every_option_can_be_listed_without_a_copy_of_the_store():
     """Hydra's own listing copies it once per question, so that help grew slower with every option."""
     profile = cProfile.Profile()
     with composing(read([])), profile:
-        assert len(nearest.options()["loss"]) == 8
+        assert len(nearest.options()["loss"]) == 9
     called = {name for (_, _, name) in pstats.Stats(profile).stats}  # type: ignore[attr-defined]
     assert "get_group_options" in called
     assert "deepcopy" not in called
