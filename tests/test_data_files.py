@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlreason.config.choices import wrong_words
-from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, StoriesConfig
+from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig
 from rlreason.data.files import BadRowError, file_rows, fingerprint, read_table
 from rlreason.data.rows import field_names, own_id, to_problem
 from rlreason.errors import ConfigError
@@ -242,10 +242,7 @@ def test_sources_that_are_not_there_are_named_before_anything_is_read(tmp_path):
         (FileDataConfig(name="x", path="a/hub", train="/nowhere/x.jsonl"), "data.train=/nowhere/x.jsonl is no file"),
         (FileDataConfig(name="x", train=file), "data.validation has no value: give data.validation=FILE"),
         (FileDataConfig(name="x", train=file, validation=file, n_validation=1), "set one of them to null"),
-        (FileDataConfig(name="x", train=file, n_validation=1, gold="box"), "data.gold=box is none of auto, hash"),
-        (DataConfig(name="x", filter="right"), "data.filter=right is none of none, correct"),
         (DataConfig(name="x", pass_rates="/nowhere"), "data.pass_rates=/nowhere is no file"),
-        (StoriesConfig(name="x", overlap="no"), "data.overlap=no is none of refuse, drop, allow"),
     ):
         (line,) = [*wrong_words(data, "data."), *data.problems()]
         assert says in line
