@@ -199,6 +199,7 @@ def test_wrong_verbs_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path
     for words, says in (
         (("inspct", run, "--json"), "did you mean rlreason inspect?"),
         (("report", run), "report is no verb: inspect, "),
+        (("grpo",), "algorithm=grpo"),
     ):
         done, _ = shell("-m", "rlreason", *words, cwd=tmp_path)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
