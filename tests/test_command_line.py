@@ -235,6 +235,8 @@ def test_every_module_runs_or_says_what_to_type():
     for name in names - runnable:
         text = modules.instead(name)
         assert text.startswith(f"{name} is no command: type ")
+        commands = text.partition(": type ")[2].replace(", or one of ", ", ").split(", ")
+        assert len(commands) == len(set(commands))
         assert len(text.splitlines()) == 1
     assert "type python -m rlreason algorithm=best_of_n, or" in modules.instead("rlreason.jobs.best_of_n")
     assert "type python -m rlreason curves RUN, or" in modules.instead("rlreason.analysis.curves")

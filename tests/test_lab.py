@@ -302,6 +302,25 @@ def test_a_config_of_another_version_is_a_mistake_too(folder):
         read_run(RunFolder(folder))
 
 
+def test_a_schema_that_provenance_names_wrongly_is_said_of_it(folder):
+    path = folder / "provenance.json"
+    told = json.loads(path.read_text())
+    for wrong in ({"algorithm": "sft"}, {"data": "nothing"}, {"data": ["gym"]}):
+        path.write_text(json.dumps(told | {"schemas": told["schemas"] | wrong}))
+        with pytest.raises(ConfigError, match=r"provenance\.json names \("):
+            read_run(RunFolder(folder))
+
+
+def test_a_token_outside_the_vocabulary_is_one_line(folder, capsys):
+    path = folder / "rollouts/step_00003.jsonl"
+    first, *others = path.read_text().splitlines()
+    row = json.loads(first)
+    row["token_ids"][0] = 10**6
+    path.write_text("\n".join([json.dumps(row), *others]) + "\n")
+    assert laboratory(folder) == 3
+    assert f"{path} holds the token 1000000" in capsys.readouterr().err
+
+
 def test_a_run_from_before_model_seed_started_from_the_model_of_its_seed(folder):
     config = OmegaConf.load(folder / "config.yaml")
     assert read_run(RunFolder(folder)).model.seed == 0

@@ -12,7 +12,8 @@ import rlreason
 from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.reader import RunFolder, runs_in
-from rlreason.records.rows import TO_SHOW
+from rlreason.records.resume import goes_on
+from rlreason.records.rows import TO_LEARN, TO_SHOW, lacks, sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.test_verbs import verb
@@ -161,3 +162,70 @@ def test_no_other_package_names_a_file_of_the_run_folder():
                 found.append(f"{path.relative_to(PACKAGE)}:{node.lineno} {text}")
     outside = [line for line in found if not line.startswith(("records/", "runtime/stderr_log.py"))]
     assert outside == []
+
+
+def test_an_interrupted_job_of_the_version_before_goes_on(tmp_path):
+    (tmp_path / files.UNFINISHED).write_text("")
+    before = "algorithm: evaluate\nrollout: {async_steps: 0, placement: shared}\n"
+    (tmp_path / files.CONFIG).write_text(before)
+    assert goes_on(tmp_path, "algorithm: evaluate\nrollout: {async_level: 0, placement: colocate}\n")
+    with pytest.raises(ConfigError, match=r"rollout\.async_level=0 there, 1 here"):
+        goes_on(tmp_path, "algorithm: evaluate\nrollout: {async_level: 1, placement: colocate}\n")
+
+
+def test_what_is_no_run_of_a_sweep_is_left_out_and_a_run_that_never_began_is_said(run, tmp_path, capsys):
+    for name in ("run/.hydra", "run/broken_off_1", "sweep/.hydra", "sweep/broken_off_1", "killed/.hydra", "sweep/a"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / files.CONFIG).write_text("algorithm: grpo\n")
+    assert [path.name for path in runs_in(tmp_path / "sweep")] == ["a"]
+    for name in ("inspect", "curves", "compare"):
+        assert verb(name, tmp_path / "killed") == 2
+        assert "killed before it began" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"token_ids": [1.5]}, "token_ids"),
+        ({"log_probs": [-0.5, -0.5]}, "log_probs"),
+        ({"log_probs": []}, "log_probs"),
+        ({"trainer_log_probs": 5}, "trainer_log_probs"),
+        ({"trainer_log_probs": [-0.5, -0.5]}, "trainer_log_probs"),
+        ({"prompt_reward": 5}, "prompt_reward"),
+        ({"prompt_reward": {"reward": 1.0}}, "prompt_reward"),
+        ({"entropy": "high"}, "entropy"),
+        ({"trainer_log_probs": None, "prompt_reward": None, "entropy": None}, ""),
+    ],
+)
+def test_a_field_that_cannot_be_learned_from_makes_a_row_unusable(run, change, says):
+    file = RunFolder(run).rollouts()[0]
+    row = json.loads(file.path.read_text()) | change
+    assert lacks(row, TO_LEARN) == (f"no usable '{says}'" if says else "")
+    assert says or sample_of(row)
+
+
+@pytest.mark.parametrize("version", ["7.1", 1.5, True, None, -1])
+def test_a_version_that_is_none_is_refused(run, version, capsys):
+    (run / "provenance.json").write_text(json.dumps({"schema_version": version}))
+    assert verb("inspect", run) == 2
+    assert f"schema_version={version!r}, which is no version" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words", "says"),
+    [
+        ("config.yaml", "prompt: {reward: r1_zero}\ngrading: 5\n", ["inspect"], "grading=5"),
+        ("config.yaml", "prompt: {reward: r1_zero}\ngrading: {rel_tol: abc}\n", ["inspect"], "grading.rel_tol"),
+        ("summary.json", {"protocol": "abc"}, ["compare"], "summary.json holds no curves"),
+        ("summary.json", {"best_of_n": 5}, ["compare"], "summary.json holds no curves"),
+        ("summary.json", {"n_list": ["a"]}, ["compare"], "summary.json holds no curves"),
+    ],
+)
+def test_a_broken_document_is_one_line(run, file, text, words, says, capsys):
+    whole = {"n_list": [1], "best_of_n": {"pass@N": [[0.5, 0.4, 0.6]]}, "protocol": {"hash": "x"}}
+    (run / file).write_text(text if isinstance(text, str) else json.dumps(whole | text))
+    (run / "evals/step_00009.jsonl").mkdir()
+    assert verb(*words, run) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert len(said.splitlines()) == 1

@@ -105,11 +105,42 @@ def test_the_json_of_a_verb_is_written_whole_or_not_at_all(run, tmp_path, capsys
     target = tmp_path / "figures.json"
     target.write_text("before")
     assert verb("inspect", run, "--step", "9", "--json", target) == 2
+    assert "saved the steps 0, 1, 2: choose one" in capsys.readouterr().err
     assert target.read_text() == "before"
     assert verb("inspect", run, "--json", "-") == 0
     assert json.loads(capsys.readouterr().out)["responses"] == 2
     assert verb("curves", run, "--json", "-") == 0
     assert json.loads(capsys.readouterr().out)["last"]["train/loss"] is None  # JSON has no word for NaN
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["inspect", "--json", ""], "--json '' is no file"),
+        (["inspect", "--json", "HERE"], "--json 'HERE' is no file"),
+        (["inspect", "--markdown", "HERE"], "--markdown 'HERE' is no file"),
+        (["inspect", "--markdown", "/nonexist/a.md"], "--markdown /nonexist/a.md lies in no folder"),
+        (["compare", "-o", "/nonexist/y.png"], "-o /nonexist/y.png lies in no folder"),
+        (["compare", "-o", "HERE/y.qqq"], "no picture can be written as .qqq"),
+    ],
+)
+def test_where_nothing_can_be_written_is_said_before_the_work(words, says, run, tmp_path, capsys):
+    name, *options = (word.replace("HERE", str(tmp_path)) for word in words)
+    (run / "inspect.md").unlink(missing_ok=True)
+    assert verb(name, run, *options) == 2
+    said = capsys.readouterr()
+    assert says.replace("HERE", str(tmp_path)) in said.err
+    assert (said.out, len(said.err.splitlines()), (run / "inspect.md").exists()) == ("", 1, False)
+
+
+def test_a_verb_does_not_name_a_setting_that_it_does_not_have(run, capsys):
+    (run / "curves.png").unlink(missing_ok=True)
+    (run / "curves.png").mkdir()
+    assert verb("curves", run) == 2
+    said = capsys.readouterr().err
+    assert "curves.png cannot be written" in said
+    assert "hydra.run.dir" not in said
+    (run / "curves.png").rmdir()
 
 
 @pytest.mark.parametrize("words", [*SHOWN, ("inspect", "--gradients")], ids=" ".join)
@@ -165,7 +196,11 @@ def test_no_group_or_setting_is_nearly_a_verb():
 
 
 def test_wrong_verbs_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):
-    for words, says in ((("inspct", run, "--json"), "did you mean rlreason inspect?"), (("grpo",), "algorithm=grpo")):
+    for words, says in (
+        (("inspct", run, "--json"), "did you mean rlreason inspect?"),
+        (("report", run), "report is no verb: inspect, "),
+        (("grpo",), "algorithm=grpo"),
+    ):
         done, _ = shell("-m", "rlreason", *words, cwd=tmp_path)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
         assert says in done.stderr
@@ -185,6 +220,7 @@ def test_wrong_verbs_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path
 def test_a_former_command_is_forwarded_with_its_options_and_a_hint(name, words, says, tmp_path):
     done, _ = shell("-W", "ignore", "-m", name, *words, cwd=tmp_path)
     hint, said = done.stderr.splitlines()
+    first, *rest = FORWARDS[name]
     assert (done.returncode, done.stdout) == (2, "")
-    assert hint == f"rlreason: python -m {name} is called rlreason {' '.join(FORWARDS[name])} now"
+    assert hint == f"rlreason: python -m {name} is called python -m rlreason {' '.join((first, 'RUN', *rest))} now"
     assert said.startswith(f"rlreason: {says}")

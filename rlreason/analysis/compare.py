@@ -15,9 +15,10 @@ from rlreason.evaluation.protocol import refuse_mixture
 from rlreason.evaluation.tables import curves_table
 from rlreason.records.console import Console
 from rlreason.records.files import BEST_OF_N_PICTURE, SUMMARY
+from rlreason.records.picture import FORMATS
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.runtime.streams import folded
-from rlreason.runtime.verb import Answer, Parser
+from rlreason.runtime.verb import Answer, Parser, refuse_target
 
 
 def add_arguments(parser: Parser) -> None:
@@ -29,6 +30,11 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Draw the runs' curves and list their values; `ConfigError` where two runs were measured differently."""
+    refuse_target("-o", arguments.o)
+    if (suffix := arguments.o.suffix[1:].lower() or "png") not in FORMATS:
+        raise ConfigError(
+            f"-o {arguments.o}: no picture can be written as .{suffix}: choose one of {', '.join(FORMATS)}"
+        )
     summaries, unfinished = finished_runs(arguments.runs)
     protocols, picture = {name: s["protocol"] for name, s in summaries.items()}, arguments.o
     differences = refuse_mixture(protocols, allow=arguments.mix_protocols)
@@ -81,4 +87,16 @@ def best_of_n_summary(run: RunFolder) -> dict[str, Any] | None:
         raise ConfigError(f"{run.path} holds no {SUMMARY}: give the folder of a finished run of algorithm=best_of_n")
     if not {"best_of_n", "n_list", "protocol"} <= run.summary.keys():
         raise ConfigError(f"{run.path} is no run of algorithm=best_of_n: give one that is")
+    if not _is_whole(run.summary):
+        raise ConfigError(f"{run.path / SUMMARY} holds no curves that can be read: leave this run out, or repeat it")
     return run.summary
+
+
+def _is_whole(summary: dict[str, Any]) -> bool:
+    """Whether a summary has its protocol's hash and, for each way to choose, (value, low, high) at each N."""
+    try:
+        n_list, ways = list(map(float, summary["n_list"])), summary["best_of_n"].values()
+        whole = isinstance(summary["protocol"]["hash"], str) and min(n_list) > 0 and len(ways) > 0
+        return whole and all(len(w) == len(n_list) and all(len([*map(float, p)]) == 3 for p in w) for w in ways)
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return False

@@ -14,8 +14,10 @@ from torch import Tensor
 from rlreason.algorithms.rollouts import token_ids
 from rlreason.analysis.variants import describe, variants, with_advantages
 from rlreason.config.grpo import GRPOConfig
+from rlreason.errors import DataError
 from rlreason.model.policy import Policy, load_policy
 from rlreason.records.console import Console
+from rlreason.records.files import ROLLOUTS, step_name
 from rlreason.records.reader import RunFolder
 from rlreason.setup.components import scorer
 from rlreason.setup.learner import make_learner
@@ -84,6 +86,13 @@ def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Samp
         )
         policy, start = start_policy(run, console)
         check_start(folder, start, console)
+    size = policy.head.shape[0]
+    ids = {i for s in samples for i in (*s.response.prompt_ids, *s.response.token_ids)}
+    if wrong := sorted(i for i in ids if not 0 <= i < size):
+        raise DataError(
+            f"{folder.path / ROLLOUTS / step_name(step)} holds the token {wrong[-1]}, and the model's vocabulary has "
+            f"{size}: give the run's own rollouts, or choose another --step"
+        )
     choose_threads(run, policy)
     if run.kl_placement != "none":
         samples, start = with_reference(run, samples, console)
@@ -110,7 +119,7 @@ def with_reference(run: GRPOConfig, samples: Sequence[Sample], console: Console)
 def check_start(folder: RunFolder, start: Start | None, console: Console) -> None:
     """Say where the built-in model's start, made again, is not the one that the run's summary names, if it has one."""
     recorded = (folder.summary or {}).get("start")
-    if start and recorded and recorded.get("weights") != start.weights:
+    if start and isinstance(recorded, dict) and recorded.get("weights") != start.weights:
         console.say(
             "! the start model made here is not the one of the run (made with another processor, torch or version "
             "of this code): this one is measured, and a KL term against it"

@@ -20,7 +20,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_SHOW, Row
 from rlreason.runtime.atomic_files import write_whole
 from rlreason.runtime.streams import folded
-from rlreason.runtime.verb import Answer, Parser
+from rlreason.runtime.verb import Answer, Parser, refuse_target
 
 #: The options that each way to inspect reads; another one given with it would do nothing.
 READ_BY = {
@@ -63,6 +63,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     if n < 1:
         raise ConfigError(f"-n {n} shows nothing: give a number above 0")
     run = RunFolder(arguments.run)
+    refuse_target("--markdown", arguments.run / CASES if arguments.markdown is None else arguments.markdown)
     file = run.responses(arguments.step, arguments.rollouts)
     return inspect(run, file, arguments.category, n, arguments.markdown, console)
 

@@ -9,6 +9,7 @@ from rlreason.config.former_names import renewed
 from rlreason.config.grpo import GRPOConfig
 from rlreason.config.store import SCHEMAS, retyped
 from rlreason.errors import ConfigError, DataError
+from rlreason.records.files import CONFIG, PROVENANCE
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_LEARN, sample_of
 from rlreason.types import Sample
@@ -23,10 +24,11 @@ def read_run(folder: RunFolder) -> GRPOConfig:
     settings = renewed(_of_version_1(settings) if folder.version == 0 else settings)
     try:
         return retyped(settings, folder.schemas or _guessed_schemas(settings), GRPOConfig)
-    except (OmegaConfBaseException, KeyError) as error:  # KeyError: a schema that this version does not have
-        reason = str(error).splitlines()[0]
+    except (OmegaConfBaseException, KeyError, TypeError, AssertionError) as error:  # the last three: of the schemas
+        reason = next(iter(str(error).splitlines()), f"{folder.schemas}")
         raise ConfigError(
-            f"RUN={folder.path}: its config.yaml is not of this version ({reason}): repeat the run with this version"
+            f"RUN={folder.path}: its {CONFIG} is not of this version, or not of the schemas that its {PROVENANCE} "
+            f"names ({reason}): repeat the run with this version"
         ) from error
 
 

@@ -24,7 +24,7 @@ from rlreason.cli.suggestions import (
     options_with,
     settings_like,
 )
-from rlreason.cli.verbs import named_verb
+from rlreason.cli.verbs import VERBS, named_verb
 from rlreason.errors import ConfigError
 from rlreason.records.status import RESOURCES, exit_code
 
@@ -151,7 +151,7 @@ def one_line(error: Exception, overrides: Sequence[str] = (), name: str = "confi
     if value := re.search(r"Value '(.*)' of type '[^']+' could not be converted to (\w+)", text, re.DOTALL):
         return f"{full_key}={value[1]} must be of type {value[2]}: give {TYPES.get(value[2], 'a value of that type')}"
     if word := re.search(r"Error parsing override '([^'=]*)'\s+missing EQUAL", text):
-        return _no_override(word[1])
+        return _no_override(word[1], list(overrides[:1]) == [word[1]])
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override))
     if override := re.search(r"Error merging override (.+)", text):
@@ -253,8 +253,8 @@ def _unknown_group(word: str) -> str:
     return f"{group or '(nothing)'} is no group to choose from: {meant or 'leave it out, or write key=value'}"
 
 
-def _no_override(word: str) -> str:
-    """A word without an equals sign: what it may have been meant as."""
+def _no_override(word: str, is_first: bool = False) -> str:
+    """A word without an equals sign: what it may have been meant as; a verb, where it comes first."""
     said = f"{word} is neither an option nor an override: "
     if verb := named_verb([word]):
         return f"{said}a verb comes first, as in rlreason {verb.name} {verb.takes}"
@@ -269,6 +269,9 @@ def _no_override(word: str) -> str:
     flags = ("multirun", "help", "version", "cfg", "config-dir", "hydra-help")
     meant = [f"--{flag}" for flag in near(word, flags, cutoff=0.8)] or choices_named(word)
     meant = meant or [f"{like}=..." for like in near(word, [*groups, *keys_to_set(cfg)], cutoff=0.7)]
+    if is_first and not meant and re.fullmatch(r"[A-Za-z][\w-]{0,30}", word):
+        *names, last = (verb.name for verb in VERBS)
+        return f"{word} is no verb: {', '.join(names)} and {last} read runs; settings are key=value"
     return f"{said}{did_you_mean(meant)} write key=value (python -m rlreason --help)".replace(":  ", ": ")
 
 

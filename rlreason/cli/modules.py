@@ -62,7 +62,7 @@ def instead(name: str) -> str:
     verbs = {verb.module: f"python -m rlreason {verb.name} {verb.takes}" for verb in VERBS}
     meant = verbs.get(name) or MEANT.get(last)
     meant = meant or (f"python -m rlreason algorithm={last}" if last in trained else "")
-    others = ", ".join(("python -m rlreason", *verbs.values()))
+    others = ", ".join(other for other in ("python -m rlreason", *verbs.values()) if other != meant)
     return f"{name} is no command: " + (f"type {meant}, or one of {others}" if meant else f"type one of {others}")
 
 
@@ -76,7 +76,8 @@ def forward_or_refuse() -> None:
     name = sys.orig_argv[place].removeprefix(flags)
     if name in FORWARDS:
         words = FORWARDS[name]
-        print(f"rlreason: python -m {name} is called {' '.join(('rlreason', *words))} now", file=sys.stderr, flush=True)
+        now = " ".join((f"python -m {PACKAGE.name}", *words[:1], *["RUN"] * bool(words), *words[1:]))
+        print(f"rlreason: python -m {name} is called {now} now", file=sys.stderr, flush=True)
         module = flags + PACKAGE.name
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:place], module, *words, *sys.argv[1:]])
     if name.partition(".")[0] == PACKAGE.name and not runs(name):

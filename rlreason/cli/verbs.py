@@ -18,12 +18,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, UnwritableError
 from rlreason.records.console import Console
 from rlreason.records.reader import runs_in
 from rlreason.records.rows import finite
-from rlreason.runtime.atomic_files import write_whole
-from rlreason.runtime.verb import Answer, Parser
+from rlreason.runtime.atomic_files import ELSEWHERE, write_whole
+from rlreason.runtime.verb import Answer, Parser, refuse_target
 
 STDOUT = "-"  # as the FILE of --json
 
@@ -86,10 +86,14 @@ def run_verb(verb: Verb, words: Sequence[str]) -> None:
     arguments = parser.parse_args(_json_alone(words))
     refuse_several(arguments)
     target = arguments.json
-    if target not in (None, STDOUT) and not Path(target).absolute().parent.is_dir():
-        raise ConfigError(f"--json {target} lies in no folder that is there: give another FILE, or none to print it")
+    if target not in (None, STDOUT):
+        refuse_target("--json", target)
     console = Console(out=sys.stderr if target == STDOUT else None)
-    answer: Answer = module.main(arguments, console)
+    try:
+        answer: Answer = module.main(arguments, console)
+    except UnwritableError as error:
+        error.args = (str(error).replace(ELSEWHERE, ""),)  # a setting of runs, which no verb has
+        raise
     figures = json.dumps(finite({"verb": verb.name, **answer.figures}), indent=1, default=str)
     if target == STDOUT:
         print(figures)
@@ -109,12 +113,13 @@ def refuse_several(arguments: argparse.Namespace) -> None:
 
 
 def _json_alone(words: Sequence[str]) -> list[str]:
-    """The words with a `-` after each `--json` that a folder follows: the folder is RUN, not the FILE to be written.
+    """The words with a `-` after a `--json` that a folder follows: it is RUN, not FILE, unless RUN stands before.
 
     >>> _json_alone(["--json", "/"]), _json_alone(["/", "--json"]), _json_alone(["/", "--json", "a.json"])
     (['--json', '-', '/'], ['/', '--json'], ['/', '--json', 'a.json'])
     """
     out: list[str] = []
     for word in words:
-        out += [STDOUT, word] if out[-1:] == ["--json"] and Path(word).is_dir() else [word]
+        is_run = bool(word) and Path(word).is_dir() and not any(Path(before).is_dir() for before in out)
+        out += [STDOUT, word] if out[-1:] == ["--json"] and is_run else [word]
     return out

@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from rlreason.config.groups import GradingConfig
+from rlreason.errors import ConfigError
 from rlreason.grading.grader import Grader
 from rlreason.grading.verifiers import reward_name
 
@@ -24,4 +28,10 @@ class RunGrading(NamedTuple):
 
     def grader(self, symbolic: bool = True) -> Grader:
         """A grader with the run's settings. Raises `ConfigError` for settings that no grader can have."""
-        return Grader(GradingConfig(**self.settings), self.reward, symbolic=symbolic)
+        try:
+            config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(GradingConfig), self.settings))
+        except OmegaConfBaseException as error:
+            key, reason = getattr(error, "full_key", ""), str(error).splitlines()[0]
+            raise ConfigError(f"grading.{key} in the config of the run cannot be used ({reason}): mend it") from None
+        assert isinstance(config, GradingConfig)
+        return Grader(config, self.reward, symbolic=symbolic)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from rlreason.runtime.stderr_log import NAME as LOG
 
+HYDRA = ".hydra"  # what Hydra writes before the run begins
 CONFIG = "config.yaml"  # every setting with its value
 STATUS = "status.json"  # how the run stands or ended
 PROVENANCE = "provenance.json"  # commit, command, versions; the version of the folder and the schemas of its settings
@@ -69,6 +70,6 @@ def response_files(folder: Path, kind: str) -> list[ResponseFile]:
     found = [
         ResponseFile(path, kind, int(named[1]), int(named[2]) if named[2] else None)
         for path in (folder / kind).glob("step_*.jsonl")
-        if (named := _STEP_FILE.fullmatch(path.name))
+        if (named := _STEP_FILE.fullmatch(path.name)) and path.is_file()
     ]
     return sorted(found, key=lambda file: (file.step, file.update or -1))

@@ -8,6 +8,9 @@ from typing import Any
 from rlreason.runtime.atomic_files import whole
 from rlreason.runtime.signals import held
 
+#: The formats that matplotlib can write, each by the suffix of the file.
+FORMATS = ("png", "pdf", "svg", "svgz", "eps", "ps", "pgf", "jpg", "jpeg", "tif", "tiff", "webp", "raw", "rgba")
+
 
 @contextmanager
 def picture(path: Path, title: str, size: tuple[float, float], rows: int = 1, columns: int = 1) -> Iterator[Any]:

@@ -24,19 +24,24 @@ from rlreason.runtime.streams import print_stderr
 def runs_in(folder: Path) -> list[Path]:
     """The folders of the runs of a sweep, by name; [] where `folder` is a run's own, or holds none."""
     inner = [] if (folder / files.CONFIG).exists() else folder.glob(f"*/{files.CONFIG}")
-    return sorted(path.parent for path in inner)
+    return sorted(path.parent for path in inner if not path.parent.name.startswith((".", files.SET_ASIDE)))
 
 
 class RunFolder:
     """One run's folder; each of its files is read when it is asked for.
 
-    Raises `ConfigError` where there is no such folder, or where a later version of this program wrote it.
+    Raises `ConfigError` where there is no such folder, where its run never began, or where a later version wrote it.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None] = print_stderr) -> None:
         if not path.is_dir():
             raise ConfigError(f"{path} is no folder: give the folder of a run, as printed at its start")
         self.path, self._say, self._said = path, say, set[str]()
+        if not (path / files.CONFIG).exists() and any((path / name).exists() for name in (files.HYDRA, files.STATUS)):
+            raise ConfigError(
+                f"{path} has no {files.CONFIG}, as a run that was killed before it began: give the folder of one run, "
+                "or start it again"
+            )
         if self.version > files.VERSION:
             raise ConfigError(
                 f"{path} is a run folder of version {self.version}, and this program reads up to version "
@@ -45,9 +50,14 @@ class RunFolder:
 
     @cached_property
     def version(self) -> int:
-        """The version of the folder's contents, see `files.VERSION`; 0 where it has none."""
+        """The version of the folder's contents, see `files.VERSION`; 0 where none is named."""
         version = self.provenance.get("schema_version", 0)
-        return version if isinstance(version, int) else 0
+        if type(version) is not int or version < 0:  # True is an int too
+            raise ConfigError(
+                f"{self.path / files.PROVENANCE} names schema_version={version!r}, which is no version: "
+                f"give one of 0 to {files.VERSION}, or another run"
+            )
+        return version
 
     @property
     def schemas(self) -> dict[str, str]:
@@ -103,7 +113,10 @@ class RunFolder:
                 f"{self.path / files.CONFIG} does not name the run's reward, prompt.reward: give the folder of one run"
             )
         data = f"{of}data" if of and self.setting(f"{of}data") else "data"
-        return str(reward), self.setting(f"{data}.verifier"), dict(self.setting("grading") or {})
+        grading = self.setting("grading") or {}
+        if not isinstance(grading, dict):
+            raise ConfigError(f"{self.path / files.CONFIG} has grading={grading!r}, which is no group: mend it")
+        return str(reward), self.setting(f"{data}.verifier"), dict(grading)
 
     @property
     def status(self) -> str | None:
@@ -156,7 +169,7 @@ class RunFolder:
         for of_kind in saved:
             if found := [f for f in of_kind if step is None or (f.step == step and f.update is None)]:
                 return found[-1]
-        if steps := sorted(f.step for of_kind in saved for f in of_kind if f.step is not None and f.update is None):
+        if steps := sorted({f.step for of_kind in saved for f in of_kind if f.step is not None and f.update is None}):
             raise ConfigError(
                 f"--step {step}: {self.path} saved the steps {', '.join(map(str, steps))}: choose one of them"
             )

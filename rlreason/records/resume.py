@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from rlreason.config.former_names import renewed
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG, UNFINISHED
 
@@ -43,7 +44,7 @@ def changed(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def _flat(config: str) -> dict[str, Any]:
-    """The settings of a config by their dotted names; {} where it is no config at all."""
+    """The settings of a config by their dotted names of this version; {} where it is no config at all."""
 
     def below(node: Any, prefix: str) -> dict[str, Any]:
         if not isinstance(node, dict):
@@ -51,6 +52,7 @@ def _flat(config: str) -> dict[str, Any]:
         return {key: v for name, child in node.items() for key, v in below(child, f"{prefix}{name}.").items()}
 
     try:
-        return below(yaml.safe_load(config), "")
+        settings = yaml.safe_load(config)
     except yaml.YAMLError:
         return {}
+    return below(renewed(settings), "") if isinstance(settings, dict) else {}

@@ -17,9 +17,14 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "gold": object,
     "sample": int,
     **dict.fromkeys(("problem_id", "question", "response", "outcome", "path", "finish_reason"), str),
-    **dict.fromkeys(("reward", "format_reward", "answer_reward", "length", "weight_version"), NUMBER),
-    **dict.fromkeys(("prompt_ids", "token_ids", "log_probs"), list),
+    **dict.fromkeys(("reward", "format_reward", "answer_reward", "length", "weight_version", "entropy"), NUMBER),
+    **dict.fromkeys(("prompt_ids", "token_ids", "log_probs", "trainer_log_probs"), list),
+    "prompt_reward": dict,
 }
+#: Fields that a row may have, or have as null; another value of another type is not usable.
+OPTIONAL = ("trainer_log_probs", "prompt_reward", "entropy")
+PER_TOKEN = ("log_probs", "trainer_log_probs")  # as long as the row's token_ids
+GRADE = ("reward", "format_reward", "answer_reward", "outcome", "path")
 #: What a row needs to be graded again, to be shown to a person, and to be learned from.
 TO_REGRADE = ("response", "gold", "outcome")
 TO_SHOW = (*TO_REGRADE, "problem_id", "question", "format_reward", "path", "length", "finish_reason")
@@ -36,14 +41,20 @@ def lacks(row: Row, needed: Iterable[str]) -> str:
     ("no 'gold', no usable 'outcome'", "no usable 'token_ids'")
     """
     missing = [f"no '{name}'" for name in needed if name not in row]
-    return ", ".join(missing + [f"no usable '{name}'" for name in needed if name in row and not _fits(row, name)])
+    found = [name for name in needed if name in row] + [name for name in OPTIONAL if row.get(name) is not None]
+    return ", ".join(missing + [f"no usable '{name}'" for name in found if not _fits(row, name)])
 
 
 def _fits(row: Row, name: str) -> bool:
-    value = row[name]
-    if not isinstance(value, FIELDS[name]):
+    if not isinstance(row[name], FIELDS[name]):
         return False
-    return not isinstance(value, list) or all(isinstance(number, NUMBER) for number in value)
+    value = row[name]
+    if name == "prompt_reward":
+        return not lacks(value, GRADE)
+    if name in PER_TOKEN and len(value) != (len(ids) if isinstance(ids := row.get("token_ids"), list) else 0):
+        return False
+    numbers = NUMBER if name in PER_TOKEN else int
+    return not isinstance(value, list) or all(isinstance(number, numbers) for number in value)
 
 
 def finite(value: Any) -> Any:
@@ -120,5 +131,5 @@ def sample_of(row: Row) -> Sample:
         finish_reason=row["finish_reason"],
         weight_version=row["weight_version"],
     )
-    by_prompt = grade_of(row["prompt_reward"]) if "prompt_reward" in row else None
+    by_prompt = grade_of(row["prompt_reward"]) if row.get("prompt_reward") else None
     return Sample(response, grade_of(row), by_prompt, log_probs=row.get("trainer_log_probs"))

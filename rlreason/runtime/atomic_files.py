@@ -16,6 +16,7 @@ FULL = {
     errno.EDQUOT: "free some space within your quota",
     errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
 }
+ELSEWHERE = ", or choose another folder (hydra.run.dir)"
 
 
 @contextmanager
@@ -81,7 +82,7 @@ def unwritable(path: Path | str, number: int) -> UnwritableError:
     """
     cure = FULL.get(number, "make the place writable")
     cause = os.strerror(number)
-    error = UnwritableError(f"{path} cannot be written ({cause}): {cure}, or choose another folder (hydra.run.dir)")
+    error = UnwritableError(f"{path} cannot be written ({cause}): {cure}{ELSEWHERE}")
     if number in FULL:
         error.exit_code = ResourceError.exit_code
     return error

@@ -1,6 +1,7 @@
 """What a verb of the command line (`rlreason VERB ...`) is made of: its arguments, and its answer."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -30,6 +31,17 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("runs", metavar="RUN", type=run_folder, nargs="+", help=help)
         else:
             self.add_argument("run", metavar="RUN", type=run_folder, help=help)
+
+
+def refuse_target(option: str, target: Path | str) -> None:
+    """`ConfigError` where no file can be written as an option's FILE: to be called before the work begins."""
+    path = Path(target).absolute()
+    if not str(target) or path.is_dir():
+        raise ConfigError(f"{option} '{target}' is no file: give the path of one")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {target} lies in no folder that is there: give another FILE")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{option} {target} lies in a folder that cannot be written to: give another FILE")
 
 
 def run_folder(word: str) -> Path:

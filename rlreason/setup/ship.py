@@ -66,6 +66,9 @@ def ship(words: list[str], folder: Path = SHIPPED) -> Path:
 
 def main() -> None:
     """Make the model of the words on the command line; a mistake in them is one line and exit code 2."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print("usage: python -m rlreason.setup.ship [KEY=VALUE ...]  (makes a start model that comes with the package)")
+        return
     try:
         path = ship(sys.argv[1:])
     except ConfigError as error:
