@@ -91,6 +91,10 @@ VIOLATIONS = [
     (GRPO, {"cliprange_low": None}, "loss.cliprange_low=null: loss=grpo_clip needs", "leave this out"),
     (NAMED["gspo"], {"cliprange_high": None}, "loss.cliprange_high=null", "loss=gspo"),
     (NAMED["cispo"], {"ratio_cap": None}, "loss.ratio_cap=null", "loss=cispo"),
+    (NAMED["cispo"], {"ratio_cap": 0.28}, "loss.ratio_cap=0.28", "5.0"),
+    (GRPO, {"cliprange_low": 0.0}, "loss.cliprange_low=0.0", "above 0"),
+    (GRPO, {"cliprange_low": 1.2}, "loss.cliprange_low=1.2", "at most 1"),
+    (GRPO, {"cliprange_high": -0.2}, "loss.cliprange_high=-0.2", "above 0"),
     (GRPO, {"dual_clip": 1.2}, "loss.dual_clip=1.2", "3.0"),
     (
         NAMED["rft"],

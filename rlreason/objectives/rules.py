@@ -58,7 +58,11 @@ def _check_loss(o: Objective) -> Iterator[str]:
     missing = [key for key, needed in entry.numbers.items() if needed and key not in numbers]
     for key in missing:
         yield f"loss.{key}=null: loss={loss} needs a number; give one, or leave this out"
-    if not missing and not any(entry.ranges[key].broken_by(value) for key, value in numbers.items()):
+    # config/ranges.py checks what was typed; a side of the clip range may have its number from loss.cliprange.
+    broken = {key: rule for key, value in numbers.items() if (rule := entry.ranges[key].broken_by(value))}
+    for key, rule in broken.items():
+        yield f"loss.{key}={numbers[key]} {rule}: {entry.ranges[key].cure}"
+    if not missing and not broken:
         yield from (f"loss.{line}" for line in entry.problems(**numbers))
 
 
