@@ -53,10 +53,10 @@ def test_the_example_is_an_option_like_any_other(project):
     assert done.returncode == 0, done.stderr
     card = " ".join(done.stdout.split())
     assert "l = -s A, s = exp(mean of log rho, at most 0.4 if A > 0, else at least -0.3)" in card
-    assert "GMPO (arXiv 2507.20673)" in card
+    assert "GMPO (arXiv 2507.20673) with other numbers" in card
     rows = [json.loads(line) for line in (project / "run/metrics.jsonl").read_text().splitlines()]
     assert any("train/ratio" in row and "train/clip_fraction" in row for row in rows)
-    shown = python(project, "rlreason.analysis.lab", "run")
+    shown = python(project, "rlreason", "inspect", "run", "--gradients")
     assert shown.returncode == 0, shown.stderr
     assert re.search(r"^this run .* gmpo, masked_mean, mean/group_std$", shown.stdout, re.MULTILINE)
     assert re.search(r"^loss=gmpo .* gmpo, masked_mean, mean/group_std$", shown.stdout, re.MULTILINE)

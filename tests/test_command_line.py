@@ -19,6 +19,7 @@ from rlreason.config.leaves import refuse_own_input
 from rlreason.config.store import SCHEMAS, resource_dir, typed
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONTENTS
+from rlreason.runtime.environment import SWEEP_VARIABLE
 
 PACKAGE = modules.PACKAGE
 
@@ -267,7 +268,7 @@ def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):
     assert "rollout_batch_size=256 must be a positive multiple of group_size=7" in done.stderr
 
 
-def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys):
+def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys, monkeypatch):
     check_words(["-m", "loss_type=grpo_clip,grpo_no_clip", "cliprange=0.1"])
     assert "note: in some runs of this sweep, loss.cliprange=0.1 has no effect" in capsys.readouterr().out
     check_words(["-m", "use_std_normalization=True,False", "advantage_eps=1e-4"])
@@ -275,6 +276,9 @@ def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys):
     assert "note: model.lora.alpha has no effect: it is read with model.lora.rank above 0" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"loss.cliprange=0.1 has no effect: .*: choose loss=grpo_clip or loss=gspo"):
         check_words(["-m", "loss=grpo_no_clip,reinforce_with_baseline", "loss.cliprange=0.1"])
+    monkeypatch.setenv(SWEEP_VARIABLE, "grid")  # as in the process of one run of a sweep
+    check_words(["loss=grpo_no_clip", "loss.cliprange=0.1"])
+    assert "note: in some runs of this sweep, loss.cliprange=0.1 has no effect" in capsys.readouterr().out
 
 
 def test_what_a_run_reads_is_not_among_what_it_sets_aside(tmp_path):

@@ -138,7 +138,7 @@ def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
             "has no effect: it is read by loss=grpo_clip and loss=gspo only",
         ),
         (["loss=gspo", "loss.ratio_cap=3"], "loss.ratio_cap=3.0 has no effect: it is read by loss=cispo only"),
-        (["loss=cispo", "loss.ratio_cap=null"], "ratio_cap=null: loss_type=cispo needs it"),
+        (["loss=cispo", "loss.ratio_cap=null"], "loss.ratio_cap=null: loss=cispo needs a number"),
         (["loss.clip=0.1"], "loss.clip is no setting of the chosen option of loss: did you mean loss.dual_clip?"),
         (
             ["algorithm=ppo"],

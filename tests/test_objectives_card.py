@@ -97,6 +97,8 @@ def test_card_orders_a_reward_term_before_the_advantage_and_weighs_only_the_poli
         (NAMED["dr_grpo"], "changes only the length norm"),
         (changed(GRPO, {"length_norm": "token"}), "samples further prompts"),
         (changed(GRPO, {"kl_placement": "loss", "kl_coef": 0.04}), "GRPO with its KL term"),
+        (changed(REINFORCE, {"baseline": "opo"}), "OPO (arXiv 2505.23585), its sum over tokens divided"),
+        (changed(GRPO, {"baseline": "opo"}), "OPO: the paper divides by no normaliser"),
         (changed(GRPO, {"baseline": "leave_one_out"}), "RLOO does not divide by a normaliser"),
         (changed(NAMED["gspo"], {"length_norm": "constant"}), "a sequence weighs by its length"),
         (NAMED["cispo"], "its cap is 1 + eps"),

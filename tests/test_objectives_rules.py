@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import rlreason
+from rlreason.config.ranges import ranges_of
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss
 from rlreason.objectives.card import objective_card
@@ -16,6 +17,7 @@ from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
 from rlreason.objectives.published import NAMED, PUBLISHED
 from rlreason.objectives.rules import check_objective
+from rlreason.types import Range
 
 GRPO = NAMED["grpo"]
 REINFORCE = NAMED["reinforce"]
@@ -33,9 +35,14 @@ def test_every_published_objective_breaks_no_rule():
     assert check_objective(Objective()) == []
 
 
-def test_every_number_of_a_loss_has_a_range():
-    for name, loss in LOSSES.items():
-        assert loss.numbers.keys() == loss.ranges.keys(), name
+def test_every_number_of_a_loss_has_one_range():
+    sapo = LOSSES["sapo"]
+    wider = {**sapo.ranges, "tau_neg": Range(0, 9)}
+    for ranges in ({"tau_pos": Range(0, 9)}, {**wider, "cap": Range(0, 9)}):
+        with pytest.raises(ValueError, match=r"^loss sapo: (tau_neg|cap): "):
+            replace(sapo, ranges=ranges)
+    with pytest.raises(ValueError, match=r"^loss mine: another loss gives tau_neg another range"):
+        ranges_of({"sapo": sapo, "mine": replace(sapo, ranges=wider)})
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -81,14 +88,14 @@ def test_named_objectives_differ_in_exactly_the_axes_of_the_papers():
 VIOLATIONS = [
     (GRPO, {"loss_type": "ppo"}, "loss_type=ppo: no such option", "grpo_clip"),
     (GRPO, {"length_norm": "mean"}, "length_norm=mean: no such option", "masked_mean"),
-    (GRPO, {"cliprange_low": None}, "cliprange_low=null: loss_type=grpo_clip needs it", "loss=grpo_clip"),
-    (NAMED["gspo"], {"cliprange_high": None}, "cliprange_high=null", "loss=gspo"),
-    (NAMED["cispo"], {"ratio_cap": None}, "ratio_cap=null", "loss=cispo"),
-    (NAMED["cispo"], {"ratio_cap": 0.28}, "ratio_cap=0.28", "5.0"),
-    (GRPO, {"cliprange_low": 0.0}, "cliprange_low=0.0", "above 0"),
-    (GRPO, {"cliprange_low": 1.2}, "cliprange_low=1.2", "at most 1"),
-    (GRPO, {"cliprange_high": -0.2}, "cliprange_high=-0.2", "above 0"),
-    (GRPO, {"dual_clip": 1.2}, "dual_clip=1.2", "3.0"),
+    (GRPO, {"cliprange_low": None}, "loss.cliprange_low=null: loss=grpo_clip needs", "leave this out"),
+    (NAMED["gspo"], {"cliprange_high": None}, "loss.cliprange_high=null", "loss=gspo"),
+    (NAMED["cispo"], {"ratio_cap": None}, "loss.ratio_cap=null", "loss=cispo"),
+    (NAMED["cispo"], {"ratio_cap": 0.28}, "loss.ratio_cap=0.28", "5.0"),
+    (GRPO, {"cliprange_low": 0.0}, "loss.cliprange_low=0.0", "above 0"),
+    (GRPO, {"cliprange_low": 1.2}, "loss.cliprange_low=1.2", "at most 1"),
+    (GRPO, {"cliprange_high": -0.2}, "loss.cliprange_high=-0.2", "above 0"),
+    (GRPO, {"dual_clip": 1.2}, "loss.dual_clip=1.2", "3.0"),
     (
         NAMED["rft"],
         {"baseline": "mean"},

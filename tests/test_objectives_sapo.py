@@ -1,6 +1,7 @@
 """SAPO (arXiv 2511.20347): -f(rho) A per token, f(rho) = 4 / tau * sigmoid(tau (rho - 1)), tau by the sign of A."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from test_objectives_losses import ragged_case
 
 from rlreason.objectives.card import objective_card
 from rlreason.objectives.losses import LOSSES
+from rlreason.objectives.objective import LossConfig
 from rlreason.objectives.published import OF_LOSSES
 
 
@@ -38,7 +40,19 @@ def test_the_gradient_is_the_papers_weight_and_that_of_the_ratio_on_policy(advan
         assert gradient.item() == pytest.approx(-advantage, rel=1e-12)
 
 
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_ratio_beyond_float32_has_no_gradient_and_is_no_nan(advantage):
+    log_prob = torch.tensor([[0.0, -1.0]], requires_grad=True)
+    old, mask = torch.tensor([[-200.0, -1.0]]), torch.ones(1, 2).bool()
+    loss, _ = LOSSES["sapo"](torch.tensor([[advantage]]), log_prob, old, mask, tau_pos=1e-3, tau_neg=1e3)
+    (gradient,) = torch.autograd.grad(loss.sum(), log_prob)
+    assert loss.isfinite().all()
+    assert gradient.tolist() == [[0.0, pytest.approx(-advantage)]]
+
+
 def test_the_card_names_the_paper_and_both_temperatures():
     text = " ".join(objective_card(OF_LOSSES["sapo"]).text.split())
     assert "tau = 1 if A > 0 else 1.05" in text
-    assert "SAPO (arXiv 2511.20347)" in text
+    assert "Equals SAPO (arXiv 2511.20347) Note" in text
+    other = replace(OF_LOSSES["sapo"], loss=LossConfig("sapo", tau_pos=1.0, tau_neg=2.0))
+    assert "Equals SAPO (arXiv 2511.20347) with other numbers" in " ".join(objective_card(other).text.split())

@@ -32,6 +32,8 @@ LINES = [
     (["prompt=no"], "prompt=no is no option of prompt"),
     (["prompt=null"], "prompt=null is no option of prompt"),
     (["algorithm=1"], "algorithm=1 is no option of algorithm"),
+    (["objective=sapo"], "did you mean loss=sapo?"),
+    (["objective=opo"], "did you mean baseline=opo?"),
     (["objective=false"], "objective=false is no option of objective"),
     (["model=tiny", "model=null"], "model=null is no option of model"),
     (["experiment=1"], "experiment=1 is no option of experiment"),
@@ -244,6 +246,19 @@ def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
         ("loss/mine.yaml", "- a\n", ["loss=mine"], "loss/mine.yaml does not compose ("),
         ("loss/mine.yaml", "cliprang: 1\n", ["loss=mine"], "loss/mine.yaml: cliprang is no setting of this run: did"),
         ("loss/mine.yaml", "defaults: [/nowhere]\n", ["loss=mine"], "does not compose (Could not load 'nowhere')"),
+        (
+            "rollout/mine.yaml",
+            "defaults: [hf]\nasync_steps: 0\n",
+            ["rollout=mine"],
+            "called rollout.async_level now",
+        ),
+        ("rollout/mine.yaml", "defaults: [hf]\nplacement: shared\n", ["rollout=mine"], "it is called colocate now"),
+        (
+            "baseline/mine.yaml",
+            "kind: mean\n",
+            ["baseline=mine"],
+            "kind is called baseline now: write baseline: ",
+        ),
         ("sweep/mine.yaml", "n_steps: 3\n", ["-m", "sweep=mine"], "begin it with the line # @package _global_"),
     ],
 )

@@ -24,6 +24,7 @@ from rlreason.config.store import resource_dir, typed
 from rlreason.config.unread import complaints, unread_keys
 from rlreason.errors import ConfigError
 from rlreason.records.status import RESOURCES, exit_code
+from rlreason.runtime.environment import SWEEP_VARIABLE
 
 MOST_RUNS_CHECKED = 64  # composing one run takes about 0.1 s
 
@@ -85,18 +86,19 @@ def _check_question(asked: Asked) -> None:
 
 def _check_runs(asked: Asked) -> Path:
     """Refuse runs that could not begin; returns the folder that they will write to."""
-    name, multirun = asked.config_name, asked.multirun
+    name, multirun, in_sweep = asked.config_name, asked.multirun, SWEEP_VARIABLE in os.environ
     said: dict[str, str] = {}  # of each setting that some run would not read, what is to be said of it
     nobody: dict[str, str] = {}  # what none of them would read
     words = {word.partition("=")[0] for word in asked.overrides}
     runs = []
     for number, combination in enumerate(itertools.islice(runs_of(asked.overrides, multirun, name), MOST_RUNS_CHECKED)):
-        run = _checked(combination, name, of_sweep=multirun)
+        run = _checked(combination, name, of_sweep=multirun or in_sweep)
         runs.append(run)
         said |= complaints(run, resource_dir("conf"))
         unread = unread_keys(run)
         nobody = {key: where for key, where in unread.items() if not number or key in nobody}
-    if useless := [line for key, line in said.items() if key in nobody]:
+    useless = [line for key, line in said.items() if key in nobody]
+    if useless and not in_sweep:  # of a sweep's own run, another one reads it
         raise ConfigError("\n".join(useless))
     for line in said.values():
         print(f"note: in some runs of this sweep, {line}")

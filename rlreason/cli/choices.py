@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, QuotedString, RangeSweep
 
-from rlreason.cli.aliases import MAY_BE_ABSENT, PLACED
+from rlreason.cli.aliases import MAY_BE_ABSENT, NONE, PLACED
 from rlreason.cli.suggestions import did_you_mean, nearest_options, options
 from rlreason.config.leaves import typed_word
 from rlreason.config.store import resource_dir
@@ -73,7 +73,9 @@ def _refuse_unknown(override: Override, group: str, offered: list[str]) -> None:
         if isinstance(name, str) and _exists(group, name):
             continue
         shown = typed_word(name)
-        meant = did_you_mean(nearest_options(shown, offered))
+        axes = ["loss", "baseline"] if group == "objective" and shown not in NONE else []
+        elsewhere = [f"{axis}={shown}" for axis in axes if _exists(axis, shown)]
+        meant = did_you_mean(elsewhere or nearest_options(shown, offered))
         more = ""
         if group in PLUGINS:
             more = f", or install the plug-in that brings it (such as pip install hydra-NAME-{group[6:]})"

@@ -4,27 +4,17 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlreason.cli.aliases import PLACED
-from rlreason.cli.habits import EQUIVALENTS
 from rlreason.cli.suggestions import (
-    algorithms_with,
-    choices_named,
-    chosen,
-    did_you_mean,
-    keys_below,
-    keys_to_set,
-    near,
     options,
     options_with,
-    settings_like,
 )
-from rlreason.cli.verbs import VERBS, named_verb
+from rlreason.cli.unknown_words import choices_among, no_override, unknown_group, unknown_key
+from rlreason.config.former_names import KEYS
 from rlreason.errors import ConfigError
 from rlreason.records.status import RESOURCES, exit_code
 
@@ -136,22 +126,23 @@ def one_line(error: Exception, overrides: Sequence[str] = (), name: str = "confi
     cause = error.__cause__ or error
     if isinstance(cause, ConfigError):  # one of our resolvers said it
         return str(cause)
-    text = f"{error}\n{cause}"
+    if former := _former_name(text := f"{error}\n{cause}"):
+        return former
     full_key = getattr(cause, "full_key", None)
     if unknown := re.search(r"Key '([^']+)' (?:is )?not in '?\w+'?", text):
         file = re.search(r"In '((\w+)/[^']+)': \w+ raised", text)
         if file and unknown[1] == file[2]:
             return f"{file[1]}.yaml sets {file[2]}, which is no setting: begin it with the line # @package _global_"
-        said = _unknown_key(full_key or unknown[1], choices_among(overrides), name)
+        said = unknown_key(full_key or unknown[1], choices_among(overrides), name)
         return f"{file[1]}.yaml: {said}" if file else said
     if absent := re.search(r"Could not override '([^']*)'\.\s+(?:No match|Did you mean)", text):
-        return _unknown_group(absent[1])
+        return unknown_group(absent[1])
     if below := [word for word in overrides if word.lstrip("+").startswith(f"{full_key}.") and "Value '{}'" in text]:
         return f"{below[0]}: {full_key} is one value, with nothing below it: write {full_key}=VALUE"
     if value := re.search(r"Value '(.*)' of type '[^']+' could not be converted to (\w+)", text, re.DOTALL):
         return f"{full_key}={value[1]} must be of type {value[2]}: give {TYPES.get(value[2], 'a value of that type')}"
     if word := re.search(r"Error parsing override '([^'=]*)'\s+missing EQUAL", text):
-        return _no_override(word[1], list(overrides[:1]) == [word[1]])
+        return no_override(word[1], list(overrides[:1]) == [word[1]])
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override))
     if override := re.search(r"Error merging override (.+)", text):
@@ -166,6 +157,15 @@ def one_line(error: Exception, overrides: Sequence[str] = (), name: str = "confi
     return _plain(error, full_key, overrides)
 
 
+def _former_name(text: str) -> str:
+    """What is said of a file of options that has a setting under the name of the version before; else nothing."""
+    found = re.search(r"In '([^']+)': .*?(?:string: '\{'(\w+)'.*?)?full_key: (\S+)", text, re.DOTALL)
+    if not found or (former := f"{found[3]}.{found[2] or ''}".rstrip(".")) not in KEYS:
+        return ""
+    cure = f"write {KEYS[former]}: VALUE below the line # @package _global_" if found[2] else "rename it"
+    return f"{found[1]}.yaml: {former} is called {KEYS[former]} now: {cure}"
+
+
 def _plain(error: Exception, full_key: str | None, overrides: Sequence[str]) -> str:
     """What is left of Hydra's message, behind the word that it is about."""
     lines = [line.strip() for line in str(error).splitlines()]
@@ -176,103 +176,6 @@ def _plain(error: Exception, full_key: str | None, overrides: Sequence[str]) -> 
     about = [word for word in overrides if full_key and word.lstrip("+~").startswith(f"{full_key}=")]
     about = about or [word for word in overrides if "${" in word]
     return f"{about[-1]} cannot be resolved ({text}): give a value" if about else text
-
-
-def choices_among(overrides: Sequence[str]) -> list[str]:
-    """The overrides that choose an option, of the readable ones."""
-    parser, found, groups = OverridesParser.create(), [], options()
-    for word in overrides:
-        try:
-            override = parser.parse_override(word)
-        except Exception:
-            continue
-        group = override.key_or_group
-        is_choice = group in groups or group.startswith("hydra/")
-        if is_choice and not override.is_sweep_override() and not override.is_delete():
-            found.append(word)
-    return found
-
-
-def _unknown_key(key: str, choices: Sequence[str], name: str) -> str:
-    cfg = chosen(choices, name)
-    if key.startswith("hydra."):
-        return _unknown_to_hydra(key, cfg)
-    algorithm = str(cfg.get("algorithm"))
-    group = key.rpartition(".")[0]
-    if group and isinstance(OmegaConf.select(cfg, group), DictConfig):
-        return _unknown_in_group(key, group, cfg, choices)
-    said = f"{key} is no setting of this run"
-    owners = [name for name in algorithms_with(key) if name != algorithm]
-    if owners and algorithm not in algorithms_with(key):
-        theirs = " and ".join(f"algorithm={owner}'s" for owner in owners)
-        ours = EQUIVALENTS.get(algorithm, {}).get(key)
-        cure = f"algorithm={algorithm} has {ours}" if ours else f"leave it out, or choose algorithm={owners[0]}"
-        return f"{said}: it is one of {theirs}: {cure}"
-    cure = did_you_mean(settings_like(key, cfg)) or "python -m rlreason --cfg job lists every key"
-    return f"{said}: {cure}"
-
-
-def _unknown_in_group(key: str, group: str, cfg: DictConfig, choices: Sequence[str]) -> str:
-    node = OmegaConf.select(cfg, group)
-    top = next((place for place in PLACED if f"{group}.".startswith(f"{place}.")), group.partition(".")[0])
-    whose = PLACED.get(top, top)  # the group of options
-    has_options = group == top and whose in options()
-    said = f"{key} is no setting of " + (f"the chosen option of {group}" if has_options else group)
-    of_others = [f"{top}={option}" for option in options_with(whose, key[len(top) + 1 :])]
-    has = f"{'it' if not has_options else 'the chosen one'} has {', '.join(f'{group}.{name!s}' for name in node)}"
-    if of_others:
-        cure = f"it is one of {' and '.join(of_others[:4])}: choose one of those, or leave it out"
-        return f"{said}: {cure} ({has})"
-    last = key.rpartition(".")[2]
-    here = [name for name in map(str, node) if f"{group}.{name}" in keys_to_set(cfg)]
-    near_here = [f"{group}.{name}" for name in near(last, here)]
-    meant = near_here or [like for like in settings_like(last, cfg) if like.startswith(f"{top}.")]
-    if meant:
-        return f"{said}: {did_you_mean(meant)}"
-    other = f"choose another {top}=..., or leave it out" if has_options else "leave it out"
-    return f"{said}: {other} ({has})"
-
-
-def _unknown_to_hydra(key: str, cfg: DictConfig) -> str:
-    part = "/".join(key.split(".")[:2])
-    if part in ("hydra/launcher", "hydra/sweeper"):
-        return f"{key} is no setting of the chosen {part}: choose another {part}=..., or leave this out"
-    meant = near(
-        key, cutoff=0.82, known=(known for known in keys_below(cfg.hydra, "hydra.") if known != "hydra.help.template")
-    )
-    return f"{key} is no setting of Hydra: {did_you_mean(meant) or 'python -m rlreason --cfg hydra lists them'}"
-
-
-def _unknown_group(word: str) -> str:
-    group, _, package = word.partition("@")
-    if package:
-        return f"{word}=... puts an option in another place than its own: write {group}=OPTION"
-    if group in options() and group not in ("experiment", "sweep"):
-        return f"{group} is no option of the chosen algorithm (an objective's axes are GRPO's): leave it out"
-    meant = did_you_mean(near(group, options()))
-    return f"{group or '(nothing)'} is no group to choose from: {meant or 'leave it out, or write key=value'}"
-
-
-def _no_override(word: str, is_first: bool = False) -> str:
-    """A word without an equals sign: what it may have been meant as; a verb, where it comes first."""
-    said = f"{word} is neither an option nor an override: "
-    if verb := named_verb([word]):
-        return f"{said}a verb comes first, as in rlreason {verb.name} {verb.takes}"
-    groups, cfg = options(), chosen([], "config")
-    if word in groups:
-        return f"{said}write key=value, as in {word}={groups[word][0]} ({', '.join(groups[word])})"
-    if word in keys_to_set(cfg):
-        return f"{said}write key=value, as in {word}={OmegaConf.select(cfg, word)}"
-    group, _, option = re.sub(r"[/:]", ".", word).rpartition(".")
-    if option in groups.get(group, ()):
-        return f"{said}write {group}={option}"
-    flags = ("multirun", "help", "version", "cfg", "config-dir", "hydra-help")
-    meant = [f"--{flag}" for flag in near(word, flags, cutoff=0.8)] or choices_named(word)
-    meant = meant or [f"{like}=..." for like in near(word, [*groups, *keys_to_set(cfg)], cutoff=0.7)]
-    if is_first and not meant and re.fullmatch(r"[A-Za-z][\w-]{0,30}", word):
-        *names, last = (verb.name for verb in VERBS)
-        return f"{word} is no verb: {', '.join(names)} and {last} read runs; settings are key=value"
-    return f"{said}{did_you_mean(meant)} write key=value (python -m rlreason --help)".replace(":  ", ": ")
 
 
 def _unreadable(word: str) -> str:
@@ -288,5 +191,5 @@ def _unreadable(word: str) -> str:
     if not re.fullmatch(r"[~+]*[\w./@:-]+", key, re.ASCII):
         return f"{word} cannot be read: no setting is called {key.strip()} (python -m rlreason --cfg job lists them)"
     if not equals:
-        return _no_override(word)
+        return no_override(word)
     return f"{word} cannot be read: a value with = : , ( ) quotes or brackets needs quotes, as in {key}='\"a=b\"'"

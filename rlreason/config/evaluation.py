@@ -73,9 +73,8 @@ def evaluation_of(run: Any) -> EvalProtocolConfig:
 
 def sampling_of(run: Any) -> SamplingConfig:
     """How evaluations sample: a number of `eval.sampling` where it is set, else the one of `sampling`."""
-    own = {key: number for key, number in asdict(run.eval.sampling).items() if number is not None}
-    sampling: SamplingConfig = replace(run.sampling, **own)
-    return sampling
+    own = asdict(run.eval.sampling)  # not `replace`, which would read training's numbers that are not used here
+    return SamplingConfig(**{k: getattr(run.sampling, k) if number is None else number for k, number in own.items()})
 
 
 def sampling_key(run: Any, name: str) -> str:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rlreason.objectives.loss import Loss
 from rlreason.objectives.losses import LOSSES
 from rlreason.types import LARGE, Range
 
@@ -23,6 +24,17 @@ SHARE = Range(0, 1, "it is a share")
 STEPS = Range(1, MOST)
 OR_NONE = Range(0, MOST)
 RESPONSES = Range(1, MADE)
+
+
+def ranges_of(losses: Mapping[str, Loss]) -> dict[str, Range]:
+    """Setting -> range of the losses' numbers; `ValueError` where two losses give one number different ranges."""
+    found: dict[str, Range] = {}
+    for name, loss in losses.items():
+        for number, limits in loss.ranges.items():
+            if found.setdefault(f"loss.{number}", limits) != limits:
+                raise ValueError(f"loss {name}: another loss gives {number} another range: share it, or rename it")
+    return found
+
 
 RANGES: dict[str, Range] = {
     "seed": SEED,
@@ -49,7 +61,7 @@ RANGES: dict[str, Range] = {
     "epochs": Range(0, LARGE, above=True),
     # GRPO and expert iteration
     "loss.cliprange": Range(0, LARGE, above=True),
-    **{f"loss.{number}": limits for loss in LOSSES.values() for number, limits in loss.ranges.items()},
+    **ranges_of(LOSSES),
     "length_norm.constant": Range(
         0,
         MOST,

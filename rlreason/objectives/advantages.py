@@ -7,9 +7,9 @@ A new baseline or normaliser is a function here with its line in the table below
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlreason.objectives.groups import Groups, group_by_id, sums
 from rlreason.objectives.kl import subtract_kl_from_rewards
@@ -103,6 +103,8 @@ class Baseline(NamedTuple):
     function: Callable[..., Tensor]
     plain: str
     latex: str
+    published: Mapping[str, Mapping[str, Any]] = {}  # title -> axes unlike those of objective=reinforce
+    notes: tuple[str, ...] = ()  # where libraries or papers of that name differ
 
 
 class StdNorm(NamedTuple):
@@ -112,16 +114,28 @@ class StdNorm(NamedTuple):
     plain: str = ""
     latex: str = ""
     note: str = ""
+    published: Mapping[str, Mapping[str, Any]] = {}  # as in `Baseline`
+    notes: tuple[str, ...] = ()
 
 
 BASELINES = {
     "mean": Baseline(mean_baseline, "r - mean(group)", r"r_i - \bar r_{g}"),
     "none": Baseline(no_baseline, "r", "r_i"),
     "leave_one_out": Baseline(
-        leave_one_out_baseline, "r - mean(others of the group)", r"r_i - \frac{1}{G-1}\sum_{j \ne i} r_j"
+        leave_one_out_baseline,
+        "r - mean(others of the group)",
+        r"r_i - \frac{1}{G-1}\sum_{j \ne i} r_j",
+        notes=(
+            "RLOO: leave-one-out is G/(G-1) times the mean form, so with groups of one size it differs "
+            "from baseline=mean by a constant factor. The paper adds KL to the reward.",
+        ),
     ),
     "opo": Baseline(
-        opo_baseline, "r - sum(length x r) / sum(length) of the group", r"r_i - \frac{\sum_j |y_j|\, r_j}{\sum_j |y_j|}"
+        opo_baseline,
+        "r - sum(length x r) / sum(length) of the group",
+        r"r_i - \frac{\sum_j |y_j|\, r_j}{\sum_j |y_j|}",
+        published={"OPO (arXiv 2505.23585), its sum over tokens divided by a constant": {}},
+        notes=("OPO: the paper divides by no normaliser, which is std_norm=none here.",),
     ),
 }
 STD_NORMS = {
@@ -133,7 +147,11 @@ STD_NORMS = {
         batch_std_divisor, "std(batch)", r"\operatorname{std}(r)", "unbiased std (ddof 1) over the rollout batch"
     ),
     "group_mean": StdNorm(
-        group_mean_divisor, "mean(group)", r"\bar r_{g}", "mean of the group's rewards, which must not be negative"
+        group_mean_divisor,
+        "mean(group)",
+        r"\bar r_{g}",
+        "mean of the group's rewards, which must not be negative",
+        notes=("MaxRL: eps is added to the mean here, so a group without any reward gives 0.",),
     ),
 }
 

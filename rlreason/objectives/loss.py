@@ -42,6 +42,13 @@ class Loss:
     published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # title -> numbers, and axes unlike GRPO's
     notes: tuple[str, ...] = ()  # where libraries or papers of that name differ
 
+    def __post_init__(self) -> None:
+        if odd := self.numbers.keys() ^ self.ranges.keys():
+            raise ValueError(
+                f"loss {self.function.__name__}: {', '.join(sorted(odd))}: ranges needs a line for every keyword-only "
+                "parameter of the function, and no other"
+            )
+
     @cached_property
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.function).parameters

@@ -236,7 +236,8 @@ def sapo(
     tau is `tau_pos` where A > 0, else `tau_neg`: a larger one lets tokens of bad responses fade sooner. At rho = 1 the
     gradient is that of -rho A, whatever tau is. SAPO, arXiv 2511.20347.
     """
-    ratio = masked_log_ratio(policy_log_probs, old_log_probs, response_mask).exp()
+    # The gate is flat long before exp(80). Past float32's largest ratio its slope of 0 would be multiplied by inf: NaN.
+    ratio = masked_log_ratio(policy_log_probs, old_log_probs, response_mask).clamp(max=80).exp()
     tau = ratio.new_full((), tau_pos).where(advantages > 0, tau_neg)
     return -4 / tau * (tau * (ratio - 1)).sigmoid() * advantages, {"ratio": ratio.detach()}
 
@@ -254,8 +255,8 @@ LOSSES["sapo"] = Loss(
     sapo,
     _sapo_formula,
     {
-        "tau_pos": Range(0, LARGE, "it is the gate's steepness: try 1.0", above=True),
-        "tau_neg": Range(0, LARGE, "it is the gate's steepness: try 1.05", above=True),
+        "tau_pos": Range(1e-3, 1e3, "it is the gate's steepness: try 1.0"),
+        "tau_neg": Range(1e-3, 1e3, "it is the gate's steepness: try 1.05"),
     },
     published={"SAPO (arXiv 2511.20347)": {"tau_pos": 1.0, "tau_neg": 1.05}},
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+from rlreason.objectives.advantages import BASELINES, STD_NORMS, Baseline, StdNorm
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
 
@@ -19,11 +20,17 @@ class Published(NamedTuple):
     title: str  # empty where nothing but its own option is called so
     objective: Objective
     name: str = ""
+    exact: bool = False  # its title goes with its numbers only
 
 
 GRPO = Objective(loss=LossConfig("grpo_clip", cliprange_low=0.2, cliprange_high=0.2))
 CONSTANT, TOKEN = LengthNormConfig("constant"), LengthNormConfig("token")
 REINFORCE = Objective(length_norm=CONSTANT, std_norm="none")
+#: The entries by which samples are compared, each with its axis and its name.
+_COMPARISONS: list[tuple[str, Baseline | StdNorm, str]] = [
+    *(("baseline", entry, name) for name, entry in BASELINES.items()),
+    *(("std_norm", entry, name) for name, entry in STD_NORMS.items()),
+]
 
 
 def _of_loss(name: str, settings: Mapping[str, Any]) -> Objective:
@@ -85,9 +92,14 @@ PUBLISHED: tuple[Published, ...] = (
     ),
     Published("REINFORCE with the group's mean reward as baseline (Williams 1992)", REINFORCE, "reinforce"),
     *(
-        Published(title, _of_loss(name, settings))
+        Published(title, _of_loss(name, settings), exact=True)
         for name, loss in LOSSES.items()
         for title, settings in loss.published.items()
+    ),
+    *(
+        Published(title, replace(REINFORCE, **{axis: name, **axes}))
+        for axis, entry, name in _COMPARISONS
+        for title, axes in entry.published.items()
     ),
 )
 #: The objectives that have an option file, by its name.
@@ -120,7 +132,10 @@ def equal_objectives(o: Objective) -> list[str]:
     uneven = _clips(o) and numbers["cliprange_low"] != numbers["cliprange_high"]
     if uneven or "dual_clip" in numbers or o.has_mismatch_weights:
         return named  # the titled objectives that clip tokens do so symmetrically
-    return named + [p.title for p in alike if p.title]
+    titled = [p for p in alike if p.title]
+    return named + [
+        p.title + " with other numbers" * (p.exact and p.objective.loss.numbers() != numbers) for p in titled
+    ]
 
 
 def _clips(o: Objective) -> bool:
@@ -168,18 +183,14 @@ _DIFFERENCES: tuple[tuple[Callable[[Objective], bool], str], ...] = (
         "DAPO: its clip range is 0.2 and 0.28. Its rewards are -1 and 1: next to rewards of 0 and 1 the same "
         "length penalty weighs twice as much.",
     ),
-    (
-        lambda o: o.baseline == "leave_one_out",
-        "RLOO: leave-one-out is G/(G-1) times the mean form, so with groups of one size it differs "
-        "from baseline=mean by a constant factor. The paper adds KL to the reward.",
+    *(
+        (lambda o, axis=axis, name=name: getattr(o, axis) == name, note)
+        for axis, entry, name in _COMPARISONS
+        for note in entry.notes
     ),
     (
         lambda o: o.baseline == "leave_one_out" and o.std_norm != "none",
         "RLOO does not divide by a normaliser; here std_norm does.",
-    ),
-    (
-        lambda o: o.std_norm == "group_mean",
-        "MaxRL: eps is added to the mean here, so a group without any reward gives 0.",
     ),
     *((lambda o, name=name: o.loss.loss_type == name, note) for name, loss in LOSSES.items() for note in loss.notes),
     (

@@ -57,12 +57,13 @@ def _check_loss(o: Objective) -> Iterator[str]:
     entry = LOSSES[loss]
     missing = [key for key, needed in entry.numbers.items() if needed and key not in numbers]
     for key in missing:
-        yield f"{key}=null: loss_type={loss} needs it; name a number, as in loss={loss}"
+        yield f"loss.{key}=null: loss={loss} needs a number; give one, or leave this out"
+    # config/ranges.py checks what was typed; a side of the clip range may have its number from loss.cliprange.
     broken = {key: rule for key, value in numbers.items() if (rule := entry.ranges[key].broken_by(value))}
     for key, rule in broken.items():
-        yield f"{key}={numbers[key]} {rule}: {entry.ranges[key].cure}"
+        yield f"loss.{key}={numbers[key]} {rule}: {entry.ranges[key].cure}"
     if not missing and not broken:
-        yield from entry.problems(**numbers)
+        yield from (f"loss.{line}" for line in entry.problems(**numbers))
 
 
 def _check_advantage(o: Objective) -> Iterator[str]:
