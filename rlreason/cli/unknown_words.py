@@ -39,6 +39,7 @@ def choices_among(overrides: Sequence[str]) -> list[str]:
 
 
 def unknown_key(key: str, choices: Sequence[str], name: str) -> str:
+    """Which setting a key may have meant that this run does not have: one of another kind of run, or one spelt alike."""
     cfg = chosen(choices, name)
     if key.startswith("hydra."):
         return _unknown_to_hydra(key, cfg)
@@ -89,6 +90,7 @@ def _unknown_to_hydra(key: str, cfg: DictConfig) -> str:
 
 
 def unknown_group(word: str) -> str:
+    """Which group of options a word may have meant."""
     group, _, package = word.partition("@")
     if package:
         return f"{word}=... puts an option in another place than its own: write {group}=OPTION"
