@@ -39,7 +39,7 @@ def choices_among(overrides: Sequence[str]) -> list[str]:
 
 
 def unknown_key(key: str, choices: Sequence[str], name: str) -> str:
-    """Which setting a key may have meant that this run does not have: one of another kind of run, or one spelt alike."""
+    """Which setting a key that this run does not have may have meant: another run's, or one spelt alike."""
     cfg = chosen(choices, name)
     if key.startswith("hydra."):
         return _unknown_to_hydra(key, cfg)
