@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.records.console import Console
-from rlreason.records.reader import runs_in
+from rlreason.records.reader import refuse_unbegun, runs_in
 from rlreason.records.rows import finite
 from rlreason.runtime.atomic_files import ELSEWHERE, write_whole
 from rlreason.runtime.verb import Answer, Parser, refuse_target
@@ -84,7 +84,7 @@ def run_verb(verb: Verb, words: Sequence[str]) -> None:
     help_json = "print the figures as JSON and nothing else; with FILE, write them there"
     parser.add_argument("--json", nargs="?", const=STDOUT, metavar="FILE", help=help_json)
     arguments = parser.parse_args(_json_alone(words))
-    refuse_several(arguments)
+    refuse_no_run(arguments)
     target = arguments.json
     if target not in (None, STDOUT):
         refuse_target("--json", target)
@@ -104,8 +104,10 @@ def run_verb(verb: Verb, words: Sequence[str]) -> None:
         console.say(f"figures: {target}")
 
 
-def refuse_several(arguments: argparse.Namespace) -> None:
-    """`ConfigError` where a verb that reads one run is given a folder that holds several, as a sweep's does."""
+def refuse_no_run(arguments: argparse.Namespace) -> None:
+    """`ConfigError` for a run that never began, and for a sweep's folder where one run is read."""
+    for folder in [arguments.run] if "run" in arguments else arguments.runs:
+        refuse_unbegun(folder)
     if inner := runs_in(arguments.run) if "run" in arguments else []:
         raise ConfigError(
             f"RUN={arguments.run} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}"

@@ -27,21 +27,25 @@ def runs_in(folder: Path) -> list[Path]:
     return sorted(path.parent for path in inner if not path.parent.name.startswith((".", files.SET_ASIDE)))
 
 
+def refuse_unbegun(path: Path) -> None:
+    """`ConfigError` for the folder of a run that was killed before it wrote its settings: there is nothing to read."""
+    if not (path / files.CONFIG).exists() and any((path / name).exists() for name in (files.HYDRA, files.STATUS)):
+        raise ConfigError(
+            f"{path} has no {files.CONFIG}, as a run that was killed before it began: give the folder of one run, "
+            "or start it again"
+        )
+
+
 class RunFolder:
     """One run's folder; each of its files is read when it is asked for.
 
-    Raises `ConfigError` where there is no such folder, where its run never began, or where a later version wrote it.
+    Raises `ConfigError` where there is no such folder, or where a later version wrote it.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None] = print_stderr) -> None:
         if not path.is_dir():
             raise ConfigError(f"{path} is no folder: give the folder of a run, as printed at its start")
         self.path, self._say, self._said = path, say, set[str]()
-        if not (path / files.CONFIG).exists() and any((path / name).exists() for name in (files.HYDRA, files.STATUS)):
-            raise ConfigError(
-                f"{path} has no {files.CONFIG}, as a run that was killed before it began: give the folder of one run, "
-                "or start it again"
-            )
         if self.version > files.VERSION:
             raise ConfigError(
                 f"{path} is a run folder of version {self.version}, and this program reads up to version "
