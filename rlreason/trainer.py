@@ -103,8 +103,9 @@ class Step:
         last = self.synced | self.clock.laps if len(self.updates) == self.count else {}
         return newest | (self.sampled if len(self.updates) < 2 else {}) | last
 
+    @cached_property
     def metrics(self) -> dict[str, float]:
-        """The whole step in numbers, when it is over."""
+        """The whole step in numbers. Ask when it is over."""
         return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced | self.clock.laps
 
 
@@ -151,7 +152,7 @@ class Trainer:
             asked = not last and due(self.run, Fraction(number), width, self.n_steps)
             if asked or (last and status != "diverged:weights"):
                 after = self.validation.evaluate(number, last)
-            self.console.step(number, self.validation.accuracy, step.metrics(), keep=last or asked)
+            self.console.step(number, self.validation.accuracy, step.metrics, keep=last or asked)
         return self.finish(before, after, status, reason)
 
     def collect(self, number: int) -> Step:
@@ -209,7 +210,7 @@ class Trainer:
         self.records.metrics(self.counters.row() | step.row())
         if samples and (every := self.run.save_rollouts_every) and number % every == 0:
             self.records.responses(ROLLOUTS, number, samples, self.components.train_problems)
-        self.monitors.check(number, step.metrics())
+        self.monitors.check(number, step.metrics)
         for name, notice in step.collected.notices.items():
             self.monitors.warn(number, name, notice)
         self.monitors.check_grades(number, self.components.grader.warnings([s.grade for s in samples]))
