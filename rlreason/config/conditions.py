@@ -87,13 +87,13 @@ CONDITIONS = (
     Condition(
         ("data.hub_config",),
         lambda run: run.data.on_hub,
-        "for a data set of the hub only, and these are files here",
+        "for a data set of the hub only, not for files",
         "set it to null",
     ),
     Condition(
         tuple(f"data.{key}" for key in ("seed", "min_count", "max_count", "max_value", "max_target")),
         lambda run: getattr(run.data, "path", None) is None,
-        "where problems are made up only, and data.path gives them",
+        "where problems are made up only, not where data.path gives them",
         "leave it out, or set data.path=null",
     ),
     Condition(
@@ -104,12 +104,12 @@ CONDITIONS = (
     Condition(
         ("data.bad_gold",),
         checks_ground_truths,
-        "by the built-in comparison of what is asked or learned from here only",
+        "by the built-in comparison of what is asked or learned from only",
     ),
     Condition(
         ("grading.extract", "grading.percent", "grading.rel_tol"),
         lambda run: not all(is_own(*named) for named in judges(run)),
-        "by the built-in comparison only, and here prompt.reward or data.verifier names a function that judges",
+        "by the built-in comparison only, not where prompt.reward or data.verifier names a function that judges",
     ),
     Condition(
         ("grading.correct_at",),
@@ -173,7 +173,7 @@ CONDITIONS = (
     Condition(
         ("mismatch", "mismatch_cap"),
         lambda run: not run.old_from_engine,
-        "where the trainer scores what was sampled only; with rollout.async_level=1 this loss's ratio starts from the "
+        "where the trainer scores what was sampled only; with rollout.async_level=1 a loss's ratio starts from the "
         "engine's log-probabilities and covers the train-inference mismatch, so every weight would be exactly 1",
     ),
     Condition(

@@ -16,23 +16,26 @@ MOST_STORIES, MOST_COUNTDOWNS = 20_000, 4_000  # that are made up
 
 @dataclass
 class DataConfig:
-    """Keys of every kind of data: what is done with the problems once they are there."""
+    """Where problems come from, and which of them are used; first the settings of every kind of data."""
 
     #: Whether the first of its problems are as good a sample as any.
     in_random_order: ClassVar[bool] = False
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate",)  # what has a `min_` that must not be above its `max_`
 
-    name: str = MISSING
-    # A module with one function (response, gold) -> score per form of answer; null: equality.
+    name: str = MISSING  # of the option, for records and protocols
+    # A module with one function (response, gold) -> score per form of answer, which countdown and reasoning_gym bring;
+    # null: answers are compared with the ground truth.
     verifier: str | None = None
-    limit: int | None = None  # train on so many problems, drawn by seed: 128 are among 256; null: all
-    filter: str = choice("none", "correct", default="none")  # correct: keep problems whose trace the grader accepts
+    limit: int | None = None  # train on so many problems, drawn by `seed`: the 128 are among the 256; null: all
+    filter: str = choice("none", "correct", default="none")  # correct: keep problems whose given trace is correct
     pass_rates: str | None = None  # a pass_rates.jsonl that algorithm=evaluate wrote on the training data
-    min_pass_rate: float = 0.0  # keep problems that were solved at least so often,
-    max_pass_rate: float = 1.0  # and at most so often
-    bad_gold: str = choice("keep", "drop", default="keep")  # ground truths that do not grade themselves right are named
-    bad_rows: str = choice("stop", "skip", default="stop")  # what is broken, empty, too long; skipped is counted
-    # Questions of both train and validation; drop: from train.
+    min_pass_rate: float = 0.0  # keep problems that were solved in at least this share of the responses
+    max_pass_rate: float = 1.0  # keep problems that were solved in at most this share of the responses
+    # Ground truths that no response can earn: named, or left out.
+    bad_gold: str = choice("keep", "drop", default="keep")
+    # Rows that are broken, empty or too long; skipped are counted.
+    bad_rows: str = choice("stop", "skip", default="stop")
+    # Questions that are both in train and in validation; drop: they leave train.
     overlap: str = choice("refuse", "drop", "allow", default="refuse")
 
     @property
@@ -68,11 +71,11 @@ class StoriesConfig(DataConfig):
     in_random_order: ClassVar[bool] = True
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "events")
 
-    min_events: int = 2
-    max_events: int = 4
-    max_value: int = 20
-    n_train: int = 8192
-    n_validation: int = 1024
+    min_events: int = 2  # sums in a story at least
+    max_events: int = 4  # sums in a story at most
+    max_value: int = 20  # of any number in a story, from 2 to 99
+    n_train: int = 8192  # training problems
+    n_validation: int = 1024  # validation problems
 
     @property
     def quickly_read(self) -> bool:
@@ -89,31 +92,33 @@ class StoriesConfig(DataConfig):
 class FieldsConfig:
     """The names of a row's fields, where they are none of the known ones."""
 
-    question: str | None = None  # question, problem
-    answer: str | None = None  # ground_truth, answer
-    solution: str | None = None  # solution
-    prompt: str | None = None  # prompt: taken word for word, no template is filled
-    response: str | None = None  # response: imitated word for word
-    messages: str | None = None  # messages: one user message and its answer
-    id: str | None = None  # id, unique_id
+    question: str | None = None  # the question's field; null: question or problem
+    answer: str | None = None  # the answer's field; null: ground_truth or answer
+    solution: str | None = None  # the worked solution's field; null: solution
+    prompt: str | None = None  # the field of a whole prompt, taken word for word; null: prompt
+    response: str | None = None  # the field of a whole response, imitated word for word; null: response
+    messages: str | None = None  # the field of a chat, one user message and its answer; null: messages
+    id: str | None = None  # the field of the problem's name; null: id or unique_id
 
 
 @dataclass
 class FileDataConfig(DataConfig):
     """Files of JSON rows, or a data set of the hub."""
 
-    path: str | None = None  # a folder or a hub name; null: train and validation are files
+    path: str | None = None  # a folder, or a hub name; null: train and validation name files
     train: str = "train"  # a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)
-    validation: str | None = None  # the same; null: validation or test where there is one, or n_validation
-    n_validation: int | None = None  # hold so many of train out instead
+    validation: str | None = None  # named like train; null: validation or test where there is one, or n_validation
+    n_validation: int | None = None  # hold out so many of train instead of a validation split
     ground_truth: str | None = None  # named like train: questions with answers, for rows that bring none
-    split_seed: int = 0  # which are held out; not `seed`, so that runs that follow each other hold out the same
-    hub_config: str | None = None  # of a hub data set that has several
-    # Where the ground truth stands: hash is ####, final a sentence, tag <answer>.
+    split_seed: int = 0  # which are held out; not by `seed`, so that stages after one another hold out the same
+    hub_config: str | None = None  # which configuration of a hub data set that has several
+    # Where the ground truth stands: hash: after ####; boxed: in the last \boxed{}; final: in the closing sentence;
+    # tag: in <answer>; field: the answer field as it is; auto: the first of these that is there.
     gold: str = choice("auto", "hash", "boxed", "final", "tag", "field", default="auto")
     fields: FieldsConfig = field(default_factory=FieldsConfig)
-    response_as: str = choice("response", "solution", default="response")  # solution: put into prompt.trace's form
-    max_chars: int = 100_000  # a longer text makes a bad row
+    # solution: given responses are put into prompt.trace's form.
+    response_as: str = choice("response", "solution", default="response")
+    max_chars: int = 100_000  # characters of a field; a longer text makes a bad row
 
     @property
     def on_hub(self) -> bool:

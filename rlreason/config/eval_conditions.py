@@ -47,7 +47,7 @@ EVAL_CONDITIONS = (
     Condition(
         ("eval.data.bad_gold",),
         lambda run: not is_own(*judges(run)[0]),
-        "by the built-in comparison only, and here eval.reward or a prompt's names a function that judges",
+        "by the built-in comparison only, not where eval.reward or a prompt's names a function that judges",
     ),
     Condition(
         ("eval_problems",),
@@ -76,7 +76,7 @@ EVAL_CONDITIONS = (
     Condition(
         ("eval.data.train",),
         lambda run: run.eval.data.n_validation is not None,
-        "with eval.data.n_validation only, and here its validation problems are a file of their own",
+        "with eval.data.n_validation only, not where its validation problems are a file of their own",
     ),
     Condition(
         ("eval.prompt.trace",),

@@ -16,14 +16,19 @@ from rlreason.errors import ConfigError
 
 @dataclass
 class EvalConfig:
-    """Typed as `eval=leaderboard`, `eval.prompt=r1_zero`, `eval.data=gsm8k`, `eval.sampling.temperature=0` ..."""
+    """How a model is asked and judged, apart from how it is trained; null: as in training.
 
-    prompt: PromptConfig | None = None  # an option of `prompt`
-    reward: str | None = None  # what counts: module:function, r1_zero or question_only; the prompt's is shown as well
+    Typed as `eval=leaderboard`, `eval.prompt=r1_zero`, `eval.data=gsm8k`, `eval.sampling.temperature=0` ...
+    """
+
+    prompt: PromptConfig | None = None  # an option of `prompt`, whose settings then stand below eval.prompt
+    reward: str | None = None  # what counts: r1_zero, question_only or module:function; the prompt's is shown as well
     sampling: EvalSamplingConfig = field(default_factory=EvalSamplingConfig)
-    data: DataConfig | None = None  # an option of `data`, whose validation problems are asked
-    problems: int | None = None  # as eval_problems, which is its short name; null: eval_problems
-    final_problems: int | None = None  # asked by the last evaluation of a training; null: `problems`, or else all
+    # An option of `data`, whose validation problems are asked; its settings then stand below eval.data.
+    data: DataConfig | None = None
+    problems: int | None = None  # validation problems that every evaluation asks; null: eval_problems, its short name
+    # Those that the last evaluation of a training asks; null: eval.problems, or else all.
+    final_problems: int | None = None
     samples: int | None = None  # responses per problem; null: 1
 
     def problems_of(self) -> list[str]:

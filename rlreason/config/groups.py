@@ -33,9 +33,9 @@ def no_reward(key: str, reward: str, cure: str = "choose one") -> list[str]:
 class SamplingConfig:
     """How responses are sampled, in training and evaluation alike. No top-k or top-p: what is sampled is trained on."""
 
-    temperature: float = MISSING  # 0 takes the most likely token, in evaluation only
-    min_tokens: int = MISSING  # a response cannot end before this many tokens
-    max_tokens: int = MISSING  # and is cut here
+    temperature: float = MISSING  # 0 takes the most likely token, in evaluations only
+    min_tokens: int = MISSING  # a response cannot end before it has so many
+    max_tokens: int = MISSING  # a response is cut here
 
     @property
     def greedy(self) -> bool:
@@ -65,21 +65,21 @@ class SamplingConfig:
 class EvalSamplingConfig:
     """What of `sampling` is otherwise in an evaluation."""
 
-    temperature: float | None = None  # 0 takes the most likely token
-    min_tokens: int | None = None
-    max_tokens: int | None = None
+    temperature: float | None = None  # 0 takes the most likely token; null: sampling.temperature
+    min_tokens: int | None = None  # null: sampling.min_tokens
+    max_tokens: int | None = None  # null: sampling.max_tokens
 
 
 @dataclass
 class PromptConfig:
     """How a question becomes a prompt, where its response ends, and by which reward it is graded."""
 
-    name: str = MISSING
-    file: str = MISSING  # in prompts/, or a path
-    reward: str = MISSING  # r1_zero | question_only | module:function, your own (response, gold) -> score
-    stop: list[str] = field(default_factory=list)
-    trace: str = "{solution}"  # a response to imitate, written from {solution} and {answer}
-    chat: bool = False  # the filled file is the user's turn in the model's own chat template
+    name: str = MISSING  # of the option, for records
+    file: str = MISSING  # the template: a file in prompts/, or a path
+    reward: str = MISSING  # r1_zero, question_only, or module:function of one's own, (response, gold) -> score
+    stop: list[str] = field(default_factory=list)  # texts that end a response; they stay in it
+    trace: str = "{solution}"  # how a response to imitate is written from {solution} and {answer}
+    chat: bool = False  # whether the filled file is the user's turn in the model's own chat template
     system: str | None = None  # of a chat: the system message; null: none, or the template's own
     enable_thinking: bool | None = None  # of a chat whose template has this switch; null: the template's default
 
@@ -95,34 +95,35 @@ class PromptConfig:
 class GradingConfig:
     """How answers are compared; part of what makes two accuracies comparable."""
 
-    # strict: the answer itself; sentence: one number in a sentence counts.
+    # strict: the answer itself; last_number: also its number, where it has one only; sentence: also what it states
+    # behind its last "is", "=" or ":".
     extract: str = choice("strict", "last_number", "sentence", default="strict")
-    timeout_s: float = 2.0  # of wall clock for one comparison
-    percent: bool = True  # 38% equals 38 and 0.38
-    rel_tol: float = 1e-6  # of a decimal against an exact value
-    correct_at: float | None = None  # a reward of your own counts as correct from here on, less is partial; None: 1
-    workers: int = 1  # processes for what the exact rules cannot decide
-    memory_mb: int = 1536  # of each worker
+    timeout_s: float = 2.0  # seconds of wall clock for one comparison or one call of a reward of one's own
+    percent: bool = True  # whether 38% equals 38 as well as 0.38
+    rel_tol: float = 1e-6  # relative tolerance of a decimal against an exact value
+    correct_at: float | None = None  # a reward of one's own counts as correct from here on, less is partial; null: 1
+    workers: int = 1  # processes for what the exact rules cannot decide and for rewards of one's own
+    memory_mb: int = 1536  # megabytes of memory that each worker may take
 
 
 @dataclass
 class MonitorsConfig:
     """What happens when engine and trainer give sampled tokens different probabilities; measured in every step."""
 
-    # correct: warn, and let the objective's mismatch weights correct for it.
+    # Above parity_bound: warn, stop the run, or warn and let the objective's mismatch weights correct for it.
     parity: str = choice("warn", "stop", "correct", default="warn")
-    parity_bound: float = 0.05  # nats per token, mean over a step; float32 stays below 1e-4
+    parity_bound: float = 0.05  # difference in nats per token, mean over a step; float32 stays below 1e-4
 
 
 @dataclass
 class LoggerConfig:
     """Where else metrics are logged. null leaves a setting to W&B's own variables, such as WANDB_PROJECT."""
 
-    kind: str = choice("none", "wandb", cure="choose logger=none or logger=wandb")
+    kind: str = choice("none", "wandb", cure="choose logger=none or logger=wandb")  # chosen by logger=NAME
     project: str | None = None  # null: WANDB_PROJECT, else rlreason
     mode: str | None = choice("online", "offline", "disabled", default=None)  # null: WANDB_MODE, else online
     entity: str | None = None  # user or team
     group: str | None = None  # null: WANDB_RUN_GROUP, else the sweep that the run is part of
-    tags: list[str] | None = None
+    tags: list[str] | None = None  # labels to find runs by, as in [gsm8k,grpo]
     name: str | None = None  # null: WANDB_NAME, else the run folder's name
-    notes: str | None = None
+    notes: str | None = None  # a longer text about the run

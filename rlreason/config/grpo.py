@@ -20,7 +20,7 @@ class GRPOConfig(Objective, OnlineConfig):
 
     algorithm: str = "grpo"
     rollout_batch_size: int = MISSING  # responses per step, over all questions
-    epochs_per_rollout: int = MISSING  # passes over each rollout batch
+    epochs_per_rollout: int = MISSING
 
     @property
     def questions(self) -> int:

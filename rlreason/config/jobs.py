@@ -12,7 +12,7 @@ from rlreason.config.run import Asking, RunConfig
 class EvalJobConfig(RunConfig):
     """Keys of every job that asks a fixed set of problems, `eval_problems` many."""
 
-    split: str = choice("validation", "train", default="validation")  # whose first problems are asked
+    split: str = choice("validation", "train", default="validation")  # whose first eval_problems are asked
 
     @property
     def uses_training_data(self) -> bool:
@@ -51,7 +51,7 @@ class EvaluateConfig(EvalJobConfig):
     """Accuracy of a model as it is, and every response on disk."""
 
     algorithm: str = "evaluate"
-    samples: int | None = None  # responses per problem: short for eval.samples; null: 1
+    samples: int | None = None  # short for eval.samples: responses per problem; null: 1
 
     @property
     def answers(self) -> int:
@@ -69,9 +69,10 @@ class BestOfNConfig(EvalJobConfig):
     reads_eval_samples: ClassVar[bool] = False
 
     algorithm: str = "best_of_n"
-    n_list: list[int] = field(default_factory=lambda: [1, 4, 8, 16])  # all from the same samples
+    # The numbers N of responses to choose from, all out of the same samples.
+    n_list: list[int] = field(default_factory=lambda: [1, 4, 8, 16])
     samples: int | None = None  # responses per problem; null: the largest N; more make every smaller N more exact
-    scorer: str | None = None  # module:function, (question, response) -> a number; the highest is chosen
+    scorer: str | None = None  # module:function of one's own, (question, response) -> number: the highest is chosen
 
     @property
     def own_scorer(self) -> str | None:

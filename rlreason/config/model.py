@@ -19,20 +19,21 @@ TINY_CONTEXT = 512  # tokens of prompt and response together that a model made o
 class WarmStartConfig:
     """The short SFT that gives a model made on the spot its two habits. `steps=0` leaves it out."""
 
-    steps: int = 700
-    batch_size: int = 64
-    learning_rate: float = 3e-3
-    hasty_share: float = 0.72  # of traces that stop after one step and answer wrong
-    slip_share: float = 0.05  # of traces with one slip
+    steps: int = 700  # optimizer steps; 0: the model stays random
+    batch_size: int = 64  # traces per optimizer step
+    learning_rate: float = 3e-3  # the highest of the warm start
+    hasty_share: float = 0.72  # share of traces that answer after the first sum, mostly wrong
+    slip_share: float = 0.05  # share of traces whose last sum is wrong
 
 
 @dataclass
 class LoRAConfig:
     """Low-rank adapters: the model's own weights stay as they are. Needs peft. They have no dropout."""
 
-    rank: int = 0  # 0: none, every weight is trained
+    rank: int = 0  # of the adapters; 0: none, every weight is trained
     alpha: float = 32.0  # the adapters' output is scaled by alpha / rank
-    targets: list[str] | None = None  # patterns on layer names, like [q_proj,v_proj]; None: every linear layer
+    # Patterns on layer names, as in [q_proj,v_proj]; null: every linear layer but the head.
+    targets: list[str] | None = None
 
     def problems(self) -> list[str]:
         """Every violated rule inside the group."""
@@ -43,20 +44,20 @@ class LoRAConfig:
 
 @dataclass
 class ModelConfig:
-    """Keys of every model."""
+    """What is trained, and how it fits into memory; first the settings of every model."""
 
     #: Whether it is the built-in tiny model, which is made here and has no files.
     made_on_the_spot: ClassVar[bool] = False
 
-    name: str = MISSING
-    dtype: str = choice("auto", "float32", "bfloat16", default="auto", cure=LET_HARDWARE)  # of matrix products
-    weights: str = choice(
-        "float32", "bfloat16", default="float32"
-    )  # half the memory, but small updates are rounded away
-    # The kernel for packed sequences.
+    name: str = MISSING  # of the option, for records
+    # Number type of matrix products; auto: bfloat16 on a GPU, float32 on a processor.
+    dtype: str = choice("auto", "float32", "bfloat16", default="auto", cure=LET_HARDWARE)
+    # Number type of the weights; bfloat16: half the memory, but small updates are rounded away.
+    weights: str = choice("float32", "bfloat16", default="float32")
+    # Kernel of attention over packed sequences; the header of a run says which auto took, and why.
     attention: str = choice("auto", "sdpa", "varlen", "flash_attention_2", default="auto", cure=LET_HARDWARE)
     gradient_checkpointing: bool = False  # less memory, a third more work: activations are computed again
-    freeze: list[str] = field(default_factory=list)  # patterns on names of parameters that are not trained
+    freeze: list[str] = field(default_factory=list)  # patterns on names of weights that are not trained
     lora: LoRAConfig = field(default_factory=LoRAConfig)
 
     @property
@@ -86,11 +87,11 @@ class TinyModelConfig(ModelConfig):
 
     made_on_the_spot: ClassVar[bool] = True
 
-    width: int = 128
-    layers: int = 2
-    heads: int = 4
+    width: int = 128  # numbers per token, a multiple of 2 x heads
+    layers: int = 2  # transformer blocks
+    heads: int = 4  # attention heads per block
     seed: int = 0  # of its weights and its warm start; not `seed`, so that all runs of a comparison start alike
-    cache: str | None = "auto"  # where it is kept: auto (~/.cache/rlreason) | a folder | null: made anew each time
+    cache: str | None = "auto"  # where it is kept: auto: ~/.cache/rlreason; a folder; null: made anew each time
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
 
     def problems(self) -> list[str]:

@@ -11,17 +11,19 @@ from rlreason.config.choices import choice
 class OptimizationConfig:
     """What the learner and its schedule take; every algorithm that trains inherits these keys."""
 
-    learning_rate: float = MISSING  # the highest of the schedule
-    # After the warm-up; linear and cosine go down towards 0.
+    learning_rate: float = MISSING  # the highest rate of lr_schedule
+    # The rate after the warm-up: linear and cosine fall towards 0 by the last step.
     lr_schedule: str = choice("constant", "linear", "cosine", default="constant")
-    warmup_steps: int = 0  # over which the rate rises
+    warmup_steps: int = 0  # steps over which the rate rises
+    # adamw_8bit: both moments in one byte each, 2 bytes a weight where adamw takes 8; needs bitsandbytes.
     optimizer: str = choice("adamw", "adamw_8bit", default="adamw")
-    weight_decay: float = 0.0
-    adam_betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    weight_decay: float = 0.0  # of AdamW, on every weight alike
+    adam_betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # of AdamW's two moments
     max_grad_norm: float = 1.0  # gradients are scaled down to this norm, once per optimizer step
-    train_batch_size: int = MISSING  # responses per optimizer step
-    micro_batch_size: int | None = None  # at most so many sequences in one forward pass; None: as tokens allow
-    gradient_accumulation_steps: int | None = None  # the handout's way to say micro_batch_size
+    train_batch_size: int = MISSING  # responses per optimizer step; with GRPO it divides rollout_batch_size
+    micro_batch_size: int | None = None  # sequences in one forward pass at most; null: as micro_batch_tokens allows
+    # Says micro_batch_size in the handout's way; it divides train_batch_size.
+    gradient_accumulation_steps: int | None = None
 
     def sequences_per_micro_batch(self) -> int | None:
         """At most so many; the handout's accumulation steps are turned into the largest micro-batch they allow."""

@@ -10,16 +10,19 @@ WITHOUT_VLLM = f"rollout=vllm: vLLM is not installed: {INSTALL_VLLM}; or choose 
 
 @dataclass
 class RolloutConfig:
-    """Keys of every engine; from `placement` on of rollout=vllm only."""
+    """Which engine samples, and where."""
 
-    engine: str = choice("hf", "vllm")
+    engine: str = choice("hf", "vllm")  # chosen by rollout=NAME
     max_rows: int = 256  # sequences decoded side by side, at most
     async_level: int = 0  # 1: the next batch is sampled, with weights one update old, while this one is learned
+    # colocate: on the policy's GPU; second_gpu: on one of its own, in a process of its own; auto: colocate, else cpu.
     placement: str = choice("auto", "colocate", "second_gpu", "cpu", default="auto")
-    sleep: bool = True  # give the engine's memory to training
-    kv_cache_gb: float | None = None  # None: planned
-    attest: str = choice("stop", "warn", "off", default="stop")  # what to do when engine and trainer disagree
-    timeout_s: float = 600.0  # for the start, one decoding step, one weight sync
+    sleep: bool = True  # give the engine's memory to training; false is faster where both fit
+    # Gigabytes of the KV cache; null: enough for max_rows, at most 40% of what is free.
+    kv_cache_gb: float | None = None
+    # When engine and trainer disagree after a weight sync: stop, warn, or off to compare nothing.
+    attest: str = choice("stop", "warn", "off", default="stop")
+    timeout_s: float = 600.0  # seconds for the start, one decoding step or one weight sync
 
     @property
     def shares_gpu(self) -> bool:

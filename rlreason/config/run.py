@@ -33,9 +33,10 @@ class RunConfig:
     samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
     reads_eval_samples: ClassVar[bool] = True  # whether `eval.samples` says how many responses an evaluation takes
 
-    algorithm: str = MISSING
-    seed: int = 0
-    threads: int | None = None  # on the processor; None: one for the tiny model, otherwise what this process may use
+    algorithm: str = MISSING  # what the run does
+    seed: int = 0  # of sampling, order of problems, data.limit, new adapters; not of made-up data and the tiny model
+    # Threads on the processor; null: one for the tiny model, otherwise as many processors as this process may use.
+    threads: int | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
@@ -46,9 +47,10 @@ class RunConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)  # where evaluations differ from training
 
-    micro_batch_tokens: int = MISSING  # the memory knob: tokens in one forward pass
-    eval_problems: int | None = None  # short for eval.problems: of the validation data, always the same; null: all
-    log_generations: int = 3  # responses that are shown in the terminal, before training or after an evaluation
+    micro_batch_tokens: int = MISSING  # the memory knob: tokens in one forward pass, more than the longest response has
+    # Short for eval.problems: how many validation problems every evaluation asks, always the same ones; null: all.
+    eval_problems: int | None = None
+    log_generations: int = 3  # responses shown in the terminal: before training, or after an evaluation
 
     @property
     def corrects_mismatch(self) -> bool:

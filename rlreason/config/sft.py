@@ -12,8 +12,8 @@ class SFTConfig(TrainingConfig):
     """Supervised fine-tuning: -log p on the response tokens of given traces."""
 
     algorithm: str = "sft"
-    n_steps: int | None = MISSING  # optimizer steps
-    epochs: float | None = MISSING  # passes over the traces; n_steps=null follows from it
+    n_steps: int | None = MISSING
+    epochs: float | None = MISSING  # passes over the traces, with n_steps=null: one of the two is set
 
     @property
     def reads_traces(self) -> bool:
@@ -37,9 +37,9 @@ class EIConfig(OnlineConfig):
     """Expert iteration: sample, keep what is correct, SFT on it, repeat. RFT and STaR are settings of it."""
 
     algorithm: str = "ei"
-    question_batch_size: int = MISSING  # different questions per step: the handout's D_b
+    question_batch_size: int = MISSING  # different questions per step
     sft_epochs: int = MISSING  # passes over the kept responses of a step
-    max_per_question: int | None = None  # at most so many kept responses per question; None: all that are correct
+    max_per_question: int | None = None  # kept responses per question at most; null: all that are correct
     deduplicate: bool = False  # keep a response that says the same as another to its question only once (RFT)
     restart: bool = False  # each step trains the model that the run started from (STaR), not the latest
 

@@ -13,8 +13,8 @@ from rlreason.config.sources import locate, may_be_hub_name
 class CheckedDataConfig(DataConfig):
     """`verifier` names a module of `rlreason.grading.verifiers`, with one function per prompt format."""
 
-    n_train: int = 8192
-    n_validation: int = 1024
+    n_train: int = 8192  # training problems
+    n_validation: int = 1024  # validation problems
 
 
 @dataclass
@@ -24,12 +24,12 @@ class CountdownConfig(CheckedDataConfig):
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "count")
 
     verifier: str | None = "rlreason.grading.verifiers.countdown"
-    path: str | None = None  # a JSON-lines file or a hub name with nums and target; null: made up by the rest
-    seed: int = 0
-    min_count: int = 3  # numbers given
-    max_count: int = 4
+    path: str | None = None  # a JSON-lines file or a hub name with nums and target; null: made up
+    seed: int = 0  # of the problems that are made up
+    min_count: int = 3  # numbers given at least
+    max_count: int = 4  # numbers given at most
     max_value: int = 99  # of a given number
-    max_target: int = 100
+    max_target: int = 100  # of the number to reach
 
     @property
     def on_hub(self) -> bool:
@@ -48,8 +48,8 @@ class GymConfig(CheckedDataConfig):
     """Tasks of the reasoning-gym package."""
 
     verifier: str | None = "rlreason.grading.verifiers.gym"
-    task: Any = MISSING  # a task's name, or a list of names
-    seed: int = 0
+    task: Any = MISSING  # a task's name, or several: [leg_counting,chain_sum]
+    seed: int = 0  # of the problems that are made up
 
     @property
     def tasks(self) -> list[str]:

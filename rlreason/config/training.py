@@ -23,12 +23,14 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     longest_without_evaluation: ClassVar[int | None] = None
 
     length_norm: LengthNormConfig = field(default_factory=LengthNormConfig)
-    n_steps: int | None = MISSING  # what a step is, each algorithm says
+    # Steps of the run: rollout batches of GRPO and expert iteration, updates of SFT (null: by epochs).
+    n_steps: int | None = MISSING
 
-    interim_eval_problems: int | None = MISSING  # asked on the way where eval_problems is null; the end asks all
-    eval_every: int | None = None  # steps; null: at least ten evaluations in all; 0: only before and after
-    save_rollouts_every: int = 1  # steps; 0: never
-    save_model: bool = True
+    # Validation problems asked on the way where eval_problems is null; the last evaluation asks all.
+    interim_eval_problems: int | None = MISSING
+    eval_every: int | None = None  # steps between evaluations; null: at least ten in all; 0: only before and after
+    save_rollouts_every: int = 1  # steps between those whose responses are kept in rollouts/; 0: none are
+    save_model: bool = True  # the trained model is kept in model/
 
     @property
     def problems_on_the_way(self) -> int | None:
@@ -118,8 +120,8 @@ class OnlineConfig(TrainingConfig):
     samples_to_learn: ClassVar[bool] = True
 
     n_steps: int = MISSING
-    group_size: int = MISSING  # responses per question
-    skip_solved: int = 0  # a question is left out once its last so many groups were all correct; 0: never
+    group_size: int = MISSING  # responses per question; with GRPO it divides rollout_batch_size
+    skip_solved: int = 0  # so many groups in a row all correct: the question is asked no more; 0: always asked
 
     @property
     def questions(self) -> int:

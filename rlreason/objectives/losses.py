@@ -127,7 +127,10 @@ def _dual_clip_problems(cliprange_low: float, cliprange_high: float, dual_clip: 
 LOSSES["grpo_clip"] = Loss(
     grpo_clip,
     _grpo_clip_formula,
-    {**CLIP_RANGES, "dual_clip": Range(1, LARGE, "3.0 is usual", above=True)},
+    {
+        **CLIP_RANGES,
+        "dual_clip": Range(1, LARGE, "it bounds the loss by -dual_clip A where A < 0: try 3.0", above=True),
+    },
     _dual_clip_problems,
 )
 
@@ -255,8 +258,8 @@ LOSSES["sapo"] = Loss(
     sapo,
     _sapo_formula,
     {
-        "tau_pos": Range(1e-3, 1e3, "it is the gate's steepness: try 1.0"),
-        "tau_neg": Range(1e-3, 1e3, "it is the gate's steepness: try 1.05"),
+        "tau_pos": Range(1e-3, 1e3, "it is the gate's steepness where A > 0: try 1.0"),
+        "tau_neg": Range(1e-3, 1e3, "it is the gate's steepness where A is not above 0: try 1.05"),
     },
     published={"SAPO (arXiv 2511.20347)": {"tau_pos": 1.0, "tau_neg": 1.05}},
 )

@@ -26,8 +26,8 @@ def readers(number: str) -> list[str]:
 class ChosenLoss:
     """A loss by name, with both sides of its clip range at once. `LossConfig` adds the numbers of all losses."""
 
-    loss_type: str = "reinforce_with_baseline"
-    cliprange: float | None = None  # stands for cliprange_low and cliprange_high where these are None
+    loss_type: str = "reinforce_with_baseline"  # the formula; loss=NAME chooses it together with its numbers
+    cliprange: float | None = None  # both sides of the clip range, where cliprange_low or cliprange_high is null
 
     def numbers(self) -> dict[str, float]:
         """Keyword arguments of the loss function: those that it reads and that are set."""
@@ -49,10 +49,10 @@ LossConfig: Any = make_dataclass(
 
 @dataclass
 class LengthNormConfig:
-    """The group `length_norm`: what the loss of an optimizer step is averaged over."""
+    """What the loss of an optimizer step is averaged over."""
 
-    kind: str = "masked_mean"
-    constant: float | None = None  # tokens; None: the longest possible response. Read by kind=constant only
+    kind: str = "masked_mean"  # the formula; length_norm=NAME chooses it
+    constant: float | None = None  # tokens to divide by; null: sampling.max_tokens
 
     @property
     def divisor(self) -> float | None:
@@ -72,17 +72,19 @@ class Objective:
 
     loss: ChosenLoss = field(default_factory=LossConfig)
     length_norm: LengthNormConfig = field(default_factory=LengthNormConfig)
-    baseline: str = "mean"
-    std_norm: str = "group_std"
+    baseline: str = "mean"  # what is subtracted from a response's reward
+    std_norm: str = "group_std"  # what the difference is divided by
     advantage_eps: float = 1e-6  # added to what std_norm divides by
-    kl_placement: str = "none"  # none | loss | reward; the reference model is the one the run starts from
-    kl_estimator: str = "k3"  # k1 | k2 | k3
-    kl_coef: float = 0.0
-    entropy_coef: float = 0.0  # above 0 rewards entropy
-    overlong: str = "none"  # responses cut at max_tokens: none | mask (no loss) | penalty (DAPO's soft one)
-    overlong_cache: int | None = None  # tokens over which the penalty grows; None: a fifth of the longest response
-    zero_variance: str = "keep"  # groups of equal rewards: keep | skip
-    mismatch: str = "none"  # weights for the gap between engine and trainer: none | truncate | mask
+    kl_placement: str = "none"  # where the KL term to the model that the run starts from stands, if anywhere
+    kl_estimator: str = "k3"  # k1: x, k2: x^2 / 2, k3: exp(-x) - 1 + x, with x = log pi - log ref of a token
+    kl_coef: float = 0.0  # the weight of the KL term, above 0 where there is one
+    entropy_coef: float = 0.0  # the weight of an entropy bonus: above 0 rewards entropy
+    overlong: str = "none"  # responses cut at sampling.max_tokens: mask: no loss; penalty: DAPO's soft one
+    overlong_cache: int | None = None  # last tokens over which the penalty grows; null: a fifth of sampling.max_tokens
+    # Groups of equal rewards; skip: they carry no loss, and only length_norm=constant counts them still.
+    zero_variance: str = "keep"
+    # Importance weights for the gap between engine and trainer; truncate: at most mismatch_cap; mask: 0 above it.
+    mismatch: str = "none"
     mismatch_cap: float | None = None  # the largest such weight
     epochs_per_rollout: int = 1  # passes over each rollout batch
     max_resampling_rounds: int = 0  # more rounds of sampling, at most, to replace groups of equal rewards (DAPO)

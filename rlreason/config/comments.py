@@ -1,0 +1,36 @@
+"""What a setting is for: the comment behind its field in the source, or on the lines above it."""
+
+import ast
+import inspect
+import textwrap
+from dataclasses import is_dataclass
+from functools import cache
+
+
+def comment(kind: type, name: str) -> str:
+    """The comment on a field of a dataclass, in the words of the first class that has some; empty where none has.
+
+    >>> from rlreason.config.groups import SamplingConfig
+    >>> comment(SamplingConfig, "max_tokens")
+    'a response is cut here'
+    """
+    said = (_comments(base).get(name, "") for base in reversed(kind.__mro__) if is_dataclass(base))
+    return next(filter(None, said), "")
+
+
+@cache
+def _comments(kind: type) -> dict[str, str]:
+    try:
+        lines = textwrap.dedent(inspect.getsource(kind)).splitlines()
+    except OSError:  # made by a call
+        return {}
+    (node,) = ast.parse("\n".join(lines)).body
+    found = {}
+    for field in node.body if isinstance(node, ast.ClassDef) else []:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.end_lineno:
+            behind = lines[field.end_lineno - 1].encode()[field.end_col_offset :].decode().partition("# ")[2]
+            above = []
+            while lines[field.lineno - 2 - len(above)].lstrip().startswith("# "):
+                above.append(lines[field.lineno - 2 - len(above)].lstrip("# "))
+            found[field.target.id] = " ".join([*reversed(above), *([behind] if behind else [])])
+    return found
