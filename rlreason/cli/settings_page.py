@@ -7,7 +7,7 @@ comment at the beginning of its file. Without FILE the page is printed.
 
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -27,11 +27,11 @@ from rlreason.config.ranges import range_of
 from rlreason.config.store import SCHEMAS, register, resource_dir
 from rlreason.objectives.rules import OPTIONS
 
-ALGORITHMS: Mapping[str, type] = SCHEMAS["schema"]
-PLAIN = "grpo"  # the algorithm of the plain command
-OWN_SETTINGS = "own settings"  # stands in ORDER for the settings that no group holds
+#: The algorithms' settings, that of the plain command first.
+ALGORITHMS: Mapping[str, type] = {"grpo": SCHEMAS["schema"]["grpo"], **SCHEMAS["schema"]}
+OF_NO_GROUP = "settings"  # where they stand in ORDER
 ORDER = (
-    "algorithm", "scale", "experiment", "sweep", OWN_SETTINGS, "objective", "loss", "length_norm", "baseline",
+    "algorithm", "scale", "experiment", "sweep", OF_NO_GROUP, "objective", "loss", "length_norm", "baseline",
     "std_norm", "off_policy", "sampling", "prompt", "data", "model", "rollout", "eval", "grading", "guards", "logger",
 )  # fmt: skip
 #: What groups are for that have options and no settings of their own.
@@ -41,7 +41,7 @@ ABOUT = {
     "experiment": "A course's model, data, prompt and numbers at once.",
     "sweep": "Grids of runs, started by `-m sweep=NAME`; what is swept can be overridden like any setting.",
     "objective": "A published objective: it chooses the axes below, each of which can still be overridden.",
-    "baseline": "What the reward of a response is compared with.",
+    "baseline": "What is subtracted from the reward of a response.",
     "std_norm": "What that difference is divided by.",
     "off_policy": "How often one rollout batch is used.",
 }
@@ -57,38 +57,7 @@ Every setting, as the code has it: `make docs` writes this page, and a test hold
 - `hydra.run.dir=DIR` is the run's folder, `hydra.sweep.dir=DIR` that of a sweep.
 """
 
-
-def spelled(kind: Any, key: str) -> str:
-    """The type of a field in words.
-
-    >>> spelled(list[str] | None, "x"), spelled(float, "x")
-    ('list of str or null', 'float')
-    """
-    group = key.rpartition(".")[2]
-    if get_origin(kind) is list:
-        return f"list of {spelled(get_args(kind)[0], key)}"
-    if args := get_args(kind):
-        return " or ".join(spelled(one, key) for one in args)
-    if is_dataclass(kind):
-        return f"option of [{group}](#{group})"
-    return {Any: "str or list of str", NoneType: "null"}.get(kind) or str(kind.__name__)
-
-
-def rule(key: str, words: Iterable[str]) -> str:
-    """What a value is held to: the words to choose from, or a range."""
-    objective = {"loss.loss_type": "loss_type", "length_norm.kind": "length_norm"}.get(key, key)
-    if allowed := tuple(words) or OPTIONS.get(objective):
-        return ", ".join(f"`{word}`" for word in allowed)
-    if (bounds := range_of(key)) is None:
-        return ""
-    low = f"{'above ' * bounds.above}{_number(bounds.low)}"
-    if "processors" in bounds.cure:
-        return f"{low} to 64, or to the number of processors"  # this machine's is not the reader's
-    return f"{low} to {'below ' * bounds.below}{_number(bounds.high)}"
-
-
-def _number(number: float) -> str:
-    return f"{number:g}" if number < 1e6 else f"{number:.3g}".replace("e+0", "e").replace("e+", "e")
+Setting = tuple[type, Field[Any], str]  # the class that holds it, its field, and its dotted key
 
 
 @cache
@@ -99,6 +68,21 @@ def plain(algorithm: str) -> dict[str, Any]:
         return flat(OmegaConf.to_container(compose("config", [f"algorithm={algorithm}"]), resolve=True))
 
 
+def spelled(kind: Any, key: str) -> str:
+    """The type of a field in words.
+
+    >>> spelled(list[str] | None, "x"), spelled(float, "x")
+    ('list of str or null', 'float')
+    """
+    if get_origin(kind) is list:
+        return f"list of {spelled(get_args(kind)[0], key)}"
+    if args := get_args(kind):
+        return " or ".join(spelled(one, key) for one in args)
+    if is_dataclass(kind):
+        return "option of [{0}](#{0})".format(key.rpartition(".")[2])
+    return {Any: "str or list of str", NoneType: "null"}.get(kind) or str(kind.__name__)
+
+
 def default(field: Field[Any], key: str, algorithms: Iterable[str], schema: str = "") -> str:
     """The default of a setting, under `algorithms` where the plain command has it, and which groups change it.
 
@@ -107,8 +91,7 @@ def default(field: Field[Any], key: str, algorithms: Iterable[str], schema: str 
     own = field.default if field.default_factory is MISSING else field.default_factory()
     values = {name: plain(name)[key] for name in algorithms if key in plain(name)} or {"": own}
     first = next(iter(values.values()))
-    text = [_value(first)]
-    text += [f"{name}: {_value(value)}" for name, value in values.items() if value not in (first, name)]
+    others = [f", {name}: {_value(value)}" for name, value in values.items() if value not in (first, name)]
     by = [
         f"[{group}](#{group})"
         for group, offered in options().items()
@@ -116,15 +99,42 @@ def default(field: Field[Any], key: str, algorithms: Iterable[str], schema: str 
         and any(
             key in sets and sets[key] != first
             for option in offered
-            if not (schema and option.schema) or option.schema == schema
-            for sets in option.settings()
+            if schema in ("", option.schema) or not option.schema
+            for sets in option.sets.values()
         )
     ]
-    return ", ".join(text) + (f"; by {', '.join(by)}" if by else "")
+    return _value(first) + "".join(others) + (f"; by {', '.join(by)}" if by else "")
+
+
+def rule(key: str, words: Sequence[str]) -> str:
+    """What a value is held to: the words to choose from, or a range."""
+    objective = {"loss.loss_type": "loss_type", "length_norm.kind": "length_norm"}.get(key, key)
+    bounds = range_of(key)
+    if bounds is None:
+        return ", ".join(f"`{word}`" for word in words or OPTIONS.get(objective, ()))
+    low, high = f"{'above ' * bounds.above}{_number(bounds.low)}", f"{'below ' * bounds.below}{_number(bounds.high)}"
+    # This machine's number of processors is not the reader's.
+    return f"{low} to {'64, or to the number of processors' if 'processors' in bounds.cure else high}"
+
+
+def about(kind: type, field: Field[Any], key: str, shared: Sequence[str]) -> str:
+    """What a setting is for, other names that it has, and when it is read besides the `shared` conditions."""
+    bounds = range_of(key)
+    said = comment(kind, field.name) or (bounds.cure if bounds and key.startswith("loss.") else "")
+    said = _text(re.sub(r"^[a-z]+ ", lambda word: word[0].capitalize(), said.removesuffix(".")))
+    if also := [f"`{name}`" for name, ours in NAMES.items() if ours.key == key and name not in FORMER]:
+        said += f" (also {', '.join(also)})"
+    only = [where for where in conditions_of(key) if where not in shared]
+    return said + (f". *Read {_text('; '.join(only))}.*" if only else "")
+
+
+def conditions_of(key: str) -> list[str]:
+    """Under which conditions a setting is read; without one, every run that has it reads it."""
+    return list(dict.fromkeys(condition.where for condition in CONDITIONS if key in condition.keys))
 
 
 def _value(value: Any) -> str:
-    return "required" if value == "???" else _code(typed_word(value)) if value != "" else "empty"
+    return "required" if value == "???" else _code(typed_word(value))
 
 
 def _code(text: str) -> str:
@@ -134,24 +144,11 @@ def _code(text: str) -> str:
 
 def _text(text: str) -> str:
     """A comment as it stands in a table of Markdown."""
-    return re.sub(r"[<>]", lambda found: f"\\{found[0]}", text.replace("|", "\\|"))
+    return re.sub(r"([<>|])", r"\\\1", text)
 
 
-def conditions_of(key: str) -> list[str]:
-    """Under which conditions a setting is read; of others, every run that has it reads it."""
-    return list(dict.fromkeys(condition.where for condition in CONDITIONS if key in condition.keys))
-
-
-def about(kind: type, field: Field[Any], key: str) -> str:
-    """What a setting is for, with the names that it has elsewhere."""
-    bounds = range_of(key)
-    said = comment(kind, field.name) or (bounds.cure if bounds and key.startswith("loss.") else "")
-    also = [f"`{name}`" for name, ours in NAMES.items() if ours.key == key and name not in FORMER]
-    said = re.sub(r"^[a-z]+ ", lambda word: word[0].capitalize(), said.removesuffix("."))
-    return _text(said) + (f" (also {', '.join(also)})" if also else "")
-
-
-Setting = tuple[type, Field[Any], str]  # the class that holds it, its field, and its dotted key
+def _number(number: float) -> str:
+    return f"{number:g}" if number < 1e6 else f"{number:.3g}".replace("e+0", "e").replace("e+", "e")
 
 
 def settings_of(kind: type, prefix: str) -> Iterator[Setting]:
@@ -163,80 +160,50 @@ def settings_of(kind: type, prefix: str) -> Iterator[Setting]:
             yield kind, field, prefix + field.name
 
 
-def table(settings: Iterable[Setting], algorithms: Iterable[str], schema: str = "") -> list[str]:
+def table(rows: Sequence[Setting], algorithms: Iterable[str], schema: str = "") -> list[str]:
     """Lines of Markdown: one for every setting, and first the conditions under which all of them are read."""
-    rows = list(settings)
-    shared = [where for where in conditions_of(rows[0][2]) if all(where in conditions_of(key) for _, _, key in rows)]
-    shared = shared if len(rows) > 1 else []
-    lines = ["| setting | type | default | rule | what it is for |", "| --- | --- | --- | --- | --- |"]
+    every = [conditions_of(key) for _, _, key in rows]
+    shared = [where for where in every[0] if len(rows) > 1 and all(where in one for one in every)]
+    lines = [f"All are read {where}.\n" for where in shared]
+    lines += ["| setting | type | default | rule | what it is for |", "| --- | --- | --- | --- | --- |"]
     for kind, field, key in rows:
-        words = about(kind, field, key)
-        if only := [where for where in conditions_of(key) if where not in shared]:
-            words += f". *Read {_text('; '.join(only))}.*"
-        cells = (f"`{key}`", spelled(field.type, key), default(field, key, algorithms, schema))
-        lines.append(f"| {' | '.join((*cells, rule(key, field.metadata.get('choices', ())), words))} |")
-    return [*(f"All are read {where}.\n" for where in shared), *lines, ""]
+        cells = [f"`{key}`", spelled(field.type, key), default(field, key, algorithms, schema)]
+        cells += [rule(key, field.metadata.get("choices", ())), about(kind, field, key, shared)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def option_table(group: str, offered: Iterable[Option]) -> list[str]:
     """Lines of Markdown: one for every option of a group, with what it sets."""
     lines = [f"| `{group}=` | what it is | sets |", "| --- | --- | --- |"]
     for option in offered:
-        parts = [("", option.sets), *((f"{name}: ", sets) for name, sets in option.by_algorithm.items())]
-        spelled_out = [
-            who + " ".join(_code(f"{key}={typed_word(value)}") for key, value in sets.items()) for who, sets in parts
+        sets = [
+            f"{name}: " * bool(name) + " ".join(_code(f"{key}={typed_word(value)}") for key, value in words.items())
+            for name, words in option.sets.items()
         ]
-        lines.append(f"| `{option.name}` | {_text(option.about)} | {'<br>'.join(filter(None, spelled_out))} |")
+        lines.append(f"| `{option.name}` | {_text(option.about)} | {'<br>'.join(filter(None, sets))} |")
     return [*lines, ""]
-
-
-def own_settings() -> dict[tuple[str, ...], list[Setting]]:
-    """The settings outside groups, by the algorithms that have them; one that two of them define apart stands twice."""
-    holders: dict[tuple[type, str], list[str]] = {}
-    for name, schema in ALGORITHMS.items():
-        for field in fields(schema):
-            if not is_dataclass(field.default_factory):
-                bases = [
-                    base for base in reversed(schema.__mro__) if field.name in vars(base).get("__annotations__", {})
-                ]
-                holders.setdefault((bases[0], field.name), []).append(name)
-    found: dict[tuple[str, ...], list[Setting]] = {}
-    for (base, key), names in holders.items():
-        (field,) = (field for field in fields(base) if field.name == key)
-        found.setdefault(tuple(sorted(names, key=lambda name: name != PLAIN)), []).append((base, field, key))
-    return dict(sorted(found.items(), key=lambda item: -len(item[0])))
-
-
-def groups() -> dict[str, tuple[type, tuple[str, ...]]]:
-    """The groups that hold settings: their class, and the algorithms that have them."""
-    found: dict[str, tuple[type, tuple[str, ...]]] = {}
-    for name in sorted(ALGORITHMS, key=lambda name: name != PLAIN):
-        for field in fields(ALGORITHMS[name]):
-            if is_dataclass(field.default_factory):
-                found[field.name] = (field.default_factory, (*found.get(field.name, ("", ()))[1], name))
-    return found
 
 
 def group_section(group: str) -> list[str]:
     """Lines of Markdown: what a group is for, its options and its settings."""
-    kind, algorithms = groups().get(group, (None, ()))
-    lines = [ABOUT[group] if kind is None else f"{_first_line(kind)} Of {_named(algorithms)}.", ""]
+    holders = {name: field for name, schema in ALGORITHMS.items() for field in fields(schema) if field.name == group}
+    kind: Any = next((f.default_factory for f in holders.values() if is_dataclass(f.default_factory)), None)
+    lines = [f"{_first_line(kind)} Of {_named(holders)}." if kind else ABOUT[group], ""]
     offered = options().get(group, [])
     lines += option_table(group, offered) if offered else []
-    if kind is None:
+    if not kind:
         return lines
-    own = list(settings_of(kind, f"{group}."))
-    lines += table(own, algorithms)
-    inner = [
-        condition for condition in CONDITIONS if condition.keys[0].startswith((f"{group}.prompt.", f"{group}.data."))
-    ]
+    rows = list(settings_of(kind, f"{group}."))
+    lines += table(rows, holders)
+    inner = [c for c in CONDITIONS if c.keys[0].startswith((f"{group}.prompt.", f"{group}.data."))]
     lines += [f"- {', '.join(map(_code, condition.keys))}: read {condition.where}." for condition in inner]
-    lines += [""] if inner else []
+    lines += [""] * bool(inner)
     for name, schema in SCHEMAS.get(f"schema/{group}", {}).items():
         named = [option.name for option in offered if option.schema == name]
         lines += [f"{', '.join(f'`{group}={option}`' for option in named)}: {_first_line(schema)}", ""]
-        rows = [row for row in settings_of(schema, f"{group}.") if row[2] not in [key for _, _, key in own]]
-        lines += table(rows, algorithms if plain(PLAIN)[f"{group}.name"] in named else (), name)
+        own = [row for row in settings_of(schema, f"{group}.") if row[2] not in [key for _, _, key in rows]]
+        lines += table(own, holders if plain("grpo")[f"{group}.name"] in named else (), name)
     return lines
 
 
@@ -244,19 +211,39 @@ def _first_line(kind: type) -> str:
     return _text((kind.__doc__ or "").partition("\n")[0])
 
 
-def _named(algorithms: Collection[str]) -> str:
-    return "every algorithm" if len(algorithms) == len(ALGORITHMS) else ", ".join(algorithms)
+def _named(algorithms: Iterable[str]) -> str:
+    names = list(algorithms)
+    return "every algorithm" if len(names) == len(ALGORITHMS) else ", ".join(names)
+
+
+def of_no_group() -> dict[tuple[str, ...], list[Setting]]:
+    """The settings outside groups, by the algorithms that have them; one that two of them define apart stands twice."""
+    holders: dict[tuple[type, str], list[str]] = {}
+    for name, schema in ALGORITHMS.items():
+        for field in fields(schema):
+            if not is_dataclass(field.default_factory):
+                first = next(
+                    base for base in reversed(schema.__mro__) if field.name in getattr(base, "__annotations__", ())
+                )
+                holders.setdefault((first, field.name), []).append(name)
+    found: dict[tuple[str, ...], list[Setting]] = {}
+    for (first, key), names in holders.items():
+        (field,) = (field for field in fields(first) if field.name == key)
+        found.setdefault(tuple(names), []).append((first, field, key))
+    return dict(sorted(found.items(), key=lambda item: -len(item[0])))
 
 
 def page() -> str:
     """The whole page."""
     sections: dict[str, list[str]] = {}
-    for group in dict.fromkeys((*ORDER, *options(), *groups())):
-        if group != OWN_SETTINGS:
+    held = [
+        field.name for schema in ALGORITHMS.values() for field in fields(schema) if is_dataclass(field.default_factory)
+    ]
+    for group in dict.fromkeys((*ORDER, *options(), *held)):
+        if group == OF_NO_GROUP:
+            sections |= {f"Settings of {_named(names)}": table(rows, names) for names, rows in of_no_group().items()}
+        else:
             sections[group] = group_section(group)
-            continue
-        for names, settings in own_settings().items():
-            sections[f"Settings of {_named(names)}"] = table(settings, names)
     links = [f"[{title}](#{re.sub(r'[^a-z0-9_ -]', '', title.lower()).replace(' ', '-')})" for title in sections]
     body = [line for title, lines in sections.items() for line in (f"## {title}", "", *lines)]
     return "\n".join([HEAD, " · ".join(links), "", *body]).rstrip() + "\n"

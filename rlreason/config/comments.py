@@ -24,13 +24,13 @@ def _comments(kind: type) -> dict[str, str]:
         lines = textwrap.dedent(inspect.getsource(kind)).splitlines()
     except OSError:  # made by a call
         return {}
-    (node,) = ast.parse("\n".join(lines)).body
     found = {}
-    for field in node.body if isinstance(node, ast.ClassDef) else []:
+    for field in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.end_lineno:
-            behind = lines[field.end_lineno - 1].encode()[field.end_col_offset :].decode().partition("# ")[2]
-            above = []
-            while lines[field.lineno - 2 - len(above)].lstrip().startswith("# "):
-                above.append(lines[field.lineno - 2 - len(above)].lstrip("# "))
-            found[field.target.id] = " ".join([*reversed(above), *([behind] if behind else [])])
+            said = lines[field.end_lineno - 1].encode()[field.end_col_offset :].decode().partition("# ")[2]
+            above = field.lineno - 2
+            while lines[above].lstrip().startswith("# "):
+                said = f"{lines[above].lstrip('# ')} {said}"
+                above -= 1
+            found[field.target.id] = said.strip()
     return found
