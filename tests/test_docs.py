@@ -1,0 +1,130 @@
+"""The documentation: the settings page is what the code says now, the index names every page, every link leads on."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rlreason.cli.settings_page import page
+from rlreason.config.data import DataConfig
+from rlreason.config.leaves import leaves
+from rlreason.config.model import ModelConfig
+from rlreason.config.store import SCHEMAS, resource_dir
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+SETTINGS = (DOCS / "settings.md").read_text("utf-8")
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")])
+#: Where links lead that other branches bring.
+NOT_YET = {
+    "docs/first_hour.ipynb", "docs/plugins.md", "docs/loggers.md", "docs/completion.md", "docs/courses.md",
+    "README.md#from-python",
+}  # fmt: skip
+
+
+def rows(text: str, cells: int) -> list[list[str]]:
+    """The rows of all tables with so many cells whose first is code, without its backticks."""
+    found = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in row] for row in found if len(row) == cells and "=`" not in row[0]]
+
+
+def section(title: str) -> str:
+    return SETTINGS.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_the_settings_page_is_what_the_code_says_now():
+    assert page() == SETTINGS, "docs/settings.md is not what the code says now: type `make docs`"
+
+
+def test_every_setting_of_every_schema_has_one_line():
+    """One that two algorithms or two kinds of data define apart has a line for each."""
+    once = {leaf.key for schema in SCHEMAS["schema"].values() for leaf in leaves(schema())} - {"samples"}
+    expected = Counter(once) + Counter({"samples": 2})
+    for group, base in (("model", ModelConfig()), ("data", DataConfig())):
+        common = {leaf.key for leaf in leaves(base, f"{group}.")}
+        for kind in SCHEMAS[f"schema/{group}"].values():
+            expected += Counter({leaf.key for leaf in leaves(kind(), f"{group}.")} - common)
+    assert Counter(row[0].strip("`") for row in rows(SETTINGS, 5)) == expected
+
+
+def test_every_setting_says_its_type_its_default_and_what_it_is_for():
+    wanting = [row for row in rows(SETTINGS, 5) if not (row[1] and row[2] and row[4].partition("*Read")[0].strip(" ."))]
+    assert not wanting, "write a comment behind the field of each, or above it"
+
+
+@pytest.mark.parametrize(
+    ("key", "cells"),
+    [
+        (
+            "learning_rate",
+            ["float", "`0.0003`; by [scale](#scale)", "above 0 to 1e30", "The highest rate of lr_schedule"],
+        ),
+        ("epochs", ["float or null", "`null`; by [scale](#scale)", "above 0 to 1e6", None]),
+        ("model.path", ["str", "required; by [model](#model)", "", None]),
+        ("grading.workers", ["int", "`1`", "1 to 64, or to the number of processors", None]),
+        ("n_steps", ["int or null", "`80`, sft: `60`, ei: `5`; by [scale](#scale)", "1 to 1e9", None]),
+        ("grading.rel_tol", ["float", "`1e-06`", "0 to below 0.1", None]),
+        ("logger.tags", ["list of str or null", "`null`", "", None]),
+        ("kl_placement", ["str", "`none`", "`none`, `loss`, `reward`", None]),
+        ("model.weights", ["str", "`float32`", "`float32`, `bfloat16`", None]),
+    ],
+)
+def test_a_line_of_the_settings_page(key, cells):
+    (row,) = [row for row in rows(SETTINGS, 5) if row[0] == f"`{key}`"]
+    assert [cell for cell, expected in zip(row[1:], cells, strict=True) if expected is not None] == [
+        cell for cell in cells if cell is not None
+    ]
+
+
+def test_a_condition_stands_with_the_settings_that_have_it():
+    assert "*Read by overlong=penalty only.*" in SETTINGS
+    assert "All are read by algorithms that train, and where eval.data is null, only." in section("data")
+    assert "- `eval.data.train`: read with eval.data.n_validation only" in section("eval")
+
+
+def test_every_option_and_sweep_has_a_line_that_says_what_it_is():
+    folders = {folder.name: folder for folder in resource_dir("conf").iterdir() if folder.is_dir()}
+    for group, folder in {**folders, "sweep": resource_dir("multirun_sweeps")}.items():
+        named = {row[0].strip("`"): row[1] for row in rows(section(group), 3)}
+        assert set(named) == {file.stem for file in folder.glob("*.yaml")}
+        assert all(named.values()), f"{group}: begin the file of each option with a comment that says what it is"
+    assert "`scale=paper` `data=gsm8k` `prompt=r1_zero`" in section("model")
+    assert "grpo: `n_steps=200`" in section("scale")
+    assert "`learning_rate=3e-5,1e-4,3e-4,1e-3,3e-3`" in section("sweep")
+
+
+def links(text: str) -> list[str]:
+    """Where a page's links and pictures lead, but those into the net."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"\w+:", link)]
+
+
+def anchors(path: Path) -> set[str]:
+    """What GitHub calls the headings of a page in a link: `#what-a-run-leaves`."""
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = [title.lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w -]", "", title).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("source", PAGES, ids=lambda path: path.name)
+def test_every_link_leads_to_a_file_and_a_heading(source):
+    for link in links(source.read_text("utf-8")):
+        name, _, heading = link.partition("#")
+        target = (source.parent / name).resolve() if name else source
+        shown = target.relative_to(ROOT).as_posix() + (f"#{heading}" if heading else "")
+        if shown in NOT_YET:
+            continue
+        assert target.exists(), f"{source.name} links to {link}, which is not there"
+        assert not heading or heading in anchors(target), f"{source.name} links to {link}, which has no such heading"
+
+
+def test_the_index_names_every_page_of_the_documentation():
+    pages = {path.name for path in DOCS.iterdir() if path.suffix in (".md", ".ipynb")} - {"README.md"}
+    assert pages <= set(links((DOCS / "README.md").read_text("utf-8")))
+
+
+def test_links_and_headings_as_github_reads_them(tmp_path):
+    (tmp_path / "a.md").write_text("# A `b`, c_d!\n```\n# no\n```\n## What's next?\n")
+    assert anchors(tmp_path / "a.md") == {"a-b-c_d", "whats-next"}
+    assert links("[x](a.md#b) ![p](c.png) [w](https://d) `[n](o)` [s](#t)") == ["a.md#b", "c.png", "#t"]
