@@ -107,7 +107,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("source", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("source", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_link_leads_to_a_file_and_a_heading(source):
     for link in links(source.read_text("utf-8")):
         name, _, heading = link.partition("#")

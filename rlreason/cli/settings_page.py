@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -76,8 +76,8 @@ def spelled(kind: Any, key: str) -> str:
     """
     if get_origin(kind) is list:
         return f"list of {spelled(get_args(kind)[0], key)}"
-    if args := get_args(kind):
-        return " or ".join(spelled(one, key) for one in args)
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(spelled(one, key) for one in get_args(kind))
     if is_dataclass(kind):
         return "option of [{0}](#{0})".format(key.rpartition(".")[2])
     return {Any: "str or list of str", NoneType: "null"}.get(kind) or str(kind.__name__)
