@@ -1,8 +1,8 @@
-"""Writes docs/settings.md, every setting and option as the code has them: `python -m rlreason.cli.settings_page FILE`.
+"""Writes docs/settings.md, every setting and option as the code has them: `python -m rlreason.cli.settings_page`.
 
 Types, defaults, ranges, words and conditions are those that a run is held to. What a setting is for is the comment
 behind its field or above it, what a number of a loss is for the cure of its range, and what an option is for the
-comment at the beginning of its file. Without FILE the page is printed.
+comment at the beginning of its file. An argument names another file to write.
 """
 
 import re
@@ -250,7 +250,5 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        Path(sys.argv[1]).write_text(page(), "utf-8")
-    else:
-        print(page(), end="")
+    file = Path(sys.argv[1]) if sys.argv[1:] else resource_dir("docs") / "settings.md"
+    file.write_text(page(), "utf-8")
