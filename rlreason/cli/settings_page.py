@@ -201,7 +201,8 @@ def group_section(group: str) -> list[str]:
     lines += [""] * bool(inner)
     for name, schema in SCHEMAS.get(f"schema/{group}", {}).items():
         named = [option.name for option in offered if option.schema == name]
-        lines += [f"{', '.join(f'`{group}={option}`' for option in named)}: {_first_line(schema)}", ""]
+        chosen = ", ".join(f"`{group}={option}`" for option in named)  # none: a schema that no file of the group is of
+        lines += [f"{chosen}: {_first_line(schema)}" if named else _first_line(schema), ""]
         own = [row for row in settings_of(schema, f"{group}.") if row[2] not in [key for _, _, key in rows]]
         lines += table(own, holders if plain("grpo")[f"{group}.name"] in named else (), name)
     return lines
