@@ -20,8 +20,8 @@ SHELLS = ("bash", "zsh", "fish")
 #: A number of a run is brought down to these; and so is the bound on evaluations where there is none.
 MOST = {
     "n_steps": 1, "rollout_batch_size": 16, "question_batch_size": 8, "group_size": 4, "train_batch_size": 8,
-    "eval_problems": 8, "eval.problems": 8, "sampling.max_tokens": 16, "eval.sampling.max_tokens": 16, "data.limit": 8,
-    "data.n_train": 64, "data.n_validation": 16, "eval.data.n_validation": 16,
+    "eval_problems": 8, "eval.problems": 8, "sampling.max_tokens": 32, "eval.sampling.max_tokens": 32, "data.limit": 8,
+    "data.n_validation": 16, "eval.data.n_validation": 16,
 }  # fmt: skip
 UNBOUNDED = "eval_problems"  # None means all
 
@@ -145,7 +145,7 @@ def small(words: Sequence[str], real: Mapping[str, str]) -> list[str]:
     fewer = [f"{key}={','.join(values[: 2 if key == two else 1])}" for key, values in axes.items() if key not in MOST]
     kept = [word for word in ours if word.partition("=")[0] not in axes]
     flags = ["--multirun"] if asked.multirun else []
-    return [*flags, *asked.sources(), *kept, *fewer, *local(cfg, real), *lowered(cfg, axes)]
+    return [*flags, *asked.sources(), *kept, *fewer, *local(cfg, real), *barely_taught(cfg, axes), *lowered(cfg, axes)]
 
 
 def local(cfg: DictConfig, real: Mapping[str, str]) -> list[str]:
@@ -153,6 +153,13 @@ def local(cfg: DictConfig, real: Mapping[str, str]) -> list[str]:
     paths = {"model.path": real["RUN"], "data.path": real["GSM8K_DIR"]}
     given = {key: OmegaConf.select(cfg, key) for key in paths}
     return [f"{key}='{paths[key]}'" for key, path in given.items() if path and not Path(path).is_dir()]
+
+
+def barely_taught(cfg: DictConfig, axes: Container[str]) -> list[str]:
+    """The overrides under which a start model is made quickly, where it is another than the one that is shipped."""
+    tiny = OmegaConf.select(cfg, "model.warm_start") is not None
+    other = "prompt" in axes or cfg.prompt.name != "r1_zero_short"
+    return ["model.width=32", "model.warm_start.steps=4"] if tiny and other else []
 
 
 def lowered(cfg: DictConfig, axes: Container[str] = ()) -> list[str]:
