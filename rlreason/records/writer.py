@@ -26,15 +26,16 @@ ROWS_SENT = 32  # of a step's responses go to the metric sink; the run folder ha
 class RunWriter:
     """Writes one run folder. A finished run is never overwritten; what a broken-off one left is set aside.
 
-    `schemas`: which classes the settings are of (`config.store.schemas_of`). `resume`: an interrupted run with the same
-    settings goes on, in which case `resumed` is true; with others it is refused. `say` prints
-    what is set aside.
+    `words`: those of the command line that starts the run. `schemas`: which classes the settings are of
+    (`config.store.schemas_of`). `resume`: an interrupted run with the same settings goes on, in which case `resumed` is
+    true; with others it is refused. `say` prints what is set aside.
     """
 
     def __init__(
         self,
         folder: Path,
         config: str,
+        words: Sequence[str] = (),
         *,
         schemas: Mapping[str, str] | None = None,
         resume: bool = False,
@@ -45,7 +46,7 @@ class RunWriter:
         self.sink: WandbLogger | None = None  # set by the caller: it logs in this folder, so it is made later
         folder.mkdir(parents=True, exist_ok=True)
         self.resumed = resume and goes_on(folder, config)
-        origin = provenance(schemas or {})
+        origin = provenance(schemas or {}, words)
         if self.resumed:
             earlier = RunFolder(folder).provenance
             origin["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]  # each may be of another commit
