@@ -4,7 +4,7 @@ import ast
 import re
 import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import translated
 from rlreason.cli.flags import composing, read
-from rlreason.cli.multirun import composed, fixed
+from rlreason.cli.multirun import composed, fixed, runs_of
 from rlreason.cli.verbs import named_verb
 
 ROOT = Path(__file__).parents[1]
@@ -56,22 +56,21 @@ def documents() -> list[Path]:
 
 def blocks_of(path: Path) -> Iterator[Block]:
     """The fenced blocks of a document. An indented block, whose language nobody names, fails."""
-    text = path.read_text()
-    name, heading, inside, lines = str(path.relative_to(ROOT)), "", "", []
-    for number, line in enumerate(text.splitlines(), 1):
-        fence = re.match(r" {0,3}(`{3,}|~{3,})(.*)", line)
-        if inside and fence and fence[1] == inside and not fence[2].strip():
-            yield Block(name, first, heading, language, "\n".join(lines) + "\n")
-            inside = ""
-        elif inside:
-            lines.append(line)
+    name, heading, block = str(path.relative_to(ROOT)), "", None
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        fence = re.fullmatch(r"```(\w*)", line)
+        if block and line == "```":
+            yield block
+            block = None
+        elif block:
+            block = replace(block, text=f"{block.text}{line}\n")
         elif fence:
-            inside, language, first, lines = fence[1], fence[2].strip(), number + 1, []
+            block = Block(name, number + 1, heading, fence[1], "")
         elif line.startswith("#"):
             heading = line.strip("# ")
-        elif line.startswith("    ") and not re.match(r" +([-*]|\d+\.) ", line):
-            raise AssertionError(f"{name}:{number} is an indented block: fence it and name its language\n{line}")
-    assert not inside, f"{name}:{first}: the block has no end"
+        elif line.startswith(("    ", "~~~", "```")) and not re.match(r" +([-*]|\d+\.) ", line):
+            raise AssertionError(f"{name}:{number}: write a block between ``` and name its language\n{line}")
+    assert not block, f"{name}:{block.line}: the block has no end"
 
 
 def blocks() -> list[Block]:
@@ -148,6 +147,13 @@ def small(words: Sequence[str], real: Mapping[str, str]) -> list[str]:
     return [*flags, *asked.sources(), *kept, *fewer, *local(cfg, real), *barely_taught(cfg, axes), *lowered(cfg, axes)]
 
 
+def runs(words: Sequence[str]) -> list[list[str]]:
+    """The overrides of each run that a command line asks for."""
+    asked = read(words)
+    with composing(asked):
+        return [list(run) for run in runs_of(asked.overrides, asked.multirun, asked.config_name)]
+
+
 def local(cfg: DictConfig, real: Mapping[str, str]) -> list[str]:
     """The overrides that put real things in the place of models and data which are not on this machine."""
     paths = {"model.path": real["RUN"], "data.path": real["GSM8K_DIR"]}
@@ -189,7 +195,7 @@ class _Small(ast.NodeTransformer):
     def __init__(self, real: Mapping[str, str]) -> None:
         self.real = real
 
-    def visit_Call(self, node: ast.Call) -> ast.Call:  # noqa: N802 (the name that ast asks for)
+    def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name in ("train", "evaluate", "compose"):

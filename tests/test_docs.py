@@ -22,18 +22,21 @@ from doc_blocks import (
     blocks,
     commands,
     is_verb,
+    runs,
     small,
     small_python,
     with_real_things,
     words_of,
 )
 
+from rlreason import train
 from rlreason.cli.aliases import translated
 from rlreason.cli.choices import refuse_wrong_choices
 from rlreason.cli.flags import composing, read
 from rlreason.cli.multirun import composed, fixed
 from rlreason.data.stories import make_stories
 from rlreason.errors import ConfigError
+from rlreason.types import Problem
 
 NOT_EXECUTED = {
     r"git clone": "is how one comes by this repository",
@@ -64,7 +67,7 @@ def run(argv: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     bin_ = str(Path(sys.executable).parent)
     env = os.environ | {
         "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(cwd),
-        "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true", "MPLBACKEND": "agg",
+        "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true",
     }  # fmt: skip
     return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
 
@@ -93,7 +96,32 @@ def real(tmp_path_factory) -> Mapping[str, str]:
     shutil.copytree(place / "run/model", place / "model")
     (place / "model/loss").mkdir()  # DIR is a model's folder, and one of options after --config-dir
     (place / "model/loss/mine.yaml").write_text("loss_type: grpo_clip\ncliprange: 0.1\n")
-    return things | {"BEST_OF_N": str(place / "best_of_n"), "DIR": str(place / "model"), "FILE": f"{gsm8k}/train.jsonl"}
+    teams = {f"TEAM_{n}": str(shutil.copytree(place / "model", place / f"team_{n}")) for n in (1, 2)}
+    return (
+        things
+        | teams
+        | {"MATH_DIR": str(math(place / "math", problems))}
+        | {"BEST_OF_N": str(place / "best_of_n"), "DIR": str(place / "model"), "FILE": f"{gsm8k}/train.jsonl"}
+    )
+
+
+def math(folder: Path, problems: list[Problem]) -> Path:
+    """A folder in the course's layout, with whole prompts and responses in sft.jsonl."""
+    folder.mkdir()
+    template = (ROOT / "prompts/r1_zero.prompt").read_text()
+    rows = [
+        {"problem": p.question, "solution": f"{p.solution} \\boxed{{{p.answer}}}", "answer": p.answer} for p in problems
+    ]
+    traces = [
+        {
+            "prompt": template.format(question=p.question),
+            "response": f"{p.solution} </think> <answer>{p.answer}</answer>",
+        }
+        for p in problems[:16]
+    ]
+    for name, lines in (("train", rows[:16]), ("validation", rows[16:]), ("sft", traces)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
 
 
 def test_every_block_has_a_rule():
@@ -106,28 +134,25 @@ def test_every_block_has_a_rule():
     assert not [p for p in NOT_EXECUTED if not any(re.match(p, c.text) for c in COMMANDS)], "no longer written anywhere"
 
 
-def test_every_command_composes(tmp_path, monkeypatch):
-    """At their own size and with what they name, as far as the settings alone can tell."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "DIR/loss").mkdir(parents=True)
-    (tmp_path / "DIR/loss/mine.yaml").touch()
-    for command in COMMANDS:
-        words = words_of(command.text)
-        if why_not(command) or words is None or is_verb(words):
-            continue
-        asked = read(words)
-        try:
-            with composing(asked):
-                ours = translated(asked.overrides, note=lambda text: None)
+def test_every_command_of_the_readme_composes():
+    """At their own size and with what they name, as far as Hydra can tell; the long tests run them all."""
+    with composing(read([])):
+        for command in COMMANDS:
+            words = words_of(command.text)
+            if not command.place.startswith("README") or why_not(command) or words is None or is_verb(words):
+                continue
+            try:
+                ours = translated(read(words).overrides, note=lambda text: None)
                 refuse_wrong_choices(ours)
-                composed(fixed(ours), asked.config_name)
-        except ConfigError as error:
-            raise AssertionError(f"{command.place}: {command.text}") from error
+                composed(fixed(ours), "config")
+            except ConfigError as error:
+                raise AssertionError(f"{command.place}: {command.text}") from error
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", [c for c in COMMANDS if not why_not(c)], ids=lambda c: f"{c.place} {c.text}"[:90])
-def test_a_command_does_what_it_says(command, real, tmp_path):
+def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
+    """The README's in processes of their own, as typed; other documents' runs here, from the same words."""
     words = words_of(command.text)
     if words is None:
         done = run([command.shell, "-ec", with_real_things(command.text, real)], tmp_path)
@@ -138,15 +163,18 @@ def test_a_command_does_what_it_says(command, real, tmp_path):
     words = [with_real_things(word, real) for word in words]
     if "rollout=vllm" in words:
         pytest.importorskip("vllm")
-    verb = is_verb(words)
-    done = run([sys.executable, "-m", "rlreason", *(words if verb else small(words, real))], tmp_path)
+    starts = not is_verb(words) and read(words).starts
+    typed = small(words, real) if starts else words
+    if starts and not command.place.startswith("README") and not any(word.startswith("sweep=") for word in words):
+        monkeypatch.chdir(tmp_path)
+        for overrides in runs(typed):
+            assert train(*overrides, quiet=True).status == "finished"
+        return
+    done = run([sys.executable, "-m", "rlreason", *typed], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
-    assert not verb or not (tmp_path / "runs").exists()
-    if not verb and read(words).starts:
-        ends = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("summary.json")]
-        assert len(ends) == 1 + read(words).multirun
-        assert {end["status"] for end in ends} == {"finished"}
+    ends = [json.loads(path.read_text())["status"] for path in (tmp_path / "runs").rglob("summary.json")]
+    assert ends == ["finished"] * ((1 + read(words).multirun) if starts else 0)
 
 
 @pytest.mark.long
