@@ -68,9 +68,7 @@ RULES = {
     "api": Rule("errors runtime config records cli results job", "hydra"),
     "main": Rule("errors runtime config records report sweeps cli discovery jobs analysis trainer job", "hydra"),
     "__main__": Rule("runtime cli main"),
-    "__init__": Rule(
-        "runtime grading cli results api"
-    ),  # what `python -m` needs before anything else; everyone may ask it for the version
+    "__init__": Rule("runtime grading cli results api"),  # the last three when asked for; it holds the version too
 }
 #: Library -> the imports that load it.
 HEAVY = {

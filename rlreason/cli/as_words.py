@@ -16,7 +16,7 @@ from rlreason.config.run import RunConfig
 from rlreason.config.unread import unread_keys
 from rlreason.errors import ConfigError
 
-PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)$)[A-Za-z_][\w./-]*", re.IGNORECASE | re.ASCII)
+PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)$)[A-Za-z_/][\w./-]*", re.IGNORECASE | re.ASCII)
 _COMPOSED = "composed by rlreason from: "  # a flag of a config, behind it the words that it came from
 SHARED = ("dtype", "weights", "attention")  # settings that every model has, however it was made
 GROUPS = ("model", "data", "prompt", "eval.prompt", "eval.data")  # whose options are found again by their names
