@@ -31,6 +31,7 @@ from rlreason.runtime import signals
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import Components, build_components
 from rlreason.setup.learner import make_learner
+from rlreason.setup.probe import own_sources
 from rlreason.setup.run_summary import closing, header, shown_generations, summed_up
 from rlreason.types import Collected, Sample
 
@@ -40,7 +41,7 @@ def train(run: RunConfig, folder: Path, config: str) -> float:
     assert isinstance(run, TrainingConfig)
     console, counters = Console(), Counters()
     counters.start()
-    records = RunWriter(folder, config, schemas=schemas_of(run), say=console.say)
+    records = RunWriter(folder, config, schemas=schemas_of(run), sources=own_sources(run), say=console.say)
     card = run.card()
     records.document(OBJECTIVE, card.markdown)
     components, prefetcher = build_components(run, folder, console), None

@@ -16,6 +16,7 @@ from rlreason.records.files import RESPONSES
 from rlreason.records.rows import numbered_row
 from rlreason.records.writer import RunWriter
 from rlreason.setup.components import Components, build_components
+from rlreason.setup.probe import own_sources
 from rlreason.setup.run_summary import describe_job, show_sink, shown
 
 SHOWN_CHARS = 400  # of a response in the terminal
@@ -41,7 +42,7 @@ def asked(
     run: EvalJobConfig, folder: Path, config: str, console: Console
 ) -> Iterator[tuple[RunWriter, Components, Responses]]:
     """(records, components, responses) of a job, which goes on with what an interrupted one left in the folder."""
-    records = RunWriter(folder, config, schemas=schemas_of(run), resume=True, say=console.say)
+    records = RunWriter(folder, config, schemas=schemas_of(run), sources=own_sources(run), resume=True, say=console.say)
     components = build_components(run, folder, console)
     records.sink = components.sink
     try:
