@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from rlreason.config.groups import names_function
 from rlreason.config.tasks import of_function
+from rlreason.errors import ConfigError
 from rlreason.objectives.objective import own_loss_config
 from rlreason.plugins.announced import announced
 
@@ -31,7 +32,15 @@ class Repository(ConfigRepository):
         """The config at a path, or that of a function. `ConfigError` where the function cannot be used."""
         if (function := self._function(config_path)) is None:
             return super().load_config(config_path)
-        node = OmegaConf.structured(SETTINGS[config_path.partition("/")[0]](function))
+        group, _, option = config_path.partition("/")
+        try:
+            node = OmegaConf.structured(SETTINGS[group](function))
+        except ConfigError as error:
+            if option == function:
+                raise
+            raise ConfigError(
+                f"{group}={option}, which an installed package announces, cannot be used: {error}"
+            ) from None
         return ConfigResult("rlreason", function, node, {"package": None}, defaults_list=[])
 
     def config_exists(self, config_path: str) -> bool:

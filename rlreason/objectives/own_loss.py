@@ -61,7 +61,7 @@ def _formula(function: Callable[..., Any], numbers: Mapping[str, float]) -> Form
     code = getattr(function, "__code__", None)
     place = f"{code.co_filename}, line {code.co_firstlineno}" if code else type(function).__name__
     given = "".join(f"{key}={number:g}, " for key, number in numbers.items())
-    return Formula(first or "(its function has no docstring)", "", f"{given}a formula of one's own: {place}")
+    return Formula(first.rstrip(".") or "a function without a docstring", "", f"{given}a function of your own: {place}")
 
 
 def broken_contract(name: str, numbers: Mapping[str, float]) -> str:

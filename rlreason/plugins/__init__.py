@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from rlreason.errors import ConfigError
-from rlreason.plugins.objects import known_as, label_of
+from rlreason.plugins.objects import known_as
 
 Data = str | Callable[..., Any] | Iterable[Any]  # a name, a function that makes rows, or the rows
 
@@ -43,9 +43,7 @@ def _function(data: Data) -> str | Callable[..., Any]:
     rows = data if isinstance(data, Mapping) else list(data)
 
     def given_rows() -> Any:
+        """Rows that were given as a Python object. The run has their hash, `data_hash`, and no source of them."""
         return rows
 
     return given_rows
-
-
-__all__ = ["as_settings", "label_of"]

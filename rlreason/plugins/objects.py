@@ -124,6 +124,8 @@ def for_workers(reward: str | Callable[..., Any]) -> tuple[str, bytes | None]:
     thing = find(reward) if isinstance(reward, str) else reward
     if thing is None:
         return str(reward), None
+    if not callable(thing):
+        raise ConfigError(f"reward={thing!r:.60} is neither a name nor a function: give one")
     name = reward if isinstance(reward, str) else import_path(thing) or label_of(thing)
     if find(name) is None and import_path(thing):
         return name, None
