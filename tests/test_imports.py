@@ -66,9 +66,14 @@ RULES = {
         " interrupted",
         ALL,
     ),
-    "main": Rule("errors runtime config records report sweeps cli discovery jobs analysis trainer", "hydra"),
+    "results": Rule("records"),
+    "job": Rule("errors runtime config records setup jobs trainer"),
+    "api": Rule("errors runtime plugins config records cli results job", "hydra"),
+    "main": Rule("errors runtime config records report sweeps cli discovery jobs analysis trainer job", "hydra"),
     "__main__": Rule("runtime cli main"),
-    "__init__": Rule("runtime cli"),  # what `python -m` needs before anything else; everyone may ask it for the version
+    "__init__": Rule(
+        "runtime grading cli results api"
+    ),  # what `python -m` needs before anything else; everyone may ask it for the version
 }
 #: Library -> the imports that load it.
 HEAVY = {
