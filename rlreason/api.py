@@ -24,6 +24,7 @@ from rlreason.config.run import RunConfig
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.job import run_job
+from rlreason.plugins import as_settings
 from rlreason.records.console import Console
 from rlreason.records.undo import undone_when_refused
 from rlreason.results import Run
@@ -100,13 +101,12 @@ def _start(
     quiet: bool,
 ) -> Run:
     typed_words = _one_run(overrides)
-    if given := [name for name, value in objects.items() if value is not None]:
-        raise ConfigError(f"{given[0]}= cannot be given here yet: leave it out")
     with ExitStack() as stack:
+        own = stack.enter_context(as_settings(**objects))
         out = stack.enter_context(open(os.devnull, "w")) if quiet else None
         console = Console(out)
         with own_hydra():
-            words = [*_words_of(config), *first, *typed_words]
+            words = [*_words_of(config), *first, *own, *typed_words]
             asked = check_words(words, note=console.say)
             with composing(asked):
                 cfg = _composed(asked)

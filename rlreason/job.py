@@ -30,8 +30,9 @@ def run_job(run: RunConfig, folder: Path, config: str, words: Sequence[str], con
                     from rlreason.trainer import train as start
                 else:
                     from rlreason.jobs.start import start
-            schemas, resume = schemas_of(run), not run.trains
-            records = RunWriter(folder, config, words, schemas=schemas, resume=resume, say=console.say)
+                from rlreason.setup.probe import own_sources
+            schemas, sources, resume = schemas_of(run), own_sources(run), not run.trains
+            records = RunWriter(folder, config, words, schemas=schemas, sources=sources, resume=resume, say=console.say)
             return start(run, records, console)
     except BaseException as error:
         if signals.asked() and not isinstance(error, KeyboardInterrupt):

@@ -11,12 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.suggestions import options
+from rlreason.config.groups import names_function
 from rlreason.config.leaves import typed_word
 from rlreason.config.run import RunConfig
 from rlreason.config.unread import unread_keys
 from rlreason.errors import ConfigError
 
-PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)$)[A-Za-z_][\w./-]*", re.IGNORECASE | re.ASCII)
+PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)$)[A-Za-z_/][\w./-]*", re.IGNORECASE | re.ASCII)
 _COMPOSED = "composed by rlreason from: "  # a flag of a config, behind it the words that it came from
 SHARED = ("dtype", "weights", "attention")  # settings that every model has, however it was made
 GROUPS = ("model", "data", "prompt", "eval.prompt", "eval.data")  # whose options are found again by their names
@@ -63,9 +64,10 @@ def named_options(settings: Mapping[str, Any]) -> list[str]:
         for part in group.split("."):
             node = (node or {}).get(part)
         option = (node or {}).get("name")
-        if option in known.get(kind, []):
+        if option in known.get(kind, []) or names_function(option or ""):
             words.append(f"{kind}@{group}={option}" if kind != group else f"{group}={option}")
-    return words
+    loss = (settings.get("loss") or {}).get("loss_type") or ""
+    return [*words, f"loss={loss}"] if names_function(loss) else words
 
 
 def differences(base: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -99,21 +99,32 @@ class FieldsConfig:
 
 
 @dataclass
-class FileDataConfig(DataConfig):
-    """Files of JSON rows, or a data set of the hub."""
+class RowsDataConfig(DataConfig):
+    """Rows, wherever they come from: what is read from them, and how many are held out for validation."""
 
-    path: str | None = None  # a folder or a hub name; null: train and validation are files
-    train: str = "train"  # a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)
-    validation: str | None = None  # the same; null: validation or test where there is one, or n_validation
-    n_validation: int | None = None  # hold so many of train out instead
-    ground_truth: str | None = None  # named like train: questions with answers, for rows that bring none
-    split_seed: int = 0  # which are held out; not `seed`, so that runs that follow each other hold out the same
-    hub_config: str | None = None  # of a hub data set that has several
     # Where the ground truth stands: hash is ####, final a sentence, tag <answer>.
     gold: str = choice("auto", "hash", "boxed", "final", "tag", "field", default="auto")
     fields: FieldsConfig = field(default_factory=FieldsConfig)
     response_as: str = choice("response", "solution", default="response")  # solution: put into prompt.trace's form
     max_chars: int = 100_000  # a longer text makes a bad row
+    n_validation: int | None = None  # hold so many of train out instead
+    split_seed: int = 0  # which are held out; not `seed`, so that runs that follow each other hold out the same
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether validation problems are drawn from the training rows."""
+        return self.n_validation is not None
+
+
+@dataclass
+class FileDataConfig(RowsDataConfig):
+    """Files of JSON rows, or a data set of the hub."""
+
+    path: str | None = None  # a folder or a hub name; null: train and validation are files
+    train: str = "train"  # a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)
+    validation: str | None = None  # the same; null: validation or test where there is one, or n_validation
+    ground_truth: str | None = None  # named like train: questions with answers, for rows that bring none
+    hub_config: str | None = None  # of a hub data set that has several
 
     @property
     def on_hub(self) -> bool:

@@ -14,9 +14,9 @@ from rlreason.evaluation.selection import best_at, is_exact, majority_at, pass_a
 from rlreason.evaluation.tables import curves_table
 from rlreason.evaluation.votes import answer_classes
 from rlreason.grading import Grader
-from rlreason.grading.plugin_import import NotImportableError, described, load
 from rlreason.jobs.evaluate import asked, cases, closing
 from rlreason.jobs.respond import Responses, conclude
+from rlreason.plugins.load import NotImportableError, described, load
 from rlreason.records.console import Console
 from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE
 from rlreason.records.writer import RunWriter
