@@ -19,9 +19,9 @@ from rlreason.model.policy import Policy
 from rlreason.objectives.aggregation import aggregate_loss, step_divisors
 from rlreason.objectives.entropy import entropy_bonus
 from rlreason.objectives.kl import kl_per_token
-from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.mismatch import mismatch_weights
 from rlreason.objectives.objective import Objective
+from rlreason.objectives.own_loss import loss_named
 from rlreason.optimization import LearningRateSchedule, make_optimizer
 from rlreason.runtime.signals import held
 from rlreason.statistics import mismatch_metrics
@@ -218,7 +218,7 @@ class Learner:
         on_policy = all(s.old_log_probs is None for s in samples)
         old = log_probs.detach() if on_policy else self._rows(batch, [s.old_log_probs or [] for s in samples])
         advantages = torch.tensor([[s.advantage] for s in samples], device=flat.device)  # (batch, 1)
-        per_token, stats = LOSSES[o.loss.loss_type](advantages, log_probs, old, mask, **o.loss.numbers())
+        per_token, stats = loss_named(o.loss.loss_type)(advantages, log_probs, old, mask, **o.loss.numbers())
         if o.has_mismatch_weights:
             engine = self._rows(batch, [s.response.log_probs for s in samples])
             weights, weight_stats = mismatch_weights(old, engine, mask, o.mismatch, o.mismatch_cap)

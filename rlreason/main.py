@@ -7,7 +7,6 @@ are answered at once.
 import os
 import signal
 import sys
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,12 +21,11 @@ from rlreason.cli.flags import Asked, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.queries import answer, rerun_config
 from rlreason.cli.verbs import refuse_wrong_verb, verbs_help
-from rlreason.config.leaves import refuse_own_input
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
+from rlreason.job import run_job
 from rlreason.records.console import Console
-from rlreason.records.files import CONTENTS
-from rlreason.records.status import ending, read_status, sweep_code, write_status, written_at
+from rlreason.records.status import ending, read_status, sweep_code
 from rlreason.records.undo import Ended, undone_when_refused
 from rlreason.runtime import signals
 from rlreason.runtime.environment import SWEEP_VARIABLE
@@ -53,28 +51,11 @@ def job(cfg: DictConfig) -> float:
     """A run in this process. It ends the process itself where its end has an exit code of its own."""
     run = typed(cfg, of_sweep=SWEEP_VARIABLE in os.environ)
     config = OmegaConf.to_yaml(cfg, resolve=True)
-    hydra_job = HydraConfig.get()
-    folder = run_folder()
-    sweep = hydra_job.runtime.choices.get("sweep")
+    sweep = HydraConfig.get().runtime.choices.get("sweep")
     if sweep and SWEEP_VARIABLE not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
-    refuse_own_input(run, folder, CONTENTS)
-    before = written_at(folder)
-    try:
-        with signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
-            with Console().wait("loading torch and transformers"):
-                if run.trains:
-                    from rlreason.trainer import train as start
-                else:
-                    from rlreason.jobs.start import start
-            accuracy = start(run, folder, config)
-    except BaseException as error:
-        if signals.asked() and not isinstance(error, KeyboardInterrupt):
-            error = KeyboardInterrupt()
-        if written_at(folder) != before:  # the folder became this run's own
-            with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
-                mark_ended(folder, error)
-        raise error
+    folder = run_folder()
+    accuracy = run_job(run, folder, config, sys.argv[1:], Console())
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)
     return accuracy
@@ -83,18 +64,6 @@ def job(cfg: DictConfig) -> float:
 def run_folder() -> Path:
     """Where the run in this process writes."""
     return Path(HydraConfig.get().runtime.output_dir)
-
-
-def mark_ended(folder: Path, error: BaseException) -> None:
-    """Say in the folder of a run that was under way what ended it."""
-    if read_status(folder) != "running":
-        return
-    if isinstance(error, KeyboardInterrupt):
-        write_status(folder, "interrupted", signals.why_stopped(error))
-    else:
-        text = next(iter(str(error).splitlines()), "")
-        named = f"{type(error).__name__}: {text}".rstrip(": ")
-        write_status(folder, "failed", text if isinstance(error, ConfigError) else named)
 
 
 def start_sweep_run(cfg: DictConfig) -> float:

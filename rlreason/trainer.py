@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
@@ -12,7 +11,6 @@ from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.algorithms.rollouts import rollout_metrics, score_samples
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.run import RunConfig
-from rlreason.config.store import schemas_of
 from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.evaluator import Evaluated, Validation, fell_to_zero
 from rlreason.grading.metrics import grading_metrics
@@ -35,19 +33,18 @@ from rlreason.setup.run_summary import closing, header, shown_generations, summe
 from rlreason.types import Collected, Sample
 
 
-def train(run: RunConfig, folder: Path, config: str) -> float:
-    """Train as `run` says, leave everything in `folder`, return the final validation accuracy."""
+def train(run: RunConfig, records: RunWriter, console: Console) -> float:
+    """Train as `run` says, leave everything in the folder of `records`, return the final validation accuracy."""
     assert isinstance(run, TrainingConfig)
-    console, counters = Console(), Counters()
+    counters = Counters()
     counters.start()
-    records = RunWriter(folder, config, schemas=schemas_of(run), say=console.say)
     card = run.card()
     records.document(OBJECTIVE, card.markdown)
-    components, prefetcher = build_components(run, folder, console), None
+    components, prefetcher = build_components(run, records.folder, console), None
     try:
         algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
         records.sink = components.sink
-        header(console, run, components, folder, algorithm.n_steps)
+        header(console, run, components, records.folder, algorithm.n_steps)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         prefetcher = RolloutPrefetcher(algorithm, ahead=run.rollout.async_level > 0)
         return Trainer(run, components, prefetcher, learner, records, console, counters).loop()

@@ -21,9 +21,11 @@ from rlreason.grading.run_grading import RunGrading
 from rlreason.jobs.start import start
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
+from rlreason.records.console import Console
 from rlreason.records.monitors import Monitors
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import response_row, sample_of
+from rlreason.records.writer import RunWriter
 from rlreason.setup.data import load_data
 from rlreason.setup.protocol import protocol_of
 from rlreason.setup.run_summary import describe_job
@@ -287,7 +289,7 @@ def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, c
         "data@eval.data=math", f"eval.data.path={tmp_path / 'math'}", "prompt@eval.prompt=r1_zero_short",
         "eval.samples=2", "log_generations=1",
     )  # fmt: skip
-    start(run, tmp_path / "run", "seed: 0\n")
+    start(run, RunWriter(tmp_path / "run", "seed: 0\n"), Console())
     rows = [json.loads(line) for line in (tmp_path / "run/responses.jsonl").read_text().splitlines()]
     assert len(rows) == 24
     assert rows[0]["facts"] == {"level": "Level 1", "subject": "Geometry"}

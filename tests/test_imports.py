@@ -26,11 +26,12 @@ RULES = {
     "types": Rule(""),
     "statistics": Rule(""),
     "runtime": Rule("errors"),
-    "objectives": Rule("errors types", "torch"),
-    "config": Rule("errors types objectives", "hydra"),
+    "plugins": Rule("errors"),
+    "objectives": Rule("errors types plugins", "torch"),
+    "config": Rule("errors types plugins objectives", "hydra"),
     "answers": Rule("errors types"),
-    "grading": Rule("errors types runtime config answers"),
-    "data": Rule("errors types runtime config grading"),
+    "grading": Rule("errors types runtime plugins config answers"),
+    "data": Rule("errors types runtime plugins config grading"),
     "optimization": Rule("errors config", "torch"),
     "model": Rule("errors types runtime config data", "torch transformers"),
     "distributed": Rule("errors types runtime config model", "torch"),
@@ -44,13 +45,15 @@ RULES = {
     "sweeps": Rule("errors types statistics runtime config records evaluation"),
     "report": Rule("errors types statistics runtime config records evaluation sweeps"),
     "setup": Rule(
-        "errors types statistics runtime objectives config grading data optimization model distributed engines learner"
-        " records algorithms evaluation",
+        "errors types statistics runtime plugins objectives config grading data optimization model distributed engines"
+        " learner records algorithms evaluation",
         ALL,
     ),
-    "cli": Rule("errors runtime objectives config records setup", "hydra"),
+    "cli": Rule("errors runtime plugins objectives config records setup", "hydra"),
     "discovery": Rule("errors types statistics runtime config grading data records evaluation setup", ALL),
-    "jobs": Rule("errors types statistics runtime config grading data model records algorithms evaluation setup", ALL),
+    "jobs": Rule(
+        "errors types statistics runtime plugins config grading data model records algorithms evaluation setup", ALL
+    ),
     "analysis": Rule(
         "errors types statistics runtime objectives config grading data model learner records algorithms evaluation"
         " setup cli",
@@ -63,9 +66,12 @@ RULES = {
         " interrupted",
         ALL,
     ),
-    "main": Rule("errors runtime config records report sweeps cli discovery jobs analysis trainer", "hydra"),
+    "results": Rule("records"),
+    "job": Rule("errors runtime config records setup jobs trainer"),
+    "api": Rule("errors runtime plugins config records cli results job", "hydra"),
+    "main": Rule("errors runtime config records report sweeps cli discovery jobs analysis trainer job", "hydra"),
     "__main__": Rule("runtime cli main"),
-    "__init__": Rule("runtime cli"),  # what `python -m` needs before anything else; everyone may ask it for the version
+    "__init__": Rule("runtime grading cli results api"),  # the last three when asked for; it holds the version too
 }
 #: Library -> the imports that load it.
 HEAVY = {

@@ -21,6 +21,7 @@ from rlreason.model.policy import Policy
 from rlreason.model.weight_cache import BrokenWeightsError, WeightCache, checksum, read_weights, write_weights
 from rlreason.records.console import Console
 from rlreason.records.monitors import Monitors
+from rlreason.records.writer import RunWriter
 from rlreason.setup import start as starts
 from rlreason.setup.components import build_components
 from rlreason.setup.model import lessons_of, make_policy, teach_habits
@@ -298,7 +299,7 @@ def test_a_run_from_the_cache_is_the_run_from_a_new_model(asked, tmp_path):
     learned = ["algorithm=sft", "n_steps=2", "train_batch_size=8", "eval_problems=8", "sampling.max_tokens=16"]
     run = asked(*QUICK, *learned, f"model.cache={tmp_path / 'kept'}", "data.n_validation=8", "log_generations=0")
     for name in ("made", "cache"):
-        train(run, tmp_path / name, "seed: 0\n")
+        train(run, RunWriter(tmp_path / name, "seed: 0\n"), Console())
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         assert summary["start"]["source"] == name
     assert measured(tmp_path / "made") == measured(tmp_path / "cache")

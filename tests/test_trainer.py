@@ -19,6 +19,7 @@ from rlreason.records.console import Console
 from rlreason.records.counters import Counters
 from rlreason.records.monitors import Monitors
 from rlreason.records.status import STATUSES
+from rlreason.records.writer import RunWriter
 from rlreason.setup.components import build_components
 from rlreason.trainer import train
 
@@ -48,7 +49,7 @@ def run_of(*words: str):
 def trained(folder, *words: str):
     """(rows of metrics.jsonl, summary) of a run."""
     run, config = run_of(*words)
-    train(run, folder, config)
+    train(run, RunWriter(folder, config), Console())
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return rows, json.loads((folder / "summary.json").read_text())
 

@@ -34,6 +34,7 @@ from rlreason.learner import Learner
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
 from rlreason.records.console import Console
+from rlreason.records.writer import RunWriter
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import build_components
 from rlreason.setup.learner import make_learner
@@ -180,6 +181,12 @@ def prepare(run: Any, folder: Path) -> None:
         announce(console, run, components, folder, again=False)
 
 
+def finish(run: Any, folder: Path) -> None:
+    """The whole run."""
+    act = train if isinstance(run, TrainingConfig) else start
+    act(run, RunWriter(folder, "seed: 0\n"), Console())
+
+
 @pytest.fixture(scope="module")
 def whole(places, tmp_path_factory) -> Callable[[str], tuple[Any, set[str], set[str]]]:
     """A whole run of an algorithm on stories: (its settings, what it read, what only its steps read)."""
@@ -189,10 +196,10 @@ def whole(places, tmp_path_factory) -> Callable[[str], tuple[Any, set[str], set[
         folder = tmp_path_factory.mktemp(algorithm)
         more = ALL_RIGHT if algorithm == "ei" else []
         read = []
-        for number, act in enumerate((prepare, train if "n_steps=2" in ALGORITHMS[algorithm] else start)):
+        for number, act in enumerate((prepare, finish)):
             run = composed(places, algorithm, "stories", more)
             recording = Recording(run)
-            act(run, folder / str(number), *["seed: 0\n"] * number)
+            act(run, folder / str(number))
             read.append(set(recording.read))
         return run, read[1], read[1] - read[0]
 

@@ -7,6 +7,8 @@ weights move to the engine.
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 
+import torch
+
 from rlreason.algorithms.base import Algorithm
 from rlreason.types import Collected
 
@@ -21,7 +23,12 @@ class RolloutPrefetcher:
         self.n_steps = algorithm.n_steps
         self.begun = 0  # the step that was asked for last
         self._next: Future[Collected] | None = None
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampling ahead")
+        self._executor = ThreadPoolExecutor(
+            1,
+            "sampling ahead",
+            torch.set_num_threads,
+            (torch.get_num_threads(),),  # a setting of each thread
+        )
 
     def next(self, step: int) -> Collected:
         """What this step has collected; with `ahead`, the following one begins to be sampled."""

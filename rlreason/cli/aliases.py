@@ -16,6 +16,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 from rlreason.config import former_names
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import LOSS_NUMBERS
+from rlreason.plugins.announced import announced
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 NONE = ("false", "no", "off", "null", "none", "~")  # YAML's words for nothing: the option `none`, where a group has it
@@ -96,7 +97,7 @@ def translated(words: Sequence[str], note: Callable[[str], object] = print) -> l
         if override.key_or_group in MAY_BE_ABSENT and _text(override.value()).lower() in NONE:
             continue  # as without it: Hydra has no word for that
         name = NAMES.get(override.key_or_group)
-        if (former := former_names.VALUES.get(override.key_or_group)) and (
+        if (former := former_names.VALUES.get(override.key_or_group) or _of_packages(override)) and (
             now := _with_values(override, former)
         ) != word:
             said.setdefault(word, f"{word} is {now} here")
@@ -135,6 +136,13 @@ def _renamed(override: Override, name: Name) -> Override:
     if override.value_type not in (ValueType.ELEMENT, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP):
         value(override.get_value_string())  # a range or a glob of it means nothing
     return _with(renamed, values=value)
+
+
+def _of_packages(override: Override) -> dict[str, str]:
+    """The names of rewards that installed packages announced; those of data and losses are options."""
+    if not override.key_or_group.endswith("reward") or ":" in override.get_value_string():
+        return {}
+    return {name: f"'{function}'" for name, function in announced(override.key_or_group).items()}
 
 
 def _with_values(override: Override, former: Mapping[str, str]) -> str:

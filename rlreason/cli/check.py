@@ -62,7 +62,7 @@ def check_words(words: Sequence[str], note: Callable[[str], object] = print) -> 
             if asked.starts:
                 if asked.multirun:
                     asked = replace(asked, overrides=with_own_names(asked.overrides, asked.config_name, note))
-                asked = replace(asked, folder=_check_runs(asked))
+                asked = replace(asked, folder=_check_runs(asked, note))
             else:
                 if asked.multirun:  # about what all the runs of the sweep share
                     asked = replace(asked, overrides=fixed(asked.overrides))
@@ -84,7 +84,7 @@ def _check_question(asked: Asked) -> None:
         raise ConfigError(f"--package={part} is no part of the config: python -m rlreason --cfg job shows it whole")
 
 
-def _check_runs(asked: Asked) -> Path:
+def _check_runs(asked: Asked, note: Callable[[str], object]) -> Path:
     """Refuse runs that could not begin; returns the folder that they will write to."""
     name, multirun, in_sweep = asked.config_name, asked.multirun, SWEEP_VARIABLE in os.environ
     said: dict[str, str] = {}  # of each setting that some run would not read, what is to be said of it
@@ -101,9 +101,9 @@ def _check_runs(asked: Asked) -> Path:
     if useless and not in_sweep:  # of a sweep's own run, another one reads it
         raise ConfigError("\n".join(useless))
     for line in said.values():
-        print(f"note: in some runs of this sweep, {line}")
+        note(f"note: in some runs of this sweep, {line}")
     for key in sorted(words & nobody.keys() - said.keys()):  # given as they are anyway: no harm, but no effect either
-        print(f"note: {key} has no effect: it is read {nobody[key]}")
+        note(f"note: {key} has no effect: it is read {nobody[key]}")
     plain = [word for word in asked.overrides if not multirun or word.startswith(("sweep=", "hydra.", "hydra/"))]
     job = composed(plain, name).hydra
     key, place = ("hydra.sweep.dir", job.sweep.dir) if multirun else ("hydra.run.dir", job.run.dir)
@@ -114,7 +114,7 @@ def _check_runs(asked: Asked) -> Path:
     from rlreason.setup.preflight import preflight  # it loads the grader: only where runs are to start
 
     for line in preflight(runs, folder):
-        print(f"note: {line}")
+        note(f"note: {line}")
     return folder
 
 

@@ -15,12 +15,13 @@ from typing import Any, NoReturn
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
-from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.initialize import initialize_config_dir
 
 from rlreason import __version__
+from rlreason.cli.own_options import Repository
 from rlreason.config.store import resource_dir
 from rlreason.errors import ConfigError
 
@@ -130,6 +131,10 @@ def read(words: Sequence[str]) -> Asked:
 
 class Loader(ConfigLoaderImpl):
     """Lists options from the sources as they stand: Hydra's own copies every stored config for each question."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = Repository(config_search_path)
 
     def get_group_options(
         self,

@@ -17,10 +17,11 @@ from rlreason.config.uses import (
     warms_up_alone,
 )
 from rlreason.objectives.objective import LOSS_NUMBERS, readers
+from rlreason.objectives.own_loss import loss_named
 
 
 def _loss_reads(key: str) -> Callable[[Any], bool]:
-    return lambda run: run.loss.loss_type in readers(key)
+    return lambda run: key in loss_named(run.loss.loss_type).numbers
 
 
 CONDITIONS = (
@@ -74,7 +75,7 @@ CONDITIONS = (
     ),
     Condition(
         ("data.split_seed",),
-        lambda run: run.data.n_validation is not None,
+        lambda run: run.data.holds_out,
         "with data.n_validation only, which holds that many problems out",
         "set data.n_validation=200 data.validation=null, or leave it out",
     ),

@@ -102,16 +102,9 @@ class FieldsConfig:
 
 
 @dataclass
-class FileDataConfig(DataConfig):
-    """Files of JSON rows, or a data set of the hub."""
+class RowsDataConfig(DataConfig):
+    """Rows, wherever they come from: what is read from them, and how many are held out for validation."""
 
-    path: str | None = None  # a folder, or a hub name; null: train and validation name files
-    train: str = "train"  # a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)
-    validation: str | None = None  # named like train; null: validation or test where there is one, or n_validation
-    n_validation: int | None = None  # hold out so many of train instead of a validation split
-    ground_truth: str | None = None  # named like train: questions with answers, for rows that bring none
-    split_seed: int = 0  # which are held out; not by `seed`, so that stages after one another hold out the same
-    hub_config: str | None = None  # which configuration of a hub data set that has several
     # Where the ground truth stands: hash: after ####; boxed: in the last \boxed{}; final: in the closing sentence;
     # tag: in <answer>; field: the answer field as it is; auto: the first of these that is there.
     gold: str = choice("auto", "hash", "boxed", "final", "tag", "field", default="auto")
@@ -119,6 +112,24 @@ class FileDataConfig(DataConfig):
     # solution: given responses are put into prompt.trace's form.
     response_as: str = choice("response", "solution", default="response")
     max_chars: int = 100_000  # characters of a field; a longer text makes a bad row
+    n_validation: int | None = None  # hold out so many of train instead of a validation split
+    split_seed: int = 0  # which are held out; not by `seed`, so that stages after one another hold out the same
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether validation problems are drawn from the training rows."""
+        return self.n_validation is not None
+
+
+@dataclass
+class FileDataConfig(RowsDataConfig):
+    """Files of JSON rows, or a data set of the hub."""
+
+    path: str | None = None  # a folder, or a hub name; null: train and validation name files
+    train: str = "train"  # a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)
+    validation: str | None = None  # named like train; null: validation or test where there is one, or n_validation
+    ground_truth: str | None = None  # named like train: questions with answers, for rows that bring none
+    hub_config: str | None = None  # which configuration of a hub data set that has several
 
     @property
     def on_hub(self) -> bool:

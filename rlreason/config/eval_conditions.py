@@ -11,13 +11,13 @@ from rlreason.config.data import DataConfig, FileDataConfig, StoriesConfig
 from rlreason.config.groups import SamplingConfig
 from rlreason.config.leaves import leaves
 from rlreason.config.run import RunConfig
-from rlreason.config.tasks import CountdownConfig, GymConfig
+from rlreason.config.tasks import CountdownConfig, FunctionDataConfig, GymConfig
 from rlreason.config.uses import Condition, is_own, judges, warms_up_alone
 
 DATA_KEYS = tuple(
     dict.fromkeys(
         leaf.key
-        for kind in (DataConfig, StoriesConfig, FileDataConfig, CountdownConfig, GymConfig)
+        for kind in (DataConfig, StoriesConfig, FileDataConfig, CountdownConfig, GymConfig, FunctionDataConfig)
         for leaf in leaves(kind(), "data.")
     )
 )
@@ -129,7 +129,7 @@ EVAL_CONDITIONS = (
     ),
     Condition(
         ("eval.data.split_seed",),
-        lambda run: run.eval.data.n_validation is not None,
+        lambda run: run.eval.data.holds_out,
         "with eval.data.n_validation only, which holds that many problems out",
     ),
     Condition(

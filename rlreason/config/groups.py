@@ -4,11 +4,13 @@ An option file in `conf/GROUP/` is typed by one of these dataclasses, so a wrong
 runs. Defaults that differ by option stand in the option files.
 """
 
+import difflib
 from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
 from rlreason.config.choices import choice
+from rlreason.plugins.announced import announced
 
 NAMED_REWARDS = ("r1_zero", "question_only")
 
@@ -26,7 +28,13 @@ def no_reward(key: str, reward: str, cure: str = "choose one") -> list[str]:
     """The complaint about a setting that names no reward."""
     if reward in NAMED_REWARDS or names_function(reward):
         return []
-    return [f"{key}={reward} is neither {' nor '.join(NAMED_REWARDS)} nor module:function: {cure}"]
+    of_packages = announced(key)
+    if reward in of_packages:  # the command line puts the function in its place; a file names it
+        return [f"{key}={reward} is short for {of_packages[reward]} on the command line: write that in a file"]
+    known = (*NAMED_REWARDS, *of_packages)
+    near = difflib.get_close_matches(reward, known, n=1)
+    cure = f"did you mean {key}={near[0]}?" if near else cure
+    return [f"{key}={reward} is neither {' nor '.join(known)} nor module:function: {cure}"]
 
 
 @dataclass

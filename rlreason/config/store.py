@@ -18,6 +18,7 @@ from rlreason.config.rules import broken_rules
 from rlreason.config.run import RunConfig
 from rlreason.config.sft import EIConfig, SFTConfig
 from rlreason.errors import ConfigError
+from rlreason.objectives.objective import own_loss_config
 
 Run = TypeVar("Run", bound=RunConfig)
 
@@ -36,6 +37,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "files": data.FileDataConfig,
         "countdown": tasks.CountdownConfig,
         "gym": tasks.GymConfig,
+        "function": tasks.FunctionDataConfig,
     },
 }
 
@@ -156,6 +158,9 @@ def retyped(settings: dict[str, Any], schemas: Mapping[str, str], kind: type[Run
     for key, name in schemas.items():
         if key != "algorithm":
             OmegaConf.update(schema, key, SCHEMAS[f"schema/{key.rpartition('.')[2]}"][name])
+    loss = str((settings.get("loss") or {}).get("loss_type"))
+    if ":" in loss:
+        schema.loss = own_loss_config(loss)
     run = OmegaConf.to_object(OmegaConf.merge(schema, settings))
     assert isinstance(run, kind)
     return run

@@ -1,12 +1,15 @@
-"""Options of the group `data` whose answers are checked by a verifier."""
+"""Options of the group `data` that are tasks: with a verifier of their answers, or made by a function of one's own."""
 
-from dataclasses import dataclass
+import inspect
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from rlreason.config.data import MOST_BYTES, MOST_COUNTDOWNS, DataConfig
+from rlreason.config.data import MOST_BYTES, MOST_COUNTDOWNS, DataConfig, RowsDataConfig
 from rlreason.config.sources import locate, may_be_hub_name
+from rlreason.errors import ConfigError
+from rlreason.plugins.load import NotImportableError, load
 
 
 @dataclass
@@ -64,3 +67,48 @@ class GymConfig(CheckedDataConfig):
         elif len(set(names)) < len(names):
             bad.append(f"data.task={names} names a task twice: name it once")
         return bad
+
+
+@dataclass
+class FunctionDataConfig(RowsDataConfig):
+    """Problems that a function of the user's own returns, `data=module:function`: rows, or rows by split."""
+
+    function: str = MISSING  # module:function
+    options: dict[str, Any] = field(default_factory=dict)  # its parameters by name
+    n_validation: int | None = None  # rows held out for validation; null: a tenth, at most 200
+
+    @property
+    def holds_out(self) -> bool:
+        return True
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        try:
+            signature = inspect.signature(load(self.function))
+            signature.bind(**self.options)
+        except NotImportableError as error:
+            bad.append(f"data.function={self.function}: {error}")
+        except TypeError as error:
+            bad.append(
+                f"data.options={self.options}: {self.function}{signature} does not take them ({error}): fix them"
+            )
+        except ValueError:  # of some functions written in C nothing is known
+            pass
+        return bad
+
+
+def of_function(name: str) -> FunctionDataConfig:
+    """The settings of a task `module:function`: what its parameters are where nothing is typed.
+
+    A default that is no number, text or list of these is no setting and stays the function's own.
+    """
+    try:
+        parameters = list(inspect.signature(load(name)).parameters.values())
+    except NotImportableError as error:
+        raise ConfigError(f"data={name}: {error}") from None
+    except (TypeError, ValueError):
+        parameters = []
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    options = {p.name: MISSING if p.default is p.empty else p.default for p in named}
+    plain = {key: value for key, value in options.items() if isinstance(value, int | float | str | list | None)}
+    return FunctionDataConfig(name=name, function=name, options=plain)

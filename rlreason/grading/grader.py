@@ -7,7 +7,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,8 @@ from rlreason.grading.ground_truth import GroundTruth, reference_answers
 from rlreason.grading.incidents import IncidentLog
 from rlreason.grading.metrics import event, grading_warnings
 from rlreason.grading.workers.pool import Pool, Reply
+from rlreason.plugins.announced import announced
+from rlreason.plugins.objects import for_workers
 from rlreason.types import Grade
 
 _graders: "weakref.WeakSet[Grader]" = weakref.WeakSet()
@@ -40,22 +42,27 @@ class Grader:
     def __init__(
         self,
         grading: GradingConfig | None = None,
-        reward: str = "r1_zero",
+        reward: str | Callable[..., Any] = "r1_zero",
         log_path: str | Path | None = None,
         symbolic: bool = True,
     ) -> None:
-        """`grading`: None takes the defaults. `symbolic`: ask the worker processes what the exact rules leave open.
+        """`grading`: None takes the defaults. `reward`: a format's name, `module:function`, a name that a package
+        announced, or a function (response, ground truth) -> reward. `symbolic`: ask the worker processes what the exact
+        rules leave open.
 
         Raises `ConfigError` for a setting that no grader can have.
         """
+        if isinstance(reward, str) and ":" not in reward:
+            reward = reward if reward in FORMATS else announced("prompt.reward").get(reward, reward)
+        name, sent = for_workers(reward)
         self.grading = grading or GradingConfig()
-        _check(self.grading, reward)
-        self.reward, self.symbolic = reward, symbolic
-        self.plugin = reward if ":" in reward else None
+        _check(self.grading, name)
+        self.reward, self.symbolic = name, symbolic
+        self.plugin = name if ":" in name else None
         self.comparison = ComparisonSettings()
         if not self.plugin:  # which compares answers by rules of its own
             self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
-        self._pool = Pool(self.grading.workers, self.grading.timeout_s, self.grading.memory_mb, self.plugin)
+        self._pool = Pool(self.grading.workers, self.grading.timeout_s, self.grading.memory_mb, self.plugin, sent)
         self._log = IncidentLog(log_path)
         self._cache = GradeCache()
         self._reasons: dict[str, str] = {}  # kind of failure -> why a plug-in failed so last
@@ -91,6 +98,14 @@ class Grader:
         """
         texts = candidates(answer, self.grading.extract)
         return answers.decide(texts, [reference], self.comparison)[0].outcome == "correct"
+
+    def grade(self, response: str, ground_truth: GroundTruth) -> Grade:
+        """The grade of one response; for many, `grade_batch` asks the workers side by side.
+
+        >>> Grader().grade("2 + 2 = 4 </think> <answer>4</answer>", "4").reward
+        1.0
+        """
+        return self.grade_batch([response], [ground_truth])[0]
 
     def grade_batch(self, responses: Sequence[str], ground_truths: Sequence[GroundTruth]) -> list[Grade]:
         """One grade per response, in order. Equal (answer, ground truth) pairs are worked out once and remembered.

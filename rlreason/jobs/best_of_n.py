@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,12 @@ from rlreason.evaluation.selection import best_at, is_exact, majority_at, pass_a
 from rlreason.evaluation.tables import curves_table
 from rlreason.evaluation.votes import answer_classes
 from rlreason.grading import Grader
-from rlreason.grading.plugin_import import NotImportableError, described, load
 from rlreason.jobs.evaluate import asked, cases, closing
 from rlreason.jobs.respond import Responses, conclude
+from rlreason.plugins.load import NotImportableError, described, load
 from rlreason.records.console import Console
 from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE
+from rlreason.records.writer import RunWriter
 from rlreason.setup.run_summary import describe_job, shown
 from rlreason.statistics import Floats, bootstrap_intervals, wilson_interval
 from rlreason.types import Sample
@@ -28,11 +28,10 @@ Scorer = Callable[[str, str], float]  # (question, response) -> a number, the hi
 Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value, low, high) for each N
 
 
-def best_of_n(run: BestOfNConfig, folder: Path, config: str) -> float:
+def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float:
     """Ask for all samples once, choose among them in every way; returns the accuracy of a single response."""
-    console = Console()
-    scorer = load_scorer(run.scorer)
-    with asked(run, folder, config, console) as (records, components, responses):
+    scorer, folder = load_scorer(run.scorer), records.folder
+    with asked(run, records, console) as (components, responses):
         asks, grader = components.evaluator.settings, components.evaluator.grader
         with console.wait("choosing among the responses"):
             values = estimates(run, responses, grader, scorer)

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlreason.config.jobs import EvalJobConfig, EvaluateConfig
-from rlreason.config.store import schemas_of
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.cases import case_text, reasons
 from rlreason.evaluation.protocol import format_accuracy
@@ -21,10 +20,9 @@ from rlreason.setup.run_summary import describe_job, show_sink, shown
 SHOWN_CHARS = 400  # of a response in the terminal
 
 
-def evaluate_model(run: EvaluateConfig, folder: Path, config: str) -> float:
+def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) -> float:
     """Ask, grade, count; returns the accuracy."""
-    console = Console()
-    with asked(run, folder, config, console) as (records, components, responses):
+    with asked(run, records, console) as (components, responses):
         rows, failed = categories(responses.samples), ungraded(responses.samples)
         conclude(records, components, responses, {"categories": rows, "ungraded": failed})
         cases(console, run, components, responses)
@@ -32,21 +30,18 @@ def evaluate_model(run: EvaluateConfig, folder: Path, config: str) -> float:
         console.say(figure_lines(responses.metrics, components.evaluator.sampling.max_tokens, failed))
         for table in fact_tables(by_facts(responses.samples, responses.problems)):
             console.table("\n" + table)
-        closing(console, components, responses, folder)
+        closing(console, components, responses, records.folder)
     return responses.metrics["eval/accuracy"]
 
 
 @contextmanager
-def asked(
-    run: EvalJobConfig, folder: Path, config: str, console: Console
-) -> Iterator[tuple[RunWriter, Components, Responses]]:
-    """(records, components, responses) of a job, which goes on with what an interrupted one left in the folder."""
-    records = RunWriter(folder, config, schemas=schemas_of(run), resume=True, say=console.say)
-    components = build_components(run, folder, console)
+def asked(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[tuple[Components, Responses]]:
+    """(components, responses) of a job, which goes on with what an interrupted one left in the folder."""
+    components = build_components(run, records.folder, console)
     records.sink = components.sink
     try:
-        announce(console, run, components, folder, records.resumed)
-        yield records, components, respond(run, components, records, console)
+        announce(console, run, components, records.folder, records.resumed)
+        yield components, respond(run, components, records, console)
     finally:
         components.close()
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlreason.config.packages import required
 from rlreason.errors import ConfigError
+from rlreason.model.alone import alone
 from rlreason.model.parameters import describe_trained, matching_names
 
 BASE = ".base_layer."  # what peft puts between a wrapped layer's name and its own weights' names
@@ -32,8 +32,7 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[
     chosen = matching_names(linear, ["*"] if targets is None else targets, "model.lora.targets")
     # Any alpha scales, whatever the annotation says.
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0, bias="none")  # type: ignore[arg-type]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with alone(seed):
         inject_adapter_in_model(config, model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)

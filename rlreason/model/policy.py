@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
-from transformers.utils import logging as hf_logging
 
 from rlreason.errors import ConfigError
+from rlreason.model.alone import alone
 from rlreason.model.kernels import select_kernel
 from rlreason.model.logprobs import chunked_log_probs
 from rlreason.model.lora import merged_weights
@@ -21,8 +21,6 @@ from rlreason.model.parameters import model_size, round_weights
 from rlreason.model.policy_checks import check_kernel, check_model
 from rlreason.runtime.atomic_files import whole
 from rlreason.runtime.text import first_line
-
-hf_logging.disable_progress_bar()  # a run shows its own progress
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -173,7 +171,7 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Write a model folder that `transformers` loads; it appears under its name when it is complete."""
-        with whole(folder) as partial:
+        with alone(), whole(folder) as partial:
             self.model.save_pretrained(partial, state_dict={name: w.cpu() for name, w in self.named_weights()})
             self.tokenizer.save_pretrained(partial)
 
@@ -191,7 +189,7 @@ def _loading(path: str) -> Iterator[None]:
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or a hub name; `ConfigError` where it is empty or names no end token."""
-    with _loading(path):
+    with alone(), _loading(path):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
     if not tokenizer.encode("How many?", add_special_tokens=False):  # transformers may make up an empty one
         raise ConfigError(
@@ -209,6 +207,6 @@ def load_policy(path: str, dtype: str = "auto", weights: str = "float32", attent
     `dtype` is that of matrix products (auto, or one of `DTYPES`), `weights` that of the weights in memory.
     """
     device, tokenizer = pick_device(), load_tokenizer(path)
-    with _loading(path):
+    with alone(), _loading(path):
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
     return Policy(model, tokenizer, pick_dtype(dtype, device), device, DTYPES[weights], attention)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlreason.config.model import TINY_CONTEXT
+from rlreason.model.alone import alone
 from rlreason.model.tiny_formats import END, PAD, TAGS, train_tokenizer
 
 
@@ -35,6 +35,5 @@ def build_model(
         eos_token_id=0,
         pad_token_id=1,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with alone(seed):
         return LlamaForCausalLM(config)

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
-from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.objective import LengthNormConfig, Objective
+from rlreason.objectives.own_loss import loss_named
 
 
 class Row(NamedTuple):
@@ -46,7 +46,7 @@ def _advantage(o: Objective) -> Row:
 
 
 def _loss(o: Objective) -> Row:
-    plain, latex, note = LOSSES[o.loss.loss_type].formula(**o.loss.numbers())
+    plain, latex, note = loss_named(o.loss.loss_type).formula(**o.loss.numbers())
     return Row("Token loss", plain, latex, f"{o.loss.loss_type}; {note}")
 
 

@@ -30,12 +30,13 @@ class Formula(NamedTuple):
 class Loss:
     """A loss function with what is said about it.
 
-    What it reads follows from the function's signature: `old_log_probs` and `response_mask` are parameters where it
+    The function returns the loss of each token, (batch, seq), alone or with statistics of that shape by name. What it
+    reads follows from the function's signature: `old_log_probs` and `response_mask` are parameters where it
     does, and each number of its own is a keyword-only parameter, which becomes the setting `loss.NUMBER`. A number with
     a default may be left out.
     """
 
-    function: Callable[..., LossAndStats]
+    function: Callable[..., LossAndStats | Tensor]
     formula: Callable[..., Formula]  # of the numbers, by name
     ranges: Mapping[str, Range] = field(default_factory=dict)  # of each number
     problems: Callable[..., list[str]] = lambda **numbers: []  # rules between numbers, one line each
@@ -60,6 +61,11 @@ class Loss:
         return {p.name: p.default is p.empty for p in own}
 
     @cached_property
+    def defaults(self) -> dict[str, float | None]:
+        """The number that each has where none is given; None: none."""
+        return {name: None if must else self._parameters[name].default for name, must in self.numbers.items()}
+
+    @cached_property
     def has_ratio(self) -> bool:
         """Whether it reads the log-probabilities of the policy that sampled, and so allows for older samples."""
         return "old_log_probs" in self._parameters
@@ -75,4 +81,6 @@ class Loss:
         """(loss, stats) per token, each (batch, seq); what the function does not read is not handed to it."""
         more = {"old_log_probs": old_log_probs, "response_mask": response_mask}
         read = {name: value for name, value in more.items() if name in self._parameters}
-        return self.function(advantages, policy_log_probs, **read, **numbers)
+        found = self.function(advantages, policy_log_probs, **read, **numbers)
+        loss, stats = found if isinstance(found, tuple) else (found, {})
+        return loss, {name: stat.detach() for name, stat in stats.items()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
 from rlreason.objectives.losses import LOSSES
+from rlreason.objectives.own_loss import loss_named
 
 #: Every number of any loss, in the order of the losses.
 LOSS_NUMBERS = tuple(dict.fromkeys(number for loss in LOSSES.values() for number in loss.numbers))
@@ -31,7 +32,7 @@ class ChosenLoss:
 
     def numbers(self) -> dict[str, float]:
         """Keyword arguments of the loss function: those that it reads and that are set."""
-        numbers = {name: getattr(self, name) for name in LOSSES[self.loss_type].numbers}
+        numbers = {name: getattr(self, name, None) for name in loss_named(self.loss_type).numbers}
         for side in ("cliprange_low", "cliprange_high"):
             if side in numbers and numbers[side] is None:
                 numbers[side] = self.cliprange
@@ -45,6 +46,13 @@ LossConfig: Any = make_dataclass(
     bases=(ChosenLoss,),
     namespace={"__module__": __name__, "__doc__": "A loss of the policy gradient and its numbers."},
 )
+
+
+def own_loss_config(name: str) -> Any:
+    """The group `loss` for a loss of the user's own: its numbers, at the values that its function gives them."""
+    numbers = loss_named(name).defaults.items()
+    own = [(number, float | None, field(default=value)) for number, value in numbers]
+    return make_dataclass("OwnLossConfig", own, bases=(LossConfig,), namespace={"__module__": __name__})(name)
 
 
 @dataclass
@@ -102,7 +110,7 @@ class Objective:
     @property
     def has_ratio(self) -> bool:
         """Whether the loss divides by the policy that sampled, and so allows for samples of an older one."""
-        return LOSSES[self.loss.loss_type].has_ratio
+        return loss_named(self.loss.loss_type).has_ratio
 
     @property
     def has_mismatch_weights(self) -> bool:

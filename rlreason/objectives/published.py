@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from rlreason.objectives.advantages import BASELINES, STD_NORMS, Baseline, StdNorm
 from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
+from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective, own_loss_config
+from rlreason.objectives.own_loss import loss_named
 
 AnyObjective = TypeVar("AnyObjective", bound=Objective)
 
@@ -35,11 +36,11 @@ _COMPARISONS: list[tuple[str, Baseline | StdNorm, str]] = [
 
 def _of_loss(name: str, settings: Mapping[str, Any]) -> Objective:
     """GRPO's objective with another loss: numbers of the loss, and the axes that differ, under their names."""
-    numbers = {key: value for key, value in settings.items() if key in LOSSES[name].numbers}
+    numbers = {key: value for key, value in settings.items() if key in loss_named(name).numbers}
     axes = {key: value for key, value in settings.items() if key not in numbers}
     if kind := axes.pop("length_norm", None):
         axes["length_norm"] = LengthNormConfig(kind)
-    return replace(GRPO, loss=LossConfig(name, **numbers), **axes)
+    return replace(GRPO, loss=replace(LossConfig(name) if name in LOSSES else own_loss_config(name), **numbers), **axes)
 
 
 PUBLISHED: tuple[Published, ...] = (
@@ -126,7 +127,7 @@ def _axes(o: Objective) -> tuple[Any, ...]:
 
 def equal_objectives(o: Objective) -> list[str]:
     """`objective=NAME` where every number of it holds too, and the titles of those whose axes all hold."""
-    alike = [p for p in PUBLISHED if _axes(p.objective) == _axes(o)]
+    alike = [p for p in (*PUBLISHED, *_of_own(o)) if _axes(p.objective) == _axes(o)]
     numbers = o.loss.numbers()
     named = [f"objective={p.name}" for p in alike if p.name and p.objective.loss.numbers() == numbers]
     uneven = _clips(o) and numbers["cliprange_low"] != numbers["cliprange_high"]
@@ -136,6 +137,13 @@ def equal_objectives(o: Objective) -> list[str]:
     return named + [
         p.title + " with other numbers" * (p.exact and p.objective.loss.numbers() != numbers) for p in titled
     ]
+
+
+def _of_own(o: Objective) -> list[Published]:
+    """The titles that a loss of the user's own was given."""
+    name = o.loss.loss_type
+    titles = {} if name in LOSSES else loss_named(name).published
+    return [Published(title, _of_loss(name, settings), exact=True) for title, settings in titles.items()]
 
 
 def _clips(o: Objective) -> bool:
@@ -192,7 +200,6 @@ _DIFFERENCES: tuple[tuple[Callable[[Objective], bool], str], ...] = (
         lambda o: o.baseline == "leave_one_out" and o.std_norm != "none",
         "RLOO does not divide by a normaliser; here std_norm does.",
     ),
-    *((lambda o, name=name: o.loss.loss_type == name, note) for name, loss in LOSSES.items() for note in loss.notes),
     (
         lambda o: o.loss.loss_type == "gspo" and o.length_norm.kind == "constant",
         "GSPO averages over sequences; under length_norm=constant a sequence weighs by its length.",
@@ -214,3 +221,4 @@ def differences(o: Objective) -> Iterator[str]:
     for applies, sentence in _DIFFERENCES:
         if applies(o):
             yield sentence
+    yield from loss_named(o.loss.loss_type).notes

@@ -12,6 +12,7 @@ from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.mismatch import MISMATCH_WEIGHTS
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.overlong import OVERLONG
+from rlreason.objectives.own_loss import loss_named
 from rlreason.objectives.zero_variance import ZERO_VARIANCE
 
 #: Setting -> what it may be.
@@ -45,7 +46,7 @@ def check_objective(objective: Objective) -> list[str]:
     unknown = [
         f"{key}={chosen[key]}: no such option; choose one of {', '.join(names)}"
         for key, names in OPTIONS.items()
-        if chosen[key] not in names
+        if chosen[key] not in names and not (key == "loss_type" and ":" in chosen[key])
     ]
     if unknown:
         return unknown
@@ -54,7 +55,7 @@ def check_objective(objective: Objective) -> list[str]:
 
 def _check_loss(o: Objective) -> Iterator[str]:
     loss, numbers = o.loss.loss_type, o.loss.numbers()
-    entry = LOSSES[loss]
+    entry = loss_named(loss)
     missing = [key for key, needed in entry.numbers.items() if needed and key not in numbers]
     for key in missing:
         yield f"loss.{key}=null: loss={loss} needs a number; give one, or leave this out"

@@ -3,6 +3,7 @@
     config.yaml provenance.json status.json objective.md metrics.jsonl curves.png summary.json log.txt
     rollouts/step_00001.jsonl evals/step_00000.jsonl model/
 
+A run with a reward, data or a loss of the user's own keeps their sources in `own_functions.txt`.
 A job that does not train leaves `responses.jsonl` and `pass_rates.jsonl` instead of the last line, best of N its curves
 as `best_of_n.csv` and `best_of_n.png`.
 """
@@ -18,6 +19,7 @@ CONFIG = "config.yaml"  # every setting with its value
 STATUS = "status.json"  # how the run stands or ended
 PROVENANCE = "provenance.json"  # commit, command, versions; the version of the folder and the schemas of its settings
 OBJECTIVE = "objective.md"
+FUNCTIONS = "own_functions.txt"  # sources of the user's own rewards, data and losses
 METRICS = "metrics.jsonl"  # grows by a row at a time
 SUMMARY = "summary.json"  # written last
 CURVES = "curves.png"
@@ -31,8 +33,9 @@ PASS_RATES = "pass_rates.jsonl"
 BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE = "best_of_n.csv", "best_of_n.png"
 CASES = "inspect.md"
 CONTENTS = (
-    CONFIG, STATUS, PROVENANCE, OBJECTIVE, METRICS, CURVES, INCIDENTS, ROLLOUTS, EVALS, MODEL, f"{MODEL}.partial",
-    "wandb", ENGINE_LOG, LOG, RESPONSES, UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES,
+    CONFIG, STATUS, PROVENANCE, OBJECTIVE, FUNCTIONS, METRICS, CURVES, INCIDENTS, ROLLOUTS, EVALS, MODEL,
+    f"{MODEL}.partial", "wandb", ENGINE_LOG, LOG, RESPONSES, UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS,
+    BEST_OF_N_PICTURE, CASES,
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
 

@@ -16,14 +16,10 @@ FORMATS = ("png", "pdf", "svg", "svgz", "eps", "ps", "pgf", "jpg", "jpeg", "tif"
 def picture(path: Path, title: str, size: tuple[float, float], rows: int = 1, columns: int = 1) -> Iterator[Any]:
     """Yields the axes to draw on, `size` in inches; `path` is written when the block ends, as its suffix says."""
     with held():  # an import that a signal cuts in two cannot be done again
-        import matplotlib
+        from matplotlib.figure import Figure  # and not pyplot, whose choice of a screen is the caller's
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot as plt
-
-    fig, axes = plt.subplots(rows, columns, figsize=size, constrained_layout=True)
-    yield axes
+    fig = Figure(figsize=size, layout="constrained")
+    yield fig.subplots(rows, columns)
     fig.suptitle(title, fontsize=11, x=0.01, ha="left")
     with whole(path) as partial:
         fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
-    plt.close(fig)

@@ -3,9 +3,8 @@
 import platform
 import shlex
 import subprocess
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from rlreason.runtime.processors import usable_processors
 PACKAGES = ("torch", "transformers", "math-verify", "hydra-core", "vllm", "flash-attn")
 
 
-def provenance(schemas: Mapping[str, str]) -> dict[str, Any]:
-    """The version of the folder, and where, when and by what the run was started.
+def provenance(schemas: Mapping[str, str], words: Sequence[str] = ()) -> dict[str, Any]:
+    """The version of the folder, and where, when and by what the run was started: a command line of these words.
 
     `schemas`: which classes its settings are of, by their names in `config.store.SCHEMAS`.
     """
@@ -27,7 +26,7 @@ def provenance(schemas: Mapping[str, str]) -> dict[str, Any]:
         "schemas": dict(schemas),
         "rlreason": __version__,
         "commit": _commit(),
-        "command": shlex.join(["python", "-m", "rlreason", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "rlreason", *words]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),

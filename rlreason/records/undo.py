@@ -47,13 +47,13 @@ def undone_when_refused(planned: Path) -> Iterator[None]:
     new = not planned.exists() or (SWEEP_VARIABLE in os.environ and names <= {HYDRAS})  # its sweep has just made it
     try:
         yield
-    except Ended as end:
-        folder = end.folder.absolute()
+    except (Ended, Exception) as end:
+        error, folder = (end.error, end.folder.absolute()) if isinstance(end, Ended) else (end, planned)
         if folder != planned:
             new, names = True, set[str]()
             if folder.parent != parent or folder.name in siblings:
                 raise
-        if exit_code(end.error) in MISTAKES:
+        if exit_code(error) in MISTAKES:
             with contextlib.suppress(OSError):  # what happened is said; this is no reason to say more
                 _undo(folder, set() if new else names, [folder, *above] if new else [])
         raise

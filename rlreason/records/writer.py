@@ -26,17 +26,20 @@ ROWS_SENT = 32  # of a step's responses go to the metric sink; the run folder ha
 class RunWriter:
     """Writes one run folder. A finished run is never overwritten; what a broken-off one left is set aside.
 
-    `schemas`: which classes the settings are of (`config.store.schemas_of`). `resume`: an interrupted run with the same
-    settings goes on, in which case `resumed` is true; with others it is refused. `say` prints
-    what is set aside.
+    `words`: those of the command line that starts the run. `schemas`: which classes the settings are of
+    (`config.store.schemas_of`). `sources`: setting -> source of each function of the user's own. `resume`: an
+    interrupted run with the same settings goes on, in which case `resumed` is true; with others it is refused. `say`
+    prints what is set aside.
     """
 
     def __init__(
         self,
         folder: Path,
         config: str,
+        words: Sequence[str] = (),
         *,
         schemas: Mapping[str, str] | None = None,
+        sources: Mapping[str, str] | None = None,
         resume: bool = False,
         say: Callable[[str], None] | None = None,
     ) -> None:
@@ -45,7 +48,7 @@ class RunWriter:
         self.sink: WandbLogger | None = None  # set by the caller: it logs in this folder, so it is made later
         folder.mkdir(parents=True, exist_ok=True)
         self.resumed = resume and goes_on(folder, config)
-        origin = provenance(schemas or {})
+        origin = provenance(schemas or {}, words) | ({"own_functions": list(sources)} if sources else {})
         if self.resumed:
             earlier = RunFolder(folder).provenance
             origin["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]  # each may be of another commit
@@ -55,6 +58,8 @@ class RunWriter:
         log_stderr_in(folder)
         self.document(files.PROVENANCE, json.dumps(origin, indent=2) + "\n")
         self.document(files.CONFIG, config)
+        if sources:
+            self.document(files.FUNCTIONS, "\n\n".join(f"# {key}\n\n{text}" for key, text in sources.items()))
         self.train_step = 0.0  # of the newest row
         self.evaluated = False  # whether there is a row of an evaluation
         self.log: ResponseLog | None = None

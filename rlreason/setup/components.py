@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from rlreason.algorithms.rollouts import Rollouts
 from rlreason.config.evaluation import EvalProtocolConfig
 from rlreason.config.run import Asking, RunConfig
@@ -111,12 +109,11 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
 
 
 def prepare(run: RunConfig) -> None:
-    """Check what can be checked with nothing loaded, and set this process's threads, environment and seed."""
+    """Check what can be checked with nothing loaded, and set this process's threads and environment."""
     check_engine(run)
     check_attention(run.model)
     choose_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
-    torch.manual_seed(run.seed)
     check_prompts(run)
 
 

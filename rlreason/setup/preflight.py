@@ -11,11 +11,13 @@ from pathlib import Path
 
 from rlreason.config.evaluation import as_eval
 from rlreason.config.groups import PromptConfig
+from rlreason.config.grpo import GRPOConfig
 from rlreason.config.packages import needs
 from rlreason.config.rollout import WITHOUT_VLLM
 from rlreason.config.run import RunConfig
 from rlreason.config.tasks import GymConfig
 from rlreason.errors import ConfigError, ResourceError
+from rlreason.objectives.own_loss import broken_contract
 from rlreason.records.wandb_logger import refuse_without_login
 from rlreason.setup.fits import Foreseen
 from rlreason.setup.probe import judged_by, own_functions, unusable
@@ -44,6 +46,7 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     `folder` is where they will write; it need not be there yet.
     """
     bad = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
+    bad += [line for run in runs if (line := broken_loss(run))]
     foreseen = None if bad else Foreseen()
     bad += useless_functions(runs, foreseen)
     if foreseen and not bad:
@@ -67,6 +70,13 @@ def useless_functions(runs: Sequence[RunConfig], foreseen: Foreseen | None) -> l
             judged = [] if loaded is None else judged_by(run, name, loaded.train, loaded.validation)
             found[setting, name] = unusable(setting, name, run.grading, judged[0].answer if judged else None)
     return [line for line in found.values() if line]
+
+
+def broken_loss(run: RunConfig) -> str:
+    """Why a loss of the user's own cannot be trained with."""
+    if not isinstance(run, GRPOConfig) or ":" not in run.loss.loss_type:
+        return ""
+    return broken_contract(run.loss.loss_type, run.loss.numbers())
 
 
 def template_problems(run: RunConfig) -> list[str]:

@@ -7,6 +7,7 @@ from rlreason.config.groups import GradingConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.uses import judges
 from rlreason.grading import Grader
+from rlreason.plugins.objects import written_source
 from rlreason.setup.graders import reward_name
 from rlreason.types import Problem
 
@@ -25,6 +26,15 @@ def own_functions(run: RunConfig) -> list[tuple[str, str]]:
     if run.own_scorer is not None:
         found.append((f"scorer={run.own_scorer}", run.own_scorer))
     return list(dict.fromkeys(found))
+
+
+def own_sources(run: RunConfig) -> dict[str, str]:
+    """Setting -> source of every function that a run keeps: what judges, the loss, and what makes the problems."""
+    names = own_functions(run)
+    names += [(f"{key}={d.function}", d.function) for key, d in run.data_read().items() if hasattr(d, "function")]
+    loss = getattr(getattr(run, "loss", None), "loss_type", "")
+    names += [(f"loss={loss}", loss)] if ":" in loss else []
+    return {setting: written_source(name) for setting, name in names if not name.startswith("rlreason.")}
 
 
 def judged_by(run: RunConfig, name: str, train: Sequence[Problem], validation: Sequence[Problem]) -> Sequence[Problem]:

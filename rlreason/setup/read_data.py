@@ -7,13 +7,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, StoriesConfig
+from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, RowsDataConfig, StoriesConfig
 from rlreason.config.sources import SPLITS, locate, may_be_hub_name
-from rlreason.config.tasks import CountdownConfig, GymConfig
+from rlreason.config.tasks import CountdownConfig, FunctionDataConfig, GymConfig
 from rlreason.data.countdown import load_countdown, make_countdown
 from rlreason.data.files import Row, Table, file_rows, hub_splits, read_table
 from rlreason.data.ground_truth import with_ground_truth
 from rlreason.data.gym import make_gym
+from rlreason.data.own import rows_of
 from rlreason.data.rows import Names, field_names, own_id, to_problem
 from rlreason.data.splits import hold_out, identified
 from rlreason.data.stories import make_stories
@@ -52,6 +53,8 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Proble
     if isinstance(data, GymConfig):
         made = make_gym(data.tasks, data.n_validation + data.n_train, data.seed)
         return made[data.n_validation :], made[: data.n_validation]
+    if isinstance(data, FunctionDataConfig):
+        return read_function(data, say, traces)
     assert isinstance(data, FileDataConfig)
     return read_files(data, say, traces)
 
@@ -70,6 +73,22 @@ def read_files(data: FileDataConfig, say: Say, traces: bool = True) -> tuple[Pro
     if data.n_validation is not None:
         return hold_out(problems[0], data.n_validation, data.split_seed)
     return problems[0], problems[1]
+
+
+def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
+    """(train, validation) of a function of the user's own."""
+    rows = rows_of(data)
+    sources = {label: (f"{data.function}'s {label} rows", numbered) for label, numbered in rows.items()}
+    tables = [as_table(data, *source, label, traces) for label, source in sources.items()]
+    for table in tables:
+        with_notes(say, table.problems, table.notes)
+    problems = identified(tables)
+    if len(problems) > 1:
+        return problems[0], problems[1]
+    n = data.n_validation or min(200, max(1, len(problems[0]) // 10))
+    if data.n_validation is None:
+        say(f"{n} of the {len(problems[0])} problems are held out for validation (data.n_validation)")
+    return hold_out(problems[0], n, data.split_seed)
 
 
 def answered(
@@ -140,13 +159,20 @@ def _with_either_names(data: FileDataConfig, split: str, hub: Hub) -> Problems:
 
 def read_split(data: FileDataConfig, split: str, label: str, hub: Hub, traces: bool) -> Table:
     """The problems of one file or split of the hub; `label` is part of the ids of rows that bring none."""
+    has_truth = label != GROUND_TRUTH and data.ground_truth is None
+    return as_table(data, *_rows(data, split, hub), label, traces, has_truth)
+
+
+def as_table(
+    data: RowsDataConfig, source: str, rows: Iterable[Row], label: str, traces: bool, truth_in_response: bool = True
+) -> Table:
+    """Rows as problems. `source`: what they are called; `truth_in_response`: a response may bring the ground truth."""
     names: Names = field_names(asdict(data.fields))
     wrap = traces and data.response_as == "solution"
     parse = partial(to_problem, names=names, rule=data.gold, max_chars=data.max_chars, wrap=wrap)
-    if label == GROUND_TRUTH or (traces and data.filter == "correct") or data.ground_truth is not None:
+    if not truth_in_response or (traces and data.filter == "correct"):
         # A trace that brings its own ground truth would always be right.
         parse = partial(parse, truth_in_response=False)
-    source, rows = _rows(data, split, hub)
     prefix, skip = f"{data.name}-{label}", data.bad_rows == "skip"
     return read_table(rows, source, prefix, parse, partial(own_id, names=names), skip)
 

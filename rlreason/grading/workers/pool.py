@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rlreason.grading.workers.framing import LENGTH, pack
+from rlreason.grading.workers.framing import LENGTH, framed, pack
 
 START_LIMIT_S = 60.0  # importing the plug-in or the symbolic library, on a busy machine
 
@@ -34,13 +34,15 @@ class Reply:
 class Worker:
     """One process and its two pipes."""
 
-    def __init__(self, plugin: str | None, timeout_s: float, memory_mb: int) -> None:
+    def __init__(self, plugin: str | None, timeout_s: float, memory_mb: int, sent: bytes | None = None) -> None:
+        """`sent`: the plug-in itself as cloudpickle wrote it, where the process cannot import it."""
         package_root = str(Path(__file__).resolve().parents[3])
         options = {
             "parent": os.getpid(),
             "main_thread": threading.current_thread() is threading.main_thread(),
             "path": [package_root, *[entry or os.getcwd() for entry in sys.path]],
             "plugin": plugin,
+            "sent": sent is not None,
             "timeout_s": timeout_s,
             "memory_mb": memory_mb,
         }
@@ -66,8 +68,9 @@ class Worker:
         self.ready = False
         self.deadline = time.monotonic() + START_LIMIT_S
         self.task: int | None = None
-        self.unsent = b""
+        self.unsent = b"" if sent is None else framed(sent)
         self.received = bytearray()
+        self.flush()
 
     def send(self, task: int, request: Any, timeout_s: float) -> None:
         """Give it request number `task`; a reply is due within `timeout_s` seconds."""
@@ -115,8 +118,12 @@ class Worker:
 class Pool:
     """`run` hands requests to the workers and returns their replies in order; one caller at a time."""
 
-    def __init__(self, workers: int, timeout_s: float, memory_mb: int, plugin: str | None = None) -> None:
-        self.size, self.timeout_s, self.memory_mb, self.plugin = workers, timeout_s, memory_mb, plugin
+    def __init__(
+        self, workers: int, timeout_s: float, memory_mb: int, plugin: str | None = None, sent: bytes | None = None
+    ) -> None:
+        """`plugin`: a function by name; `sent`: itself, where a worker cannot import it."""
+        self.size, self.timeout_s, self.memory_mb = workers, timeout_s, memory_mb
+        self.plugin, self.sent = plugin, sent
         self.broken = ""  # why no worker can start, once that is known
         self._workers: list[Worker] = []
         self._owner = os.getpid()
@@ -173,7 +180,7 @@ class Pool:
             worker.stop()  # it ended between two requests, so none of them failed
             self._workers.remove(worker)
         while len(self._workers) < self.size and not self.broken:
-            self._workers.append(Worker(self.plugin, self.timeout_s, self.memory_mb))
+            self._workers.append(Worker(self.plugin, self.timeout_s, self.memory_mb, self.sent))
 
     def _run(self, requests: Sequence[Any]) -> list[Reply]:
         results: dict[int, Reply] = {}

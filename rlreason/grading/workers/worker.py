@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rlreason.grading.plugin_import import NotImportableError, described, load_judge
 from rlreason.grading.workers.framing import LENGTH, pack
+from rlreason.plugins.load import NotImportableError, described, judging, load
 
 PR_SET_PDEATHSIG = 1
 MAX_REASON = 500  # characters of an error that are passed on
@@ -41,7 +41,8 @@ def main() -> None:
     os.dup2(null, 1)
     sys.path[:] = [*options["path"], *[entry for entry in sys.path if entry not in options["path"]]]
     try:
-        handle = _load(options["plugin"])
+        pickled = _read_bytes(requests, options["parent"]) if options["sent"] else None
+        handle = _load(options["plugin"], pickled)
     except BaseException as error:
         why = str(error) if isinstance(error, NotImportableError) else described(error)
         os.write(replies, pack({"ready": False, "error": why[:MAX_REASON]}))
@@ -68,12 +69,17 @@ def _tie_to_parent(parent: int, main_thread: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes its workers
 
 
-def _load(plugin: str | None) -> Callable[[Any], dict[str, Any]]:
+def _load(plugin: str | None, pickled: bytes | None) -> Callable[[Any], dict[str, Any]]:
     if plugin is None:
         from rlreason.grading.workers import symbolic
 
         return lambda request: symbolic.judge(*request).as_dict()
-    function = load_judge(plugin)
+    if pickled is None:
+        function = judging(load(plugin), plugin)
+    else:
+        import cloudpickle
+
+        function = judging(cloudpickle.loads(pickled), plugin)
     return lambda request: {"value": function(*request)}
 
 
@@ -89,9 +95,13 @@ def _answer(handle: Callable[[Any], dict[str, Any]], request: Any) -> dict[str, 
 
 
 def _read(source: int, parent: int) -> Any:
-    header = _read_exactly(source, LENGTH.size, parent)
-    body = header and _read_exactly(source, LENGTH.unpack(header)[0], parent)
+    body = _read_bytes(source, parent)
     return json.loads(body) if body else None
+
+
+def _read_bytes(source: int, parent: int) -> bytes | None:
+    header = _read_exactly(source, LENGTH.size, parent)
+    return header and _read_exactly(source, LENGTH.unpack(header)[0], parent)
 
 
 def _read_exactly(source: int, size: int, parent: int) -> bytes | None:

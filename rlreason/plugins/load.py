@@ -1,7 +1,4 @@
-"""A function of the user's own, named `module:function`: loaded, or in one line why it cannot be.
-
-The processes that grade load rewards with it, and best-of-N its scorer.
-"""
+"""A function of the user's own, named `module:function`: loaded, or in one line why it cannot be."""
 
 import difflib
 import importlib
@@ -13,29 +10,39 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlreason.plugins.objects import GIVEN, find
+
 
 class NotImportableError(Exception):
     """Why a function cannot be loaded, as the end of a sentence that begins with its name."""
 
 
 def load(name: str) -> Callable[..., Any]:
-    """The function `module:function`, from the current folder or wherever Python finds modules."""
+    """The function `module:function`: a given object, or from the current folder or wherever Python finds modules."""
+    if (given := find(name)) is not None:
+        return given  # type: ignore[no-any-return]
     module, _, function = name.partition(":")
-    found = _module(module)
-    value = getattr(found, function, None)
-    if value is None:
-        near = difflib.get_close_matches(function, [key for key in vars(found) if not key.startswith("_")], n=1)
-        meant = f"did you mean {module}:{near[0]}?" if near else "write it there, or name another"
-        place = getattr(found, "__file__", None) or "which comes with Python"
-        raise NotImportableError(f"module {module} ({place}) has no function {function}: {meant}")
+    if module == GIVEN:
+        raise NotImportableError(
+            "it was a Python object of the program that started the run, which keeps its source in its own_functions"
+            ".txt: write that into a file and name it module:function, or give it again from Python"
+        )
+    value: Any = _module(module)
+    place = getattr(value, "__file__", None) or "which comes with Python"
+    for part in function.split("."):
+        holder, value = value, getattr(value, part, None)
+        if value is None:
+            near = difflib.get_close_matches(part, [key for key in dir(holder) if not key.startswith("_")], n=1)
+            wanted = function[: -len(part)] + near[0] if near else ""
+            meant = f"did you mean {module}:{wanted}?" if near else "write it there, or name another"
+            raise NotImportableError(f"module {module} ({place}) has no function {function}: {meant}")
     if not callable(value):
         raise NotImportableError(f"{function} in module {module} is of type {type(value).__name__}: name a function")
     return value  # type: ignore[no-any-return]
 
 
-def load_judge(name: str) -> Callable[..., Any]:
-    """The function `module:function`, refused where it cannot be called with two values, as the grader does."""
-    function = load(name)
+def judging(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function, refused where it cannot be called with two values, as the grader does."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of some functions written in C nothing is known
@@ -97,4 +104,4 @@ def described(error: BaseException) -> str:
 
 def _is_theirs(file: str) -> bool:
     """Whether a file may be the user's: neither one of this package nor Python's machinery for imports."""
-    return not file.startswith("<") and Path(__file__).parent not in Path(file).parents and "importlib" not in file
+    return not file.startswith("<") and Path(__file__).parents[1] not in Path(file).parents and "importlib" not in file

@@ -1,0 +1,188 @@
+"""`train`, `evaluate` and `compose`: what the command line does, in this process and with values to go on with.
+
+A run from Python is made of the same words as one from the command line and goes through the same checks; it says in
+its folder with which command it can be repeated. Nothing here ends the process, and mistakes are raised.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from rlreason.cli.as_words import remember, words_of, words_to_evaluate
+from rlreason.cli.check import check_words, quoted
+from rlreason.cli.flags import Asked, composing, read
+from rlreason.cli.mistakes import in_one_line, mistakes_in
+from rlreason.cli.own_hydra import own_hydra
+from rlreason.config.run import RunConfig
+from rlreason.config.store import typed
+from rlreason.errors import ConfigError
+from rlreason.job import run_job
+from rlreason.plugins import as_settings
+from rlreason.records.console import Console
+from rlreason.records.undo import undone_when_refused
+from rlreason.results import Run
+from rlreason.runtime.process_state import process_state_kept
+
+#: Settings of Hydra's that a run in this process has: where it writes, and where options are found.
+HYDRAS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")
+_under_way: set[Path] = set()  # folders of this process's runs
+
+
+def train(
+    *overrides: str,
+    config: DictConfig | RunConfig | None = None,
+    reward: Callable[..., Any] | str | None = None,
+    loss: Callable[..., Any] | str | None = None,
+    data: Any = None,
+    quiet: bool = False,
+) -> Run:
+    """Start the run that these words of the command line ask for, and return it when it has ended.
+
+        run = train("loss=grpo_clip", "n_steps=20", "hydra.run.dir=runs/clip")
+
+    `config`: what `compose` returned, changed or not; `overrides` then come on top. `reward`, `loss`, `data`: of your
+    own, as functions. `quiet`: print nothing. A run that diverged is returned too: see its `status`.
+
+    Raises `ConfigError` where the words are refused, `DataError`, `EngineError` or `ResourceError` where the run cannot
+    go on, and KeyboardInterrupt where it was interrupted, after its records were finished.
+    """
+    return _start([], overrides, config, {"reward": reward, "loss": loss, "data": data}, quiet)
+
+
+def evaluate(
+    *overrides: str | Run,
+    config: DictConfig | RunConfig | None = None,
+    reward: Callable[..., Any] | str | None = None,
+    data: Any = None,
+    quiet: bool = False,
+) -> Run:
+    """Measure a model as it is: `train` with `algorithm=evaluate`.
+
+    evaluate("model=local", "model.path=DIR", "data=gsm8k", "data.path=DIR", "eval_problems=200")
+    evaluate(run, "eval.samples=4")  # the model that a run has saved, asked as it was at the end of training
+    """
+    first, words = ["algorithm=evaluate"], overrides
+    if overrides and isinstance(overrides[0], Run):
+        first, words = _of_run(overrides[0]), overrides[1:]
+    return _start(first, words, config, {"reward": reward, "loss": None, "data": data}, quiet)
+
+
+def _of_run(run: Run) -> list[str]:
+    if run.model is None:
+        raise ConfigError(f"{run.folder} holds no saved model: give a run of save_model=true, or model.path=FOLDER")
+    with own_hydra(), composing(read([])):
+        return words_to_evaluate(run.config, str(run.model.absolute()))
+
+
+def compose(*overrides: str) -> DictConfig:
+    """The settings of the run that these words ask for, to be read or changed, and given to `train(config=...)`.
+
+    Types and names are checked at once, by the command line's rules when the run starts. Settings that follow from
+    others, such as `train_batch_size` from `rollout_batch_size`, follow when the run starts, unless changed themselves.
+    """
+    with own_hydra():
+        asked = check_words(["--cfg=job", *_one_run(overrides)], note=print)
+        with composing(asked):
+            return _composed(asked)
+
+
+def _start(
+    first: Sequence[str],
+    overrides: Sequence[object],
+    config: DictConfig | RunConfig | None,
+    objects: dict[str, Any],
+    quiet: bool,
+) -> Run:
+    typed_words = _one_run(overrides)
+    with ExitStack() as stack:
+        own = stack.enter_context(as_settings(**objects))
+        out = stack.enter_context(open(os.devnull, "w")) if quiet else None
+        console = Console(out)
+        with own_hydra():
+            words = [*_words_of(config), *first, *own, *typed_words]
+            asked = check_words(words, note=console.say)
+            with composing(asked):
+                cfg = _composed(asked)
+            run = typed(cfg)
+            folder = stack.enter_context(_taken(asked))
+        stack.enter_context(process_state_kept())
+        run_job(run, folder, OmegaConf.to_yaml(cfg), asked.overrides, console)
+    return Run(folder)
+
+
+def _words_of(config: DictConfig | RunConfig | None) -> list[str]:
+    if config is None:
+        return []
+    if not isinstance(config, DictConfig | RunConfig):
+        kind = type(config).__name__
+        raise ConfigError(f"config= is of type {kind}: give what rlreason.compose(...) returned, and words as texts")
+    with composing(read([])):
+        return words_of(config)
+
+
+def _composed(asked: Asked) -> DictConfig:
+    """The config of checked words without Hydra's part, every value in place."""
+    with mistakes_in(asked.overrides), in_one_line(asked.overrides, composing=True):
+        cfg = hydra_compose(asked.config_name, list(asked.overrides))
+        OmegaConf.resolve(cfg)
+    remember(cfg, asked.overrides)
+    return cfg
+
+
+@contextmanager
+def _taken(asked: Asked) -> Iterator[Path]:
+    """The run's folder, made for it alone; as it was found where the run is refused.
+
+    A name of its own that holds the time gets a number where the same second has begun another run.
+    """
+    assert asked.folder is not None
+    folder = asked.folder.absolute()
+    if not any(word.startswith("hydra.run.dir=") for word in asked.overrides):
+        numbered = (folder.with_name(f"{folder.name}_{n}") for n in range(2, 10**6))
+        while folder.exists():
+            folder = next(numbered)
+    if folder in _under_way:
+        raise ConfigError(f"hydra.run.dir={folder} is being written by another run of this process: choose another")
+    _under_way.add(folder)
+    try:
+        with undone_when_refused(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            yield folder
+    finally:
+        _under_way.discard(folder)
+        with suppress(OSError):  # nothing was written before it was interrupted
+            folder.rmdir()
+
+
+def _one_run(overrides: Sequence[object]) -> list[str]:
+    """The words, which ask for one run in this process; `ConfigError` where they ask for anything else."""
+    parser, words = OverridesParser.create(), list[str]()
+    for word in overrides:
+        if not isinstance(word, str):
+            raise ConfigError(f"{word!r} is no word of the command line: write it as a text, 'key=value'")
+        if word.startswith("-"):
+            raise ConfigError(
+                f"{word} is a flag of the command line: leave it out here; several runs are a loop of Python's, and "
+                "options of your own are found by 'hydra.searchpath=[FOLDER]'"
+            )
+        words.append(word)
+        key = word.lstrip("+~").partition("=")[0]
+        if key.startswith("hydra") and key not in HYDRAS:
+            raise ConfigError(f"{word} would change the whole process: leave it out, or start it by python -m rlreason")
+        try:
+            [override] = parser.parse_overrides(quoted([word], multirun=False))
+        except HydraException:  # said when it is checked
+            continue
+        if override.is_sweep_override() or (key == "sweep" and override.value() is not None):
+            raise ConfigError(
+                f"{word} asks for several runs, and this starts one: write a loop of Python's, or start the sweep by "
+                "python -m rlreason -m"
+            )
+    return words

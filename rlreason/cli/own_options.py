@@ -1,0 +1,60 @@
+"""Options of one's own beside the files of `conf/`: `loss=module:function`, `data=module:function`, packages' names.
+
+Hydra asks the repository for `GROUP/OPTION` while it composes, and it is made from the function then. So nothing is
+registered anywhere, and a function may be another one next time.
+"""
+
+from functools import cache
+
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import OmegaConf
+
+from rlreason.config.groups import names_function
+from rlreason.config.tasks import of_function
+from rlreason.errors import ConfigError
+from rlreason.objectives.objective import own_loss_config
+from rlreason.plugins.announced import announced
+
+SETTINGS = {"loss": own_loss_config, "data": of_function}  # group -> its settings for a function
+
+
+class Repository(ConfigRepository):
+    """Hydra's, with these options; it lives as long as one command."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self._announced = cache(announced)  # reading the metadata of every package takes 10 ms
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """The config at a path, or that of a function. `ConfigError` where the function cannot be used."""
+        if (function := self._function(config_path)) is None:
+            return super().load_config(config_path)
+        group, _, option = config_path.partition("/")
+        try:
+            node = OmegaConf.structured(SETTINGS[group](function))
+        except ConfigError as error:
+            if option == function:
+                raise
+            raise ConfigError(
+                f"{group}={option}, which an installed package announces, cannot be used: {error}"
+            ) from None
+        return ConfigResult("rlreason", function, node, {"package": None}, defaults_list=[])
+
+    def config_exists(self, config_path: str) -> bool:
+        """Whether there is such an option."""
+        return self._function(config_path) is not None or super().config_exists(config_path)
+
+    def get_group_options(self, group_name: str, results_filter: ObjectType | None = ObjectType.CONFIG) -> list[str]:
+        """The options of a group: those of installed packages too, which a file of the same name goes before."""
+        names = self._announced(group_name) if group_name in SETTINGS else {}
+        return sorted({*super().get_group_options(group_name, results_filter), *names})
+
+    def _function(self, config_path: str) -> str | None:
+        """`module:function`, where an option names one."""
+        group, _, option = config_path.partition("/")
+        if group not in SETTINGS or super().config_exists(config_path):
+            return None
+        return option if names_function(option) else self._announced(group).get(option)

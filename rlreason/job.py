@@ -1,0 +1,55 @@
+"""One run, from its checked settings to the end of its records: started alike by the command line and from Python."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rlreason.config.leaves import refuse_own_input
+from rlreason.config.run import RunConfig
+from rlreason.config.store import schemas_of
+from rlreason.errors import ConfigError
+from rlreason.records.console import Console
+from rlreason.records.files import CONTENTS
+from rlreason.records.status import read_status, write_status, written_at
+from rlreason.records.writer import RunWriter
+from rlreason.runtime import signals
+
+
+def run_job(run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console) -> float:
+    """Do what the settings say, leave everything in `folder`, return the accuracy.
+
+    `config` is the settings' text for the folder, and `words` those of the command line that starts this run. What
+    ends it early is written to its status and raised.
+    """
+    refuse_own_input(run, folder, CONTENTS)
+    before = written_at(folder)
+    try:
+        with signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
+            with console.wait("loading torch and transformers"):
+                if run.trains:
+                    from rlreason.trainer import train as start
+                else:
+                    from rlreason.jobs.start import start
+                from rlreason.setup.probe import own_sources
+            schemas, sources, resume = schemas_of(run), own_sources(run), not run.trains
+            records = RunWriter(folder, config, words, schemas=schemas, sources=sources, resume=resume, say=console.say)
+            return start(run, records, console)
+    except BaseException as error:
+        if signals.asked() and not isinstance(error, KeyboardInterrupt):
+            error = KeyboardInterrupt()
+        if written_at(folder) != before:  # the folder became this run's own
+            with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
+                mark_ended(folder, error)
+        raise error
+
+
+def mark_ended(folder: Path, error: BaseException) -> None:
+    """Say in the folder of a run that was under way what ended it."""
+    if read_status(folder) != "running":
+        return
+    if isinstance(error, KeyboardInterrupt):
+        write_status(folder, "interrupted", signals.why_stopped(error))
+    else:
+        text = next(iter(str(error).splitlines()), "")
+        named = f"{type(error).__name__}: {text}".rstrip(": ")
+        write_status(folder, "failed", text if isinstance(error, ConfigError) else named)

@@ -1,0 +1,141 @@
+"""Python objects under names of the form `module:function`, as long as somebody needs them.
+
+The name of an object that cannot be imported is made from its source, so that a run that is repeated has the same one.
+"""
+
+import hashlib
+import inspect
+import re
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from rlreason.errors import ConfigError
+
+GIVEN = "python"  # stands in place of the module where an object has none that can be imported
+PLAIN = (int, float, str, bool, type(None), tuple, list, dict)  # values whose text tells all of them
+
+_known: dict[str, Any] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def known_as(thing: Any) -> Iterator[str]:
+    """The name under which `load` finds the object inside the block."""
+    if place := import_path(thing):
+        yield place
+        return
+    with _lock:
+        first = name = label_of(thing)
+        number = 1
+        while name in _known:  # the same source, in another thread
+            number += 1
+            name = f"{first}-{number}"
+        _known[name] = thing
+    try:
+        yield name
+    finally:
+        with _lock:
+            del _known[name]
+
+
+def find(name: str) -> Any:
+    """The object of that name, or None."""
+    return _known.get(name)
+
+
+def import_path(thing: Any) -> str | None:
+    """`module:function` where a fresh process finds this very function under it; else None.
+
+    >>> import_path(textwrap.dedent), import_path(lambda: 0)
+    ('textwrap:dedent', None)
+    """
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not module or not name or module == "__main__" or "<" in name:
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    spec = _spec(module) if found is thing else None
+    return f"{module}:{name}" if spec and file and spec.origin and Path(spec.origin).samefile(file) else None
+
+
+def label_of(thing: Any) -> str:
+    """A name for an object that cannot be imported: what it is called, and a hash of its source and of its values."""
+    function = thing.func if isinstance(thing, partial) else getattr(thing, "function", thing)
+    called = getattr(function, "__name__", type(function).__name__)
+    values = [getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)]
+    if isinstance(thing, partial):
+        values += [thing.args, thing.keywords]
+    with suppress(TypeError, ValueError):
+        held = inspect.getclosurevars(function)
+        values += [v for _, v in sorted({**held.globals, **held.nonlocals}.items()) if isinstance(v, PLAIN)]
+    digest = hashlib.sha256(f"{source_of(thing)}{values!r}".encode()).hexdigest()[:8]
+    return f"{GIVEN}:{re.sub(r'[^0-9A-Za-z_]', '', called) or 'function'}-{digest}"
+
+
+def source_of(thing: Any) -> str:
+    """The source of a function, of what a `functools.partial` calls or of an object's class; empty where there is none.
+
+    A `Loss` has its function's.
+    """
+    function = thing.func if isinstance(thing, partial) else getattr(thing, "function", thing)
+    with suppress(TypeError, OSError):
+        return textwrap.dedent(inspect.getsource(function if inspect.isroutine(function) else type(function)))
+    return ""
+
+
+def written_source(name: str) -> str:
+    """What a run keeps of a function by its name: the source of an object, else the file that its module lies in."""
+    if (thing := find(name)) is not None:
+        return source_of(thing) or "(the source cannot be had)\n"
+    spec = _spec(name.partition(":")[0])
+    try:
+        return Path(spec.origin).read_text("utf-8") if spec and spec.origin else "(the source cannot be had)\n"
+    except (OSError, UnicodeDecodeError):
+        return f"(the source in {spec.origin if spec else name} is no text)\n"
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Where Python would find a module now, whatever is loaded under that name already. Parents are not imported."""
+    parts, places, spec = module.split("."), None, None
+    for number in range(1, len(parts) + 1):
+        name = ".".join(parts[:number])
+        with suppress(Exception):  # of a finder that somebody has installed
+            spec = next((s for f in sys.meta_path if (s := f.find_spec(name, places))), None)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    return spec
+
+
+def for_workers(reward: str | Callable[..., Any]) -> tuple[str, bytes | None]:
+    """(its name, how it travels to another process): None where that process can import it.
+
+    Raises `ConfigError` for a function that cannot be sent.
+    """
+    thing = find(reward) if isinstance(reward, str) else reward
+    if thing is None:
+        return str(reward), None
+    if not callable(thing):
+        raise ConfigError(f"reward={thing!r:.60} is neither a name nor a function: give one")
+    name = reward if isinstance(reward, str) else import_path(thing) or label_of(thing)
+    if find(name) is None and import_path(thing):
+        return name, None
+    import cloudpickle
+
+    try:
+        return name, cloudpickle.dumps(thing)
+    except Exception as error:  # pickle's own, or that of an object which refuses
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(
+            f"reward={name} cannot be sent to the processes that grade ({reason}): take that out of the function, or "
+            "write it into a file and name it module:function"
+        ) from None

@@ -1,0 +1,103 @@
+"""`Run`: what a run left in its folder, as plain Python values."""
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from rlreason.records.files import RESPONSES, ROLLOUTS, UNFINISHED, ResponseFile
+from rlreason.records.reader import RunFolder, refuse_unbegun
+
+Rows = list[dict[str, Any]]
+
+
+class Run:
+    """A run's folder. Each property reads the files as they are when it is asked for, also while the run is under way.
+
+    Lists hold one flat dict a row, ready for `pandas.DataFrame`. What the run did not leave is None or [].
+    """
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        """`ConfigError` where the folder is none of a run."""
+        self.folder = Path(folder)
+        reader = self._reader()
+        refuse_unbegun(self.folder)
+        _ = reader.config
+
+    def __repr__(self) -> str:
+        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.3f}"
+        return f"Run('{self.folder}': {self.status}{accuracy})"
+
+    def _reader(self) -> RunFolder:
+        return RunFolder(self.folder)
+
+    @property
+    def status(self) -> str | None:
+        """How it stands or ended: finished, diverged:RULE, interrupted, failed, running ..."""
+        return self._reader().status
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Every setting with its value, groups as dicts inside."""
+        return self._reader().settings
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`; {} where the run did not come to an end of its own."""
+        return self._reader().summary or {}
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the last evaluation, over all its problems; None where the run did not come to an end of its own."""
+        return self.summary.get("accuracy")
+
+    @property
+    def model(self) -> Path | None:
+        """The folder of the saved model, which `transformers` loads; None where there is none."""
+        return self._reader().model
+
+    @property
+    def metrics(self) -> Rows:
+        """The rows of `metrics.jsonl`: one for each optimizer update and each evaluation, under their full names."""
+        return self._reader().metrics
+
+    @property
+    def evaluations(self) -> Rows:
+        """One row for each evaluation: the step, the updates so far, and its numbers (accuracy, accuracy_low ...)."""
+        rows = [row for row in self.metrics if "eval/accuracy" in row]
+        return [
+            {"step": row.get("rollout_step"), "train_step": row.get("train_step")}
+            | {name.removeprefix("eval/"): value for name, value in row.items() if name.startswith(("eval/", "final/"))}
+            for row in rows
+        ]
+
+    @property
+    def responses(self) -> Rows:
+        """Every saved response with its question, ground truth and grade; `kind` is "training" or "evaluation".
+
+        Much to read of a long run: keep the list, or choose files with the verb `inspect`.
+        """
+        reader = self._reader()
+        names = (RESPONSES, UNFINISHED)
+        whole = [ResponseFile(path, RESPONSES) for name in names if (path := self.folder / name).is_file()][:1]
+        return [
+            {"kind": "training" if file.kind == ROLLOUTS else "evaluation", "update": file.update} | _flat(row)
+            for file in [*reader.rollouts(), *reader.evaluations(), *whole]
+            for row in reader.rows(file, ()).values()
+        ]
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose dicts became columns of their own.
+
+    >>> _flat({"step": 1, "facts": {"level": "3"}})
+    {'step': 1, 'facts.level': '3'}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def load_run(folder: str | PathLike[str]) -> Run:
+    """The run in a folder, also one that was started from the command line. `ConfigError` where it holds none."""
+    return Run(folder)

@@ -1,0 +1,207 @@
+"""The blocks of README.md and docs/, and how each is made small enough to be executed by a test."""
+
+import ast
+import re
+import shlex
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from rlreason.cli.aliases import translated
+from rlreason.cli.flags import composing, read
+from rlreason.cli.multirun import composed, fixed, runs_of
+from rlreason.cli.verbs import named_verb
+
+ROOT = Path(__file__).parents[1]
+SHELLS = ("bash", "zsh", "fish")
+#: A number of a run is brought down to these; and so is the bound on evaluations where there is none.
+MOST = {
+    "n_steps": 1, "rollout_batch_size": 16, "question_batch_size": 8, "group_size": 4, "train_batch_size": 8,
+    "eval_problems": 8, "eval.problems": 8, "sampling.max_tokens": 32, "eval.sampling.max_tokens": 32, "data.limit": 8,
+    "data.n_validation": 16, "eval.data.n_validation": 16,
+}  # fmt: skip
+UNBOUNDED = "eval_problems"  # None means all
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a document."""
+
+    document: str  # its path in the repository
+    line: int  # of its first line
+    heading: str
+    language: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.document}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line of a document, without its comment."""
+
+    place: str
+    shell: str
+    text: str
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks_of(path: Path) -> Iterator[Block]:
+    """The fenced blocks of a document. An indented block, whose language nobody names, fails."""
+    name, heading, block = str(path.relative_to(ROOT)), "", None
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        fence = re.fullmatch(r"```(\w*)", line)
+        if block and line == "```":
+            yield block
+            block = None
+        elif block:
+            block = replace(block, text=f"{block.text}{line}\n")
+        elif fence:
+            block = Block(name, number + 1, heading, fence[1], "")
+        elif line.startswith("#"):
+            heading = line.strip("# ")
+        elif line.startswith(("    ", "~~~", "```")) and not re.match(r" +([-*]|\d+\.) ", line):
+            raise AssertionError(f"{name}:{number}: write a block between ``` and name its language\n{line}")
+    assert not block, f"{name}:{block.line}: the block has no end"
+
+
+def blocks() -> list[Block]:
+    return [block for path in documents() for block in blocks_of(path)]
+
+
+def commands() -> list[Command]:
+    """Every command line of the shell blocks, and of the text where it begins as one; each text once."""
+    found: dict[str, Command] = {}
+    for block in blocks():
+        if block.language in SHELLS:
+            lines = block.text.replace("\\\n", "\0").splitlines()
+            for number, line in enumerate(lines):
+                place = f"{block.document}:{block.line + number + sum(x.count(chr(0)) for x in lines[:number])}"
+                text = without_comment(re.sub(r"\0\s*", " ", line))
+                if text:
+                    found.setdefault(text, Command(place, block.language, text))
+    for path in documents():
+        prose = re.sub(r"^```.*?^```$", lambda m: "\n" * m[0].count("\n"), path.read_text(), flags=re.M | re.S)
+        for match in re.finditer(r"`((?:python3? -m |python3? \w+/|rlreason \S+ |pip |uv |make )[^`]+)`", prose):
+            place = f"{path.relative_to(ROOT)}:{prose.count(chr(10), 0, match.start()) + 1}"
+            found.setdefault(match[1], Command(place, "bash", match[1]))
+    return list(found.values())
+
+
+def without_comment(line: str) -> str:
+    """A line up to its comment: a # at its beginning or after a space, outside quotes."""
+    quote = ""
+    for i, c in enumerate(line):
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "'\"":
+            quote = c
+        elif c == "#" and (i == 0 or line[i - 1].isspace()):
+            return line[:i].strip()
+    return line.strip()
+
+
+def words_of(command: str) -> list[str] | None:
+    """The words that a command gives to rlreason; None where it is no plain call of it."""
+    if re.search(r"[|&;<>$`]", re.sub(r"'[^']*'", "", command)):
+        return None
+    words = shlex.split(command)
+    for call in (["python", "-m", "rlreason"], ["rlreason"]):
+        if words[: len(call)] == call:
+            return words[len(call) :]
+    return None
+
+
+def with_real_things(text: str, real: Mapping[str, str]) -> str:
+    """The text with what its placeholders stand for."""
+    return re.sub(rf"\b({'|'.join(sorted(real, key=len, reverse=True))})\b", lambda m: real[m[1]], text)
+
+
+def small(words: Sequence[str], real: Mapping[str, str]) -> list[str]:
+    """The words of a command line that starts runs, made small; other command lines as they are.
+
+    Of a sweep, two values of its first axis and one of every other are left. What would come from the hub, or from a
+    run before, is among the `real` things.
+    """
+    asked = read(words)
+    if not asked.starts:
+        return list(words)
+    with composing(asked):
+        ours = translated(asked.overrides, note=lambda text: None)
+        cfg = composed(fixed(ours), asked.config_name)
+        params = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()]
+        parsed = OverridesParser.create().parse_overrides([*params, *ours])
+    axes = {o.get_key_element(): list(o.sweep_string_iterator()) for o in parsed if o.is_sweep_override()}
+    two = next((key for key in axes if key not in MOST), None)
+    fewer = [f"{key}={','.join(values[: 2 if key == two else 1])}" for key, values in axes.items() if key not in MOST]
+    kept = [word for word in ours if word.partition("=")[0] not in axes]
+    flags = ["--multirun"] if asked.multirun else []
+    return [*flags, *asked.sources(), *kept, *fewer, *local(cfg, real), *barely_taught(cfg, axes), *lowered(cfg, axes)]
+
+
+def runs(words: Sequence[str]) -> list[list[str]]:
+    """The overrides of each run that a command line asks for."""
+    asked = read(words)
+    with composing(asked):
+        return [list(run) for run in runs_of(asked.overrides, asked.multirun, asked.config_name)]
+
+
+def local(cfg: DictConfig, real: Mapping[str, str]) -> list[str]:
+    """The overrides that put real things in the place of models and data which are not on this machine."""
+    paths = {"model.path": real["RUN"], "data.path": real["GSM8K_DIR"]}
+    given = {key: OmegaConf.select(cfg, key) for key in paths}
+    return [f"{key}='{paths[key]}'" for key, path in given.items() if path and not Path(path).is_dir()]
+
+
+def barely_taught(cfg: DictConfig, axes: Container[str]) -> list[str]:
+    """The overrides under which a start model is made quickly, where it is another than the one that is shipped."""
+    tiny = OmegaConf.select(cfg, "model.warm_start") is not None
+    other = "prompt" in axes or cfg.prompt.name != "r1_zero_short"
+    return ["model.width=32", "model.warm_start.steps=4"] if tiny and other else []
+
+
+def lowered(cfg: DictConfig, axes: Container[str] = ()) -> list[str]:
+    """The overrides under which no number of a config is larger than `MOST` says."""
+    words = []
+    for key, most in MOST.items():
+        group, _, name = key.rpartition(".")
+        node = OmegaConf.select(cfg, group) if group else cfg
+        if node is None or name not in node or OmegaConf.is_interpolation(node, name):
+            continue
+        value = node[name]
+        if key in axes or (key == UNBOUNDED if value is None else value > most):
+            words.append(f"{key}={most}")
+    return words
+
+
+def is_verb(words: Sequence[str]) -> bool:
+    return named_verb(words) is not None
+
+
+def small_python(text: str, real: Mapping[str, str]) -> str:
+    """A block of Python in which every call of `train`, `evaluate` and `compose` has more words, after its own."""
+    return ast.unparse(_Small(real).visit(ast.parse(text)))
+
+
+class _Small(ast.NodeTransformer):
+    def __init__(self, real: Mapping[str, str]) -> None:
+        self.real = real
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in ("train", "evaluate", "compose"):
+            given = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            asked = read(["algorithm=evaluate", *given] if name == "evaluate" else given)
+            with composing(asked):
+                cfg = composed(translated(asked.overrides, note=lambda text: None), asked.config_name)
+            node.args += [ast.Constant(word) for word in (*local(cfg, self.real), *lowered(cfg))]
+        return node

@@ -1,0 +1,206 @@
+"""Every command and block of README.md and docs/ is executed: small, with real things where RUN, DIR, FILE stand.
+
+A new command is tested without a change here. A block that no rule covers fails, and what cannot be executed stands
+in `NOT_EXECUTED` with the reason.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from doc_blocks import (
+    ROOT,
+    SHELLS,
+    Block,
+    Command,
+    blocks,
+    commands,
+    is_verb,
+    runs,
+    small,
+    small_python,
+    with_real_things,
+    words_of,
+)
+
+from rlreason import train
+from rlreason.cli.aliases import translated
+from rlreason.cli.choices import refuse_wrong_choices
+from rlreason.cli.flags import composing, read
+from rlreason.cli.multirun import composed, fixed
+from rlreason.data.stories import make_stories
+from rlreason.errors import ConfigError
+from rlreason.types import Problem
+
+NOT_EXECUTED = {
+    r"git clone": "is how one comes by this repository",
+    r"make ": "installs and runs everything: CI's first steps",
+    r"(uv )?pip (un)?install": "changes the environment that the tests run in: CI installs by pip",
+    r"uv run": "needs uv, and starts what `python -m rlreason` starts",
+    r"python benchmarks/gpu_check\.py": "is the check to run on a GPU",
+}
+#: Blocks without a language: what is shown, by their first line.
+SHOWN = {
+    "The same question, before and after": "what the demo prints: tests/test_end_to_end.py has its words",
+    "runs/grpo/": "a run's folder: its files are looked for below",
+    "conf/  multirun_sweeps/  prompts/": "the map: its files are looked for below",
+    "the command    __main__": "a picture of tests/test_imports.py's table",
+    "rlreason/": "the packages: tests/test_layout.py looks for each",
+    "Trainer.collect    RolloutPrefetcher": "the calls of one step, in words",
+}
+COMMANDS = commands()
+PYTHON = [block for block in blocks() if block.language == "python"]
+
+
+def why_not(command: Command) -> str | None:
+    return next((why for pattern, why in NOT_EXECUTED.items() if re.match(pattern, command.text)), None)
+
+
+def run(argv: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What is typed, in a new process and a home of its own, without network."""
+    bin_ = str(Path(sys.executable).parent)
+    env = os.environ | {
+        "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(cwd),
+        "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true",
+    }  # fmt: skip
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
+
+
+def python_m_rlreason(*words: str, cwd: Path) -> None:
+    done = run([sys.executable, "-m", "rlreason", *words], cwd)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory) -> Mapping[str, str]:
+    """What the placeholders of the documents stand for, made by real runs."""
+    place = tmp_path_factory.mktemp("real")
+    gsm8k = place / "gsm8k"
+    gsm8k.mkdir()
+    problems = make_stories(32, seed=0)
+    for name, half in (("train", problems[:16]), ("test", problems[16:])):
+        rows = [{"question": p.question, "answer": f"{p.solution}\n#### {p.answer}"} for p in half]
+        (gsm8k / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    things = {"RUN": str(place / "run"), "GSM8K_DIR": str(gsm8k)}
+    for words in (
+        ["save_model=true", f"hydra.run.dir={place}/run"],
+        ["algorithm=best_of_n", "n_list=[1,2]", f"hydra.run.dir={place}/best_of_n"],
+    ):
+        python_m_rlreason(*small(words, things), cwd=place)
+    shutil.copytree(place / "run/model", place / "model")
+    (place / "model/loss").mkdir()  # DIR is a model's folder, and one of options after --config-dir
+    (place / "model/loss/mine.yaml").write_text("loss_type: grpo_clip\ncliprange: 0.1\n")
+    teams = {f"TEAM_{n}": str(shutil.copytree(place / "model", place / f"team_{n}")) for n in (1, 2)}
+    return (
+        things
+        | teams
+        | {"MATH_DIR": str(math(place / "math", problems))}
+        | {"BEST_OF_N": str(place / "best_of_n"), "DIR": str(place / "model"), "FILE": f"{gsm8k}/train.jsonl"}
+    )
+
+
+def math(folder: Path, problems: list[Problem]) -> Path:
+    """A folder in the course's layout, with whole prompts and responses in sft.jsonl."""
+    folder.mkdir()
+    template = (ROOT / "prompts/r1_zero.prompt").read_text()
+    rows = [
+        {"problem": p.question, "solution": f"{p.solution} \\boxed{{{p.answer}}}", "answer": p.answer} for p in problems
+    ]
+    traces = [
+        {
+            "prompt": template.format(question=p.question),
+            "response": f"{p.solution} </think> <answer>{p.answer}</answer>",
+        }
+        for p in problems[:16]
+    ]
+    for name, lines in (("train", rows[:16]), ("validation", rows[16:]), ("sft", traces)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_every_block_has_a_rule():
+    lost = [
+        b for b in blocks() if b.language not in (*SHELLS, "python") and not any(map(b.text.lstrip().startswith, SHOWN))
+    ]
+    assert not lost, [(b.place, b.language, b.text) for b in lost]
+    texts = [b.text.lstrip() for b in blocks()]
+    assert not [start for start in SHOWN if not any(text.startswith(start) for text in texts)], "no longer shown"
+    assert not [p for p in NOT_EXECUTED if not any(re.match(p, c.text) for c in COMMANDS)], "no longer written anywhere"
+
+
+def test_every_command_of_the_readme_composes():
+    """At their own size and with what they name, as far as Hydra can tell; the long tests run them all."""
+    with composing(read([])):
+        for command in COMMANDS:
+            words = words_of(command.text)
+            if not command.place.startswith("README") or why_not(command) or words is None or is_verb(words):
+                continue
+            try:
+                ours = translated(read(words).overrides, note=lambda text: None)
+                refuse_wrong_choices(ours)
+                composed(fixed(ours), "config")
+            except ConfigError as error:
+                raise AssertionError(f"{command.place}: {command.text}") from error
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not why_not(c)], ids=lambda c: f"{c.place} {c.text}"[:90])
+def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
+    """The README's in processes of their own, as typed; other documents' runs here, from the same words."""
+    words = words_of(command.text)
+    if words is None:
+        done = run([command.shell, "-ec", with_real_things(command.text, real)], tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return
+    if words[:1] == ["compare"]:
+        real = {**real, "RUN": real["BEST_OF_N"]}
+    words = [with_real_things(word, real) for word in words]
+    if "rollout=vllm" in words:
+        pytest.importorskip("vllm")
+    starts = not is_verb(words) and read(words).starts
+    typed = small(words, real) if starts else words
+    if starts and not command.place.startswith("README") and not any(word.startswith("sweep=") for word in words):
+        monkeypatch.chdir(tmp_path)
+        for overrides in runs(typed):
+            assert train(*overrides, quiet=True).status == "finished"
+        return
+    done = run([sys.executable, "-m", "rlreason", *typed], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+    ends = [json.loads(path.read_text())["status"] for path in (tmp_path / "runs").rglob("summary.json")]
+    assert ends == ["finished"] * ((1 + read(words).multirun) if starts else 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", PYTHON, ids=lambda b: b.place)
+def test_a_block_of_python_runs(block, real, tmp_path):
+    """After the blocks that stand before it under its heading."""
+    before = [b for b in PYTHON if (b.document, b.heading) == (block.document, block.heading) and b.line <= block.line]
+    text = "\n".join(small_python(with_real_things(b.text, real), real) for b in before)
+    (tmp_path / "block.py").write_text(text)
+    done = run([sys.executable, "block.py"], tmp_path)
+    assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+
+
+def shown(start: str) -> Block:
+    return next(b for b in blocks() if b.text.startswith(start))
+
+
+@pytest.mark.long
+def test_a_run_leaves_what_is_shown(real):
+    names = re.findall(r"\b\w+(?:\.\w+|/)(?= )", shown("runs/grpo/").text.partition("\n")[2])
+    assert len(names) > 8
+    assert not [name for name in names if not (Path(real["RUN"]) / name).exists() and name != "log.txt"]
+
+
+def test_the_map_names_what_is_there():
+    entries = re.findall(r"^ {0,2}((?:[\w.]+(?:/|\.py) +)+)", shown("conf/  multirun_sweeps/").text, re.M)
+    names = [name for line in entries for name in line.split()]
+    assert len(names) > 15
+    assert not [name for name in names if not (ROOT / name).exists() and not (ROOT / "rlreason" / name).exists()]
