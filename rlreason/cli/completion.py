@@ -22,28 +22,33 @@ from rlreason.runtime.verb import Answer, Parser
 #: typed is evaluated, and what could be wrong with it is not shown.
 SCRIPTS = {
     "bash": r"""_rlreason() {
-    local found command=("${1/#\~/$HOME}")
-    [[ $1 == *python* ]] && command+=(-m rlreason)
+    local found
     COMPREPLY=()
     while IFS= read -r found; do
         COMPREPLY+=("$found")
-    done < <("${command[@]}" completion bash "${COMP_LINE:0:COMP_POINT}" "$2" 2> /dev/null)
+    done < <("${1/#\~/$HOME}" completion bash -- "${COMP_LINE:0:COMP_POINT}" "$2" 2> /dev/null)
 }
 complete -o nospace -F _rlreason rlreason
 """,
     "zsh": r"""_rlreason() {
+    local -a command=("${words[1]/#\~/$HOME}")
+    [[ $service == python* ]] && command+=(-m rlreason)
     local line="${(j: :)words[1,CURRENT-1]} $QIPREFIX$PREFIX"
-    local -a found=("${(@f)$("${words[1]/#\~/$HOME}" completion zsh "$line" 2> /dev/null)}")
-    compadd -S '' -- ${(M)found:#*[=./,]}
-    compadd -- ${found:#*[=./,]}
+    local -a found=("${(@f)$($command completion zsh -- "$line" 2> /dev/null)}")
+    compadd -S '' -- ${(M)found:#(*[=./,]|*=\[*)}
+    compadd -- ${found:#(*[=./,]|*=\[*)}
+}
+_rlreason_or_python() {
+    if [[ $CURRENT -gt 3 && "$words[2,3]" == "-m rlreason" ]]; then _rlreason; else _python; fi
 }
 (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
 compdef _rlreason rlreason
+compdef _rlreason_or_python python python3
 """,
     "fish": r"""function __rlreason_complete
     set -l command (string replace -r '^~' $HOME -- (commandline -cpo)[1])
     string match -q '*python*' -- $command; and set command $command -m rlreason
-    $command completion fish (commandline -cp | string collect) 2> /dev/null
+    $command completion fish -- (commandline -cp | string collect) 2> /dev/null
 end
 complete -c rlreason -f -a '(__rlreason_complete)'
 for python in python python3
@@ -51,7 +56,7 @@ for python in python python3
 end
 """,
 }
-OPEN_ENDED = ("=", ".", "/", ",")  # the word goes on
+_OPEN_ENDED = re.compile(r".*[=./,]|.*=\[.*", re.DOTALL)  # words that go on: no space follows
 _CURSOR = "\0"
 
 
@@ -117,9 +122,13 @@ def in_bash(found: list[str], line: str, tail: str | None) -> list[str]:
     (['my\\ model/'], ['loss=gspo '])
     """
     words, quote = _split(line)
-    word = words[-1]
-    kept = len(word) - len(tail) if tail is not None and word.endswith(tail) else 0
-    shown = [one[kept:] for one in found]
+    word, ends = words[-1], [tail or "", _split(tail or "")[0][-1]]  # bash has taken an open quote off, not backslashes
+    end = word if tail is None else next((end for end in ends if word.endswith(end)), None)
+    if end is None:
+        return []
+    start = len(word) - len(end)
     if quote:
-        return shown
-    return [re.sub(r"([^\w@%+=:,./~\[\]-])", r"\\\1", one) + " " * (not one.endswith(OPEN_ENDED)) for one in shown]
+        return [one[start:] for one in found]
+    return [
+        re.sub(r"([^\w@%+=:,./~\[\]-])", r"\\\1", one[start:]) + " " * (not _OPEN_ENDED.fullmatch(one)) for one in found
+    ]

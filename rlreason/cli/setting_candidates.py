@@ -57,7 +57,7 @@ def _keys(word: str, cfg: DictConfig) -> list[str]:
     if not dot and not word.startswith("h"):
         inner.pop("hydra", None)  # rarely meant: its settings are many
     keys = [
-        f"{place}{dot}{name}" + ("." if isinstance(child, DictConfig) and not child._is_none() else "=")
+        f"{place}{dot}{name!s}" + ("." if isinstance(child, DictConfig) and not child._is_none() else "=")
         for name, child in inner.items()
     ]
     keys += [f"{key}=" for key in _groups(cfg) if "@" in word or "@" not in key]
@@ -89,7 +89,7 @@ def _values_of(key: str, value: str, cfg: DictConfig, multirun: bool) -> list[st
     else:
         words = _words(ours, cfg)
     if name and name.values:
-        words = list({ours: theirs for theirs, ours in reversed(name.values.items())}.values())  # a spelling of each
+        words = list({ours: theirs for theirs, ours in reversed([*name.values.items()])}.values())  # a spelling of each
     if value.startswith("[") and group in LISTS:
         head, value, multirun = "[", value[1:], True
     if multirun:
