@@ -74,11 +74,10 @@ def _values(action: argparse.Action, word: str) -> list[str]:
 def paths(word: str) -> list[str]:
     """The files and folders that begin like this, folders with a slash at the end; hidden ones where a dot is typed."""
     place, slash, begun = word.rpartition("/")
-    folder = Path(place + slash).expanduser() if slash else Path()
     found = []
-    with suppress(OSError, RuntimeError):  # no such folder, or none that may be read; no such user
-        for path in folder.iterdir():
-            if path.name.startswith(begun or "") and (begun.startswith(".") or not path.name.startswith(".")):
+    with suppress(OSError, RuntimeError, ValueError):  # no such folder, or none that may be read; no such user
+        for path in Path(place + slash).expanduser().iterdir():
+            if path.name.startswith(begun) and (begun.startswith(".") or not path.name.startswith(".")):
                 found.append(f"{place}{slash}{path.name}" + "/" * path.is_dir())
     return found
 

@@ -6,7 +6,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import BooleanNode, DictConfig, Node, OmegaConf
+from omegaconf import BooleanNode, Container, DictConfig, Node, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from rlreason.cli.aliases import NAMES, PLACED, translated
 from rlreason.cli.candidates import of_flags, paths, taker
@@ -15,9 +16,11 @@ from rlreason.cli.flags import Asked, composing, flags_parser, read
 from rlreason.cli.suggestions import chosen, options
 from rlreason.cli.unknown_words import choices_among
 from rlreason.config import former_names
+from rlreason.config.groups import NAMED_REWARDS
 from rlreason.config.leaves import INPUTS, typed_word
 from rlreason.config.store import register
 from rlreason.errors import ConfigError
+from rlreason.objectives.rules import OPTIONS
 
 LISTS = ("experiment", "logger")  # groups of which a run may have several options, as in [a,b]
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "model.cache")  # settings that name a place to write to
@@ -32,13 +35,9 @@ def of_runs(before: Sequence[str], word: str) -> list[str]:
         asked = read([one for one in before if not "--version".startswith(one)])
     except ConfigError:  # in words that are not in question
         asked = Asked({}, [one for one in before if "=" in one and not one.startswith("-")])
-    plain = word.lstrip("+")
-    key, equals, value = plain.partition("=")
     register()
     with composing(asked):
-        cfg = _composed(asked)
-        found = _values_of(key, value, cfg, asked.multirun) if equals else _keys(plain, cfg)
-    return of_flags(parser, before, word) + [word[: len(word) - len(plain)] + one for one in found]
+        return of_flags(parser, before, word) + of_override(word, _composed(asked), asked.multirun)
 
 
 def _composed(asked: Asked) -> DictConfig:
@@ -49,10 +48,18 @@ def _composed(asked: Asked) -> DictConfig:
     return chosen(choices_among(words), asked.config_name)
 
 
+def of_override(word: str, cfg: DictConfig, multirun: bool = False) -> list[str]:
+    """What an override may become in a run of this config, a level at a time. Hydra must be ready to compose."""
+    plain = word.lstrip("+")
+    key, equals, value = plain.partition("=")
+    found = _values_of(key, value, cfg, multirun) if equals else _keys(plain, cfg)
+    return [word[: len(word) - len(plain)] + one for one in found]
+
+
 def _keys(word: str, cfg: DictConfig) -> list[str]:
-    """What may stand before the equals sign, a level at a time: `loss=`, `loss.`, `sampling.temperature=`."""
+    """What may stand before the equals sign: `loss=`, `loss.`, `sampling.temperature=`."""
     place, dot, _ = word.rpartition(".")
-    node = OmegaConf.select(cfg, place) if dot else cfg
+    node = _select(cfg, place) if dot else cfg
     inner = dict(node.items_ex(resolve=False)) if isinstance(node, DictConfig) else {}
     if not dot and not word.startswith("h"):
         inner.pop("hydra", None)  # rarely meant: its settings are many
@@ -101,16 +108,26 @@ def _values_of(key: str, value: str, cfg: DictConfig, multirun: bool) -> list[st
 def _words(key: str, cfg: DictConfig) -> list[str]:
     """The words that a setting takes; of any other the value that it has."""
     place, _, name = key.rpartition(".")
-    parent = OmegaConf.select(cfg, place) if place else cfg
-    node = parent._get_node(name) if isinstance(parent, DictConfig) else None
-    if not isinstance(node, Node):
+    parent = _select(cfg, place) if place else cfg
+    if not isinstance(parent, DictConfig):
+        return []
+    node = parent._get_node(name, validate_access=False)
+    if not isinstance(node, Node) or isinstance(node, Container):
         return []
     null = ["null"] if node._is_optional() else []
     if isinstance(node, BooleanNode):
         return ["true", "false", *null]
     kind: Any = OmegaConf.get_type(parent)
     of_fields = {field.name: field.metadata for field in fields(kind)} if is_dataclass(kind) else {}
-    if choices := dict(of_fields.get(name, ())).get("choices"):
+    of_objective = OPTIONS.get(key.removeprefix("loss.")) or (NAMED_REWARDS if name == "reward" else None)
+    if choices := dict(of_fields.get(name, ())).get("choices") or of_objective:
         return [*choices, *null]
-    now = typed_word(OmegaConf.select(cfg, key, throw_on_missing=False))
+    now = typed_word(_select(cfg, key))
     return [now] if now.replace(".", "").replace("-", "").isalnum() else null
+
+
+def _select(cfg: DictConfig, key: str) -> Any:
+    """What the config has under a key; None where it has nothing, and where what was typed is no key."""
+    with suppress(OmegaConfBaseException, ValueError):
+        return OmegaConf.select(cfg, key) if key else None
+    return None
