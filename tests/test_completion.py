@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.candidates import candidates
-from rlreason.cli.completion import SCRIPTS, answers, in_bash
+from rlreason.cli.completion import SCRIPTS, answers, candidates, in_bash
 from rlreason.cli.entry import exit_code_of
 from rlreason.cli.flags import composing, read
 from rlreason.cli.modules import PACKAGE

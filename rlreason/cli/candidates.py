@@ -1,38 +1,19 @@
-"""What the last word of a command line may become: the answers that a shell shows when the user presses Tab.
-
-They come from where the command itself takes them: verbs from their table, flags from the parsers, settings and options
-from what Hydra composes (`setting_candidates.py`, imported where it is needed: half the time goes there).
-"""
+"""What a word may become behind a verb: flags, runs and files; the part of completion that needs no Hydra."""
 
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rlreason.cli.verbs import VERBS, Verb, named_verb, parser_of
+from rlreason.cli.verbs import Verb, parser_of
 from rlreason.records.files import CONFIG, SET_ASIDE
 
 RUNS, DEEP = Path("runs"), 4  # where runs are when nothing else was said, and how many folders below it they may be
 FILES = ("config_dir", "config_path", "experimental_rerun")  # Hydra's flags that name a file or a folder
 
 
-def candidates(words: Sequence[str]) -> list[str]:
-    """The whole words that the last of the words may become, in order; [] where there are none.
-
-    `words` are those behind the program's name, without the shell's quotes; the last may be empty.
-    """
-    *before, word = words
-    if verb := named_verb(before):
-        found = _of_verb(verb, before[1:], word)
-    else:
-        from rlreason.cli.setting_candidates import of_runs
-
-        found = ([] if before else [verb.name for verb in VERBS]) + of_runs(before, word)
-    readable = (one for one in found if one.isprintable())
-    return sorted({one for one in readable if one.startswith(word)})
-
-
-def _of_verb(verb: Verb, before: Sequence[str], word: str) -> list[str]:
+def of_verb(verb: Verb, before: Sequence[str], word: str) -> list[str]:
+    """Flags, their values, and what the verb reads."""
     parser = parser_of(verb)
     given = [one for at, one in enumerate(before) if not one.startswith("-") and not taker(parser, before[:at])]
     places = [action for action in parser._actions if not action.option_strings]

@@ -12,9 +12,12 @@ For fish, in ~/.config/fish/config.fish:
 import argparse
 import re
 import shlex
+from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 
+from rlreason.cli.candidates import of_verb
+from rlreason.cli.verbs import VERBS, named_verb
 from rlreason.records.console import Console
 from rlreason.runtime.verb import Answer, Parser
 
@@ -85,10 +88,24 @@ def answers(line: str) -> list[str]:
     Somebody is typing: no mistake of theirs, and none of the program's, may appear between the words.
     """
     with suppress(Exception, SystemExit), redirect_stdout(StringIO()):
-        from rlreason.cli.candidates import candidates  # with Hydra, which the scripts do not need
-
         return candidates(typed_words(line))
     return []
+
+
+def candidates(words: Sequence[str]) -> list[str]:
+    """The whole words that the last of the words may become, in order.
+
+    They come from where the command itself takes them: verbs from their table, flags from the parsers, settings and
+    options from what Hydra composes.
+    """
+    *before, word = words
+    if verb := named_verb(before):
+        found = of_verb(verb, before[1:], word)
+    else:
+        from rlreason.cli.setting_candidates import of_runs  # with Hydra, where half the time goes
+
+        found = ([] if before else [verb.name for verb in VERBS]) + of_runs(before, word)
+    return sorted({one for one in found if one.startswith(word) and one.isprintable()})
 
 
 def typed_words(line: str) -> list[str]:
