@@ -128,6 +128,8 @@ def test_bash_gets_the_part_that_it_replaces_quoted_as_the_rest_of_the_word():
     found = ["model.path=my models/(1)/"]
     assert in_bash(found, r"rlreason model.path=my\ mo", r"my\ mo") == [r"my\ models/\(1\)/"]
     assert in_bash(found, "rlreason 'model.path=my mo", "model.path=my mo") == found
+    assert in_bash(["a=$(x)'"], 'rlreason "a=', "a=") == [r"a=\$(x)'"]  # in quotes too, nothing is run
+    assert in_bash(["a=$(x)'"], "rlreason 'a=", "a=") == [r"a=$(x)'\''"]
     assert in_bash(found, "rlreason model.path=", "") == [r"my\ models/\(1\)/"]
     assert in_bash(found, "rlreason model.path=my", "something else") == []
     assert in_bash(["logger=[wandb", "seed=0", "loss="], "rlreason ", "") == ["logger=[wandb", "seed=0 ", "loss="]

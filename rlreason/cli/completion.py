@@ -144,8 +144,10 @@ def in_bash(found: list[str], line: str, tail: str | None) -> list[str]:
     if end is None:
         return []
     start = len(word) - len(end)
+    if quote == "'":
+        return [one[start:].replace("'", r"'\''") for one in found]
     if quote:
-        return [one[start:] for one in found]
+        return [re.sub(r'(["$`\\])', r"\\\1", one[start:]) for one in found]
     return [
         re.sub(r"([^\w@%+=:,./~\[\]-])", r"\\\1", one[start:]) + " " * (not _OPEN_ENDED.fullmatch(one)) for one in found
     ]

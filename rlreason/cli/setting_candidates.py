@@ -1,5 +1,6 @@
 """What a word may become among the words that start runs: settings and options, from what Hydra composes, and flags."""
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -122,8 +123,8 @@ def _words(key: str, cfg: DictConfig) -> list[str]:
     of_objective = OPTIONS.get(key.removeprefix("loss.")) or (NAMED_REWARDS if name == "reward" else None)
     if choices := dict(of_fields.get(name, ())).get("choices") or of_objective:
         return [*choices, *null]
-    now = typed_word(_select(cfg, key))
-    return [now] if now.replace(".", "").replace("-", "").isalnum() else null
+    now = _select(cfg, key)
+    return [typed_word(now)] if now is not None and re.fullmatch(r"[\w.+-]+", typed_word(now)) else null
 
 
 def _select(cfg: DictConfig, key: str) -> Any:
