@@ -98,14 +98,19 @@ class _Parser(argparse.ArgumentParser):
         return f"a setting has no dashes ({setting}), and python -m rlreason --hydra-help lists the flags"
 
 
+def flags_parser() -> argparse.ArgumentParser:
+    """The parser of Hydra's flags, with this program's version."""
+    parser = _Parser(add_help=False, parents=[get_args_parser()], conflict_handler="resolve")
+    parser.add_argument("--version", action="version", version=f"rlreason {__version__}")
+    return parser
+
+
 def read(words: Sequence[str]) -> Asked:
     """Split a command line; `ConfigError` where a flag is unknown, does not go with another, or names no folder.
 
     `--version` is answered here, with this program's.
     """
-    parser = _Parser(add_help=False, parents=[get_args_parser()], conflict_handler="resolve")
-    parser.add_argument("--version", action="version", version=f"rlreason {__version__}")
-    found = vars(parser.parse_intermixed_args(list(words)))
+    found = vars(flags_parser().parse_intermixed_args(list(words)))
     overrides = found.pop("overrides") or []
     flags = {name: value for name, value in found.items() if value not in (None, False)}
     several = [name for name in (*COMMANDS, *HELP) if name in flags]

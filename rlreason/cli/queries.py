@@ -11,6 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.main import _get_rerun_conf
 from omegaconf import DictConfig
 
+from rlreason.cli.completion import SCRIPTS
 from rlreason.cli.flags import Asked
 from rlreason.errors import ConfigError
 
@@ -35,6 +36,11 @@ def answer(asked: Asked) -> None:
 
 
 def _complete(hydra: Hydra, name: str, overrides: list[str]) -> None:
+    """Hydra's way to ask for completion: it installs this program's own, see `completion.py`."""
+    asked, _, shell = "".join(overrides).partition("=")
+    if asked == "install" and shell in SCRIPTS:
+        print(SCRIPTS[shell], end="")
+        return
     try:
         hydra.shell_completion(name, overrides)
     except ValueError as error:  # an unknown shell, or none

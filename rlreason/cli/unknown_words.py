@@ -118,5 +118,5 @@ def no_override(word: str, is_first: bool = False) -> str:
     meant = meant or [f"{like}=..." for like in near(word, [*groups, *keys_to_set(cfg)], cutoff=0.7)]
     if is_first and not meant and re.fullmatch(r"[A-Za-z][\w-]{0,30}", word):
         *names, last = (verb.name for verb in VERBS)
-        return f"{word} is no verb: {', '.join(names)} and {last} read runs; settings are key=value"
+        return f"{word} is no verb: {', '.join(names)} and {last} are; settings are key=value"
     return f"{said}{did_you_mean(meant)} write key=value (python -m rlreason --help)".replace(":  ", ": ")

@@ -1,4 +1,6 @@
-"""The verbs: `rlreason VERB ...` reads what runs have left. One table stands behind dispatch, --help and suggestions.
+"""The verbs: `rlreason VERB ...` starts no run; most read what runs have left.
+
+One table stands behind dispatch, --help and suggestions.
 
 A verb is one line of `VERBS` and its module, whose docstring `rlreason VERB --help` shows and which offers
 
@@ -41,6 +43,7 @@ VERBS = (
     Verb("inspect", "rlreason.analysis.inspect", "RUN", "responses, with a guess at what went wrong in each"),
     Verb("compare", "rlreason.analysis.compare", "RUN ...", "best_of_n curves of several runs in one picture"),
     Verb("curves", "rlreason.analysis.curves", "RUN", "draw curves.png again, also of a run that is under way"),
+    Verb("completion", "rlreason.cli.completion", "SHELL", "what makes bash, fish or zsh complete words with Tab"),
 )
 #: Ways to use a verb that have a line of their own in --help.
 WAYS = (
@@ -76,14 +79,20 @@ def verbs_help() -> str:
     return "\n".join(f"  rlreason {usage:<25} {line}" for usage, line in sorted(rows))
 
 
-def run_verb(verb: Verb, words: Sequence[str]) -> None:
-    """Do what `rlreason VERB WORDS` asks and show its answer; `ConfigError` for a user's mistake."""
+def parser_of(verb: Verb) -> Parser:
+    """The parser of a verb's words."""
     module = import_module(verb.module)
     parser = Parser(prog=f"rlreason {verb.name}", description=module.__doc__)
     module.add_arguments(parser)
     help_json = "print the figures as JSON and nothing else; with FILE, write them there"
     parser.add_argument("--json", nargs="?", const=STDOUT, metavar="FILE", help=help_json)
-    arguments = parser.parse_args(_json_alone(words))
+    return parser
+
+
+def run_verb(verb: Verb, words: Sequence[str]) -> None:
+    """Do what `rlreason VERB WORDS` asks and show its answer; `ConfigError` for a user's mistake."""
+    module = import_module(verb.module)
+    arguments = parser_of(verb).parse_args(_json_alone(words))
     refuse_no_run(arguments)
     target = arguments.json
     if target not in (None, STDOUT):
@@ -98,7 +107,8 @@ def run_verb(verb: Verb, words: Sequence[str]) -> None:
     if target == STDOUT:
         print(figures)
         return
-    console.table(answer.text)
+    if answer.text:
+        console.table(answer.text)
     if target:
         write_whole(Path(target), figures + "\n")
         console.say(f"figures: {target}")
@@ -106,7 +116,7 @@ def run_verb(verb: Verb, words: Sequence[str]) -> None:
 
 def refuse_no_run(arguments: argparse.Namespace) -> None:
     """`ConfigError` for a run that never began, and for a sweep's folder where one run is read."""
-    for folder in [arguments.run] if "run" in arguments else arguments.runs:
+    for folder in [arguments.run] if "run" in arguments else getattr(arguments, "runs", []):
         refuse_unbegun(folder)
     if inner := runs_in(arguments.run) if "run" in arguments else []:
         raise ConfigError(

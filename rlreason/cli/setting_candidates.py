@@ -1,0 +1,134 @@
+"""What a word may become among the words that start runs: settings and options, from what Hydra composes, and flags."""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import BooleanNode, Container, DictConfig, Node, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlreason.cli.aliases import NAMES, PLACED, translated
+from rlreason.cli.candidates import of_flags, paths, taker
+from rlreason.cli.choices import PLUGINS
+from rlreason.cli.flags import Asked, composing, flags_parser, read
+from rlreason.cli.suggestions import chosen, options
+from rlreason.cli.unknown_words import choices_among
+from rlreason.config import former_names
+from rlreason.config.groups import NAMED_REWARDS
+from rlreason.config.leaves import INPUTS, typed_word
+from rlreason.config.store import register
+from rlreason.errors import ConfigError
+from rlreason.objectives.rules import OPTIONS
+
+LISTS = ("experiment", "logger")  # groups of which a run may have several options, as in [a,b]
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "model.cache")  # settings that name a place to write to
+
+
+def of_runs(before: Sequence[str], word: str) -> list[str]:
+    """Flags, settings and options: what starts runs."""
+    parser = flags_parser()
+    if word.startswith("-") or taker(parser, before):
+        return of_flags(parser, before, word)
+    try:
+        asked = read([one for one in before if not "--version".startswith(one)])
+    except ConfigError:  # in words that are not in question
+        asked = Asked({}, [one for one in before if "=" in one and not one.startswith("-")])
+    register()
+    with composing(asked):
+        return of_flags(parser, before, word) + of_override(word, _composed(asked), asked.multirun)
+
+
+def _composed(asked: Asked) -> DictConfig:
+    """The config that the words before choose, with Hydra's part."""
+    words = asked.overrides
+    with suppress(ConfigError):  # one of them cannot be translated
+        words = translated(words, note=lambda _: None)
+    return chosen(choices_among(words), asked.config_name)
+
+
+def of_override(word: str, cfg: DictConfig, multirun: bool = False) -> list[str]:
+    """What an override may become in a run of this config, a level at a time. Hydra must be ready to compose."""
+    plain = word.lstrip("+")
+    key, equals, value = plain.partition("=")
+    found = _values_of(key, value, cfg, multirun) if equals else _keys(plain, cfg)
+    return [word[: len(word) - len(plain)] + one for one in found]
+
+
+def _keys(word: str, cfg: DictConfig) -> list[str]:
+    """What may stand before the equals sign: `loss=`, `loss.`, `sampling.temperature=`."""
+    place, dot, _ = word.rpartition(".")
+    node = _select(cfg, place) if dot else cfg
+    inner = dict(node.items_ex(resolve=False)) if isinstance(node, DictConfig) else {}
+    if not dot and not word.startswith("h"):
+        inner.pop("hydra", None)  # rarely meant: its settings are many
+    keys = [
+        f"{place}{dot}{name!s}" + ("." if isinstance(child, DictConfig) and not child._is_none() else "=")
+        for name, child in inner.items()
+    ]
+    keys += [f"{key}=" for key in _groups(cfg) if "@" in word or "@" not in key]
+    if any(key.startswith(word) for key in keys):
+        return keys
+    return [f"{name}=" for name in NAMES if name not in former_names.KEYS]  # a handout's
+
+
+def _groups(cfg: DictConfig) -> dict[str, str]:
+    """What an option can be chosen for in this run, each with the group of the options, as {"eval.prompt": "prompt"}.
+
+    Only choices that are there: the axes of an objective are GRPO's alone.
+    """
+    there, chooses = options(), list(map(str, cfg.hydra.runtime.choices))
+    placed = {key: group for key, group in PLACED.items() if f"{group}@{key}" in chooses}
+    full = {f"{group}@{key}": group for key, group in placed.items()}
+    return {group: group for group in (*there, *PLUGINS) if group in chooses} | placed | full
+
+
+def _values_of(key: str, value: str, cfg: DictConfig, multirun: bool) -> list[str]:
+    """The words KEY=VALUE with what the value may become; of a list or, in a sweep, of several, the last of them."""
+    name = NAMES.get(key)
+    ours = name.key if name else key
+    head = ""
+    if group := _groups(cfg).get(ours):
+        words = GlobalHydra.instance().config_loader().get_group_options(group)
+    elif ours.removeprefix("eval.") in INPUTS or ours in FOLDERS or value.startswith((".", "/", "~")):
+        return [f"{key}={path}" for path in paths(value)]
+    else:
+        words = _words(ours, cfg)
+    if name and name.values:
+        words = list({ours: theirs for theirs, ours in reversed([*name.values.items()])}.values())  # a spelling of each
+    if value.startswith("[") and group in LISTS:
+        head, value, multirun = "[", value[1:], True
+    if multirun:
+        *given, _ = value.split(",")
+        head, words = head + "".join(f"{one}," for one in given), [word for word in words if word not in given]
+    return [f"{key}={head}{word}" for word in words]
+
+
+def _words(key: str, cfg: DictConfig) -> list[str]:
+    """The words that a setting takes; of any other the value that it has."""
+    place, _, name = key.rpartition(".")
+    parent = _select(cfg, place) if place else cfg
+    if not isinstance(parent, DictConfig):
+        return []
+    node = parent._get_node(name, validate_access=False)
+    if not isinstance(node, Node) or isinstance(node, Container):
+        return []
+    null = ["null"] if node._is_optional() else []
+    if isinstance(node, BooleanNode):
+        return ["true", "false", *null]
+    kind: Any = OmegaConf.get_type(parent)
+    of_fields = {field.name: field.metadata for field in fields(kind)} if is_dataclass(kind) else {}
+    of_objective = OPTIONS.get(key.removeprefix("loss.")) or (NAMED_REWARDS if name == "reward" else None)
+    if choices := dict(of_fields.get(name, ())).get("choices") or of_objective:
+        return [*choices, *null]
+    now = _select(cfg, key)
+    return [typed_word(now)] if now is not None and re.fullmatch(r"[\w.+-]+", typed_word(now)) else null
+
+
+def _select(cfg: DictConfig, key: str) -> Any:
+    """What the config has under a key; None where it has nothing, and where what was typed is no key."""
+    with suppress(OmegaConfBaseException, ValueError):
+        return OmegaConf.select(cfg, key) if key else None
+    return None
