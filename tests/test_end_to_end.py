@@ -12,18 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlreason.records.wandb_logger import AXES, COUNTERS
-
-SMALL = [
-    "model.width=32", "model.warm_start.steps=4", "n_steps=2", "rollout_batch_size=16", "group_size=4",
-    "eval_problems=8", "eval_every=1", "sampling.max_tokens=16", "data.n_train=256", "data.n_validation=32",
-]  # fmt: skip
-
-
-def rlreason(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parents[1])
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "WANDB_SILENT": "true"}
-    argv = [sys.executable, "-m", "rlreason", *words]
-    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
+from tests.starts import SMALL, rlreason
 
 
 def no_metric_lacks_an_axis(folder: Path) -> bool:
