@@ -5,6 +5,7 @@ A command started so shares no memory, stream, signal handler or Hydra state wit
 other commands are the imported modules and the seed of Python's hashes; a test of either starts `python -m rlreason`.
 """
 
+import io
 import multiprocessing
 import os
 import subprocess
@@ -21,29 +22,46 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["rlreason.main", "rlreason.trainer", "rlreason.jobs.start", "matplotlib.pyplot"])
 
 
+class Started:
+    """A command that has begun in the folder `cwd`; what it says goes to two files there until it is finished."""
+
+    def __init__(self, *words: str, cwd: Path, **env: str) -> None:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it in the server
+        self.words, self.out, self.err = words, cwd / ".stdout", cwd / ".stderr"
+        self.process = FORKS.Process(target=_run, args=(words, cwd, os.environ | ENV | env, self.out, self.err))
+        self.process.start()
+
+    def finished(self, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+        """Wait for its end; a command that takes longer is killed."""
+        self.process.join(seconds)
+        late = self.process.exitcode is None
+        self.process.kill()
+        self.process.join()
+        done = subprocess.CompletedProcess(self.words, self.process.exitcode, *map(_read, (self.out, self.err)))
+        if late:
+            raise subprocess.TimeoutExpired(self.words, seconds, done.stdout, done.stderr)
+        return done
+
+
 def rlreason(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """A finished `rlreason WORDS`, run in the folder `cwd`."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it in the server
-    out, err = cwd / ".stdout", cwd / ".stderr"
-    process = FORKS.Process(target=_run, args=(words, cwd, os.environ | ENV | env, out, err))
-    process.start()
-    process.join(300)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-        raise subprocess.TimeoutExpired(words, 300, out.read_text(), err.read_text())
-    done = subprocess.CompletedProcess(words, process.exitcode, out.read_text(), err.read_text())
-    out.unlink()
-    err.unlink()
-    return done
+    return Started(*words, cwd=cwd, **env).finished()
+
+
+def _read(path: Path) -> str:
+    text = path.read_text("utf-8")
+    path.unlink()
+    return text
 
 
 def _run(words: tuple[str, ...], cwd: Path, env: dict[str, str], out: Path, err: Path) -> None:
     """The command, in the forked process, as `python -m rlreason` would begin it."""
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), number)
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = sys.__stderr__ = open(2, "w", 1, "utf-8", "backslashreplace", closefd=False)
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", write_through=True)
+    sys.stderr = sys.__stderr__ = io.TextIOWrapper(
+        io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", write_through=True
+    )
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
