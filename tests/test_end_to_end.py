@@ -249,22 +249,3 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, says, tmp_path):
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert "Traceback" not in done.stdout + done.stderr
-
-
-def test_questions_are_answered_without_torch(tmp_path):
-    probe = """
-import sys
-sys.argv = ["rlreason", *{words}]
-from rlreason.main import cli
-try:
-    cli()
-except SystemExit:
-    pass
-assert "torch" not in sys.modules
-"""
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    for words in (["--help"], ["--cfg", "job"], ["los=1"]):
-        argv = [sys.executable, "-c", probe.format(words=words)]
-        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    assert "off_policy" in rlreason("--help", cwd=tmp_path).stdout
