@@ -16,7 +16,7 @@ from rlreason.records.files import RESPONSES
 from rlreason.records.rows import numbered_row
 from rlreason.records.writer import RunWriter
 from rlreason.setup.components import Components, build_components
-from rlreason.setup.run_summary import describe_job, show_sink, shown
+from rlreason.setup.run_summary import describe_job, show_loggers, shown
 
 SHOWN_CHARS = 400  # of a response in the terminal
 
@@ -43,12 +43,16 @@ def asked(
     """(records, components, responses) of a job, which goes on with what an interrupted one left in the folder."""
     records = RunWriter(folder, config, schemas=schemas_of(run), resume=True, say=console.say)
     components = build_components(run, folder, console)
-    records.sink = components.sink
+    records.loggers = components.loggers
     try:
         announce(console, run, components, folder, records.resumed)
         yield records, components, respond(run, components, records, console)
+    except KeyboardInterrupt:
+        components.loggers.finish({"status": "interrupted"})
+        raise
     finally:
         components.close()
+        components.loggers.abandon()  # where nothing has ended them, the job failed
 
 
 def announce(console: Console, run: EvalJobConfig, components: Components, folder: Path, again: bool) -> None:
@@ -88,4 +92,4 @@ def closing(console: Console, components: Components, responses: Responses, fold
     console.say(
         f"\nall responses: {shown(folder / RESPONSES)}; to read some: python -m rlreason inspect {shown(folder)}"
     )
-    show_sink(console, components.sink)
+    show_loggers(console, components.loggers)
