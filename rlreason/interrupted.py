@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.config.training import TrainingConfig
@@ -54,8 +53,7 @@ def wind_up(
         try_to(console, lambda: components.policy.save(records.model))
     if draws:
         try_to(console, lambda: draw_curves(RunFolder(folder)))
-    if records.sink is not None:
-        try_to(console, partial(records.sink.finish, {"status": "interrupted"}))
+    try_to(console, lambda: records.loggers.finish({"status": "interrupted"}))
     return far
 
 

@@ -43,7 +43,7 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
     components, prefetcher = build_components(run, records.folder, console), None
     try:
         algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
-        records.sink = components.sink
+        records.loggers = components.loggers
         header(console, run, components, records.folder, algorithm.n_steps)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         prefetcher = RolloutPrefetcher(algorithm, ahead=run.rollout.async_level > 0)
@@ -58,6 +58,7 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
         components.close()  # first, so that what is being sampled ahead ends
         if prefetcher is not None:
             prefetcher.close()
+        components.loggers.abandon()  # where nothing has ended them, the run failed
 
 
 @dataclass
@@ -237,7 +238,7 @@ class Trainer:
             draw_curves(RunFolder(records.folder))
         with console.wait("closing the records"):
             records.summary(summary)
-        closing(console, run, records.folder, before, after, components.eval_problems, summary, components.sink)
+        closing(console, run, records.folder, before, after, components.eval_problems, summary, components.loggers)
         return float(summary["accuracy"])
 
 

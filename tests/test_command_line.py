@@ -77,6 +77,8 @@ def python_m(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ("std_norm=false", "std_norm=none"),
         ("std_norm=Off,group_std", "std_norm=none,group_std"),
         ("logger=null", "logger=none"),
+        ("logger=[WandB,TensorBoard]", "logger=[wandb,tensorboard]"),
+        ("logger.kind=wandb", "logger=wandb"),
         ("baseline=choice(no,mean)", "baseline=choice(none,mean)"),
         ("loss=false", "loss=false"),  # it has no option none
         ("seed", "seed"),

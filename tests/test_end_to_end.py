@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlreason.records.wandb_logger import AXES, COUNTERS
+from rlreason.records.loggers.base import AXES, COUNTERS
 from tests.starts import ENV, SMALL, rlreason
 
 CARD = ["algorithm=grpo", "loss=grpo_clip", "epochs_per_rollout=2"]
@@ -225,13 +227,25 @@ def test_a_diverging_run_ends_in_words_with_its_records(tmp_path):
 
 
 @pytest.mark.slow
-def test_weights_and_biases_logs_the_metrics(tmp_path):
-    done = rlreason(*SMALL, "logger=wandb", "logger.mode=offline", "hydra.run.dir=x", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "x/wandb").glob("offline-run-*")
-    assert list(folder.glob("*.wandb"))
-    assert f"W&B        {folder.relative_to(tmp_path)}; to upload it: wandb sync FOLDER\n" in done.stdout
-    assert done.stderr == ""
+def test_a_run_goes_on_with_the_loggers_that_are_left(tmp_path, monkeypatch):
+    """W&B online and without a login, TensorBoard beside it."""
+    for name in [name for name in os.environ if name.startswith("WANDB_") or name == "NETRC"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = rlreason(*SMALL, "logger=[wandb,tensorboard]", "hydra.run.dir=x", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = " ".join(done.stdout.split())
+    assert shown.count("! logger=wandb could not start (no login was found here): run `wandb login`") == 1
+    assert "logger tensorboard: tensorboard --logdir x/tensorboard" in shown
+    assert "logger wandb: could not start (no login was found here)" in shown
+    summary = json.loads((tmp_path / "x/summary.json").read_text())
+    assert (summary["status"], list(summary["failed_loggers"])) == ("finished", ["wandb"])
+    settings = yaml.safe_load((tmp_path / "x/config.yaml").read_text())["logger"]
+    assert [name for name, value in settings.items() if value is True] == ["wandb", "tensorboard"]
+    events = EventAccumulator(str(tmp_path / "x/tensorboard")).Reload()
+    rows = [json.loads(line) for line in (tmp_path / "x/metrics.jsonl").open()]
+    assert set(events.Tags()["scalars"]) == {name for row in rows for name in row} - set(COUNTERS)
+    assert {f"generations/{kind}/text_summary" for kind in ("rollouts", "evals")} <= set(events.Tags()["tensors"])
 
 
 @pytest.mark.parametrize(

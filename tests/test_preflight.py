@@ -1,6 +1,5 @@
 """What is found before anything slow is loaded, and what a start that failed leaves behind: nothing."""
 
-import io
 import json
 import os
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_end_to_end import SMALL, rlreason
 
-from rlreason.config.groups import GradingConfig, LoggerConfig
+from rlreason.config.groups import LOGGERS, GradingConfig
 from rlreason.config.model import PretrainedModelConfig
 from rlreason.config.packages import needs as needs_package
 from rlreason.config.store import typed
@@ -21,7 +20,6 @@ from rlreason.model.tiny_formats import VOCABULARY
 from rlreason.records.console import Console
 from rlreason.records.files import CONTENTS
 from rlreason.records.undo import Ended, undone_when_refused
-from rlreason.records.wandb_logger import refuse_without_login
 from rlreason.records.writer import RunWriter
 from rlreason.setup.components import fitting
 from rlreason.setup.data import load_data
@@ -173,7 +171,7 @@ def test_the_packages_that_a_run_needs(composed, gsm8k, monkeypatch):
         "bitsandbytes": typed(composed("optimizer=adamw_8bit")),
         "datasets": typed(composed(cloud[0], "data.path=openai/gsm8k")),
         "reasoning_gym": typed(composed(cloud[0], "data=reasoning_gym", "data.task=gcd")),
-        "wandb": typed(composed("logger=wandb")),
+        **{name: typed(composed(f"logger={name}")) for name in LOGGERS},
     }
     plain = typed(composed(*cloud))
     for name, run in asked.items():
@@ -241,24 +239,6 @@ def test_a_sweep_reads_and_measures_once(composed):
     foreseen = Foreseen()
     assert [foreseen.too_long(run) for run in runs] == [""] * 4
     assert all(foreseen.problems(run) is foreseen.problems(runs[0]) for run in runs)
-
-
-def test_wandb_without_a_login_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
-    import wandb
-
-    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    monkeypatch.chdir(tmp_path)
-    wandb.teardown()
-    with pytest.raises(ConfigError, match=r"no login was found here.*wandb login.*offline") as caught:
-        refuse_without_login(LoggerConfig("wandb"))
-    assert len(str(caught.value).splitlines()) == 1
-    refuse_without_login(LoggerConfig("wandb", mode="offline"))
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    refuse_without_login(LoggerConfig("wandb"))
-    wandb.teardown()
 
 
 def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):

@@ -166,11 +166,12 @@ def test_no_other_package_names_a_file_of_the_run_folder():
 
 def test_an_interrupted_job_of_the_version_before_goes_on(tmp_path):
     (tmp_path / files.UNFINISHED).write_text("")
-    before = "algorithm: evaluate\nrollout: {async_steps: 0, placement: shared}\n"
+    before = "algorithm: evaluate\nrollout: {async_steps: 0, placement: shared}\nlogger: {kind: none}\n"
     (tmp_path / files.CONFIG).write_text(before)
-    assert goes_on(tmp_path, "algorithm: evaluate\nrollout: {async_level: 0, placement: colocate}\n")
+    now = "algorithm: evaluate\nlogger: {wandb: false, tensorboard: false, trackio: false}\n"
+    assert goes_on(tmp_path, f"{now}rollout: {{async_level: 0, placement: colocate}}\n")
     with pytest.raises(ConfigError, match=r"rollout\.async_level=0 there, 1 here"):
-        goes_on(tmp_path, "algorithm: evaluate\nrollout: {async_level: 1, placement: colocate}\n")
+        goes_on(tmp_path, f"{now}rollout: {{async_level: 1, placement: colocate}}\n")
 
 
 def test_what_is_no_run_of_a_sweep_is_left_out_and_a_run_that_never_began_is_said(run, tmp_path, capsys):

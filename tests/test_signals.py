@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.grading.workers.pool import Pool
@@ -276,7 +277,7 @@ RUN = ["-m", "rlreason", *SMALL, "n_steps=100000", "hydra.run.dir=run"]
 
 @pytest.mark.slow
 def test_a_run_that_is_stopped_in_an_update_keeps_its_model_rows_and_curves(tmp_path):
-    more = ["epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=1000000"]
+    more = ["epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=1000000", "logger=tensorboard"]
     process = Process(tmp_path, *RUN, *more)
     wait_for(lambda: process.popen.poll() is not None or updates(tmp_path / "run") > 2)
     process.send(signal.SIGTERM)
@@ -285,6 +286,9 @@ def test_a_run_that_is_stopped_in_an_update_keeps_its_model_rows_and_curves(tmp_
     assert status["reason"] == f"by SIGTERM in step 1 of 100000, after {rows[-1]['train_step']} optimizer updates"
     assert [row["train_step"] for row in rows] == list(range(len(rows)))  # the evaluation, then each update
     assert (tmp_path / "run/model/model.safetensors").exists()
+    logged = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+    assert logged.Scalars("train/loss")[-1].step == rows[-1]["train_step"]
+    assert b"status: interrupted" in logged.Tensors("summary/text_summary")[0].tensor_proto.string_val[0]
     assert "rlreason: stopped by SIGTERM in step 1" in process.said.splitlines()[-1]
 
 

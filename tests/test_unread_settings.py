@@ -299,7 +299,8 @@ ASYNC = ["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false"]
         (["prompt=r1_zero", "prompt.trace='{answer}'"], "prompt.trace={answer}", "leave it out"),
         ([CLOUD, "data.response_as=solution"], "data.response_as=solution", "leave it out"),
         (["logger.project=x"], "logger.project=x", "logger=wandb"),
-        (["logger.mode=offline"], "logger.mode=offline", "logger=wandb"),
+        (["logger=tensorboard", "logger.name=x"], "logger.name=x", "logger=trackio"),
+        (["logger=[tensorboard,trackio]", "logger.mode=offline"], "logger.mode=offline", "logger=wandb"),
         (["algorithm=sft", "save_rollouts_every=5"], "save_rollouts_every=5", "leave it out"),
         (["prompt.system=Hi"], "prompt.system=Hi", "prompt=chat"),
         ([CLOUD, "prompt.enable_thinking=false"], "prompt.enable_thinking=false", "prompt=chat"),
@@ -331,7 +332,8 @@ def test_evaluation_has_no_weights_that_correct_for_the_engine():
         ["algorithm=evaluate", "split=train", "data.limit=5"],
         [CLOUD, "data.n_validation=9", "data.validation=null", "data.split_seed=3"],
         ["model.lora.rank=8", "model.lora.alpha=16"],
-        ["logger=wandb", "logger.project=x"],
+        ["logger=trackio", "logger.project=x"],
+        ["logger=[wandb,tensorboard]", "logger.project=x", "logger.tags=[a]"],
     ],
 )
 def test_a_setting_that_is_read_or_was_not_given_is_no_mistake(words):

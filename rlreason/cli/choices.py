@@ -19,6 +19,7 @@ from rlreason.config.store import resource_dir
 from rlreason.errors import ConfigError
 
 PLUGINS = ("hydra/launcher", "hydra/sweeper")
+SEVERAL = ("experiment", "logger")  # groups of which a run may have several options, as a list
 
 
 def refuse_wrong_choices(overrides: Sequence[str]) -> None:
@@ -43,8 +44,11 @@ def refuse_wrong_choices(overrides: Sequence[str]) -> None:
                 f"{word}: one sweep is one name: give one of {', '.join(groups['sweep'])}, and run another by a "
                 "command of its own"
             )
-        elif isinstance(override.value(), list) and _is_ours(group) and group != "experiment":
+        elif isinstance(override.value(), list) and _is_ours(group) and group not in SEVERAL:
             raise ConfigError(f"{word}: a run has one option of {group}: choose one of {', '.join(groups[group])}")
+        elif group in SEVERAL and (beside := [one for one in _lists(override) if "none" in one and len(one) > 1]):
+            chosen = ",".join(map(str, beside[0]))
+            raise ConfigError(f"{group}=[{chosen}] chooses none beside others: leave none out, or write {group}=none")
         elif group.replace(".", "/") in PLUGINS and "." in group and not isinstance(override.value(), dict):
             name = group.replace(".", "/")
             raise ConfigError(f"{word}: {name} is chosen with a slash: choose {name}={_of_hydra(name)[0]}")
@@ -100,6 +104,12 @@ def _values(override: Override) -> Iterator[Any]:
         yield value.start
     else:
         yield value
+
+
+def _lists(override: Override) -> list[list[Any]]:
+    """The lists that a word gives; of a sweep, each of them."""
+    value = override._value
+    return [one for one in (value.list if isinstance(value, ChoiceSweep) else [value]) if isinstance(one, list)]
 
 
 def _is_ours(group: str) -> bool:

@@ -14,7 +14,7 @@ from rlreason.cli.suggestions import (
     options_with,
 )
 from rlreason.cli.unknown_words import choices_among, no_override, unknown_group, unknown_key
-from rlreason.config.former_names import KEYS
+from rlreason.config.former_names import KEYS, SWITCHES
 from rlreason.errors import ConfigError
 from rlreason.records.status import RESOURCES, exit_code
 
@@ -162,6 +162,8 @@ def _former_name(text: str) -> str:
     found = re.search(r"In '([^']+)': .*?(?:string: '\{'(\w+)'.*?)?full_key: (\S+)", text, re.DOTALL)
     if not found or (former := f"{found[3]}.{found[2] or ''}".rstrip(".")) not in KEYS:
         return ""
+    if former in SWITCHES:
+        return f"{found[1]}.yaml: {former} is a switch for each now: write one of {', '.join(SWITCHES[former])}: true"
     cure = f"write {KEYS[former]}: VALUE below the line # @package _global_" if found[2] else "rename it"
     return f"{found[1]}.yaml: {former} is called {KEYS[former]} now: {cure}"
 

@@ -4,11 +4,9 @@ A test runs everything with a config that records who reads what, and holds the 
 """
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 from rlreason.config.eval_conditions import EVAL_CONDITIONS
-from rlreason.config.groups import LoggerConfig
 from rlreason.config.uses import (
     Condition,
     checks_ground_truths,
@@ -137,8 +135,14 @@ CONDITIONS = (
     ),
     Condition(("rollout.async_level",), lambda run: run.trains, "by algorithms that train only"),
     Condition(
-        tuple(f"logger.{field.name}" for field in fields(LoggerConfig) if field.name != "kind"),
-        lambda run: run.logger.kind != "none",
+        ("logger.project", "logger.group", "logger.name"),
+        lambda run: run.logger.wandb or run.logger.trackio,
+        "by logger=wandb and logger=trackio only",
+        "choose one of them too, or leave this out",
+    ),
+    Condition(
+        ("logger.mode", "logger.entity", "logger.tags", "logger.notes"),
+        lambda run: run.logger.wandb,
         "by logger=wandb only",
         "choose it too, or leave this out",
     ),

@@ -8,8 +8,10 @@ KEYS = {
     "refill_rounds": "max_resampling_rounds",
     "baseline.kind": "baseline",
     "std_norm.kind": "std_norm",
+    "logger.kind": "logger",
 }
 VALUES: dict[str, dict[str, str]] = {"rollout.placement": {"shared": "colocate"}}
+SWITCHES = {"logger.kind": ("wandb", "tensorboard", "trackio")}  # in a file, one of these words is a switch now
 
 
 def renewed(saved: dict[str, Any]) -> dict[str, Any]:
@@ -17,12 +19,17 @@ def renewed(saved: dict[str, Any]) -> dict[str, Any]:
 
     >>> renewed({"rollout": {"async_steps": 1, "placement": "shared"}, "baseline": {"kind": "mean"}})
     {'rollout': {'placement': 'colocate', 'async_level': 1}, 'baseline': 'mean'}
+    >>> renewed({"logger": {"kind": "wandb", "project": "p"}})
+    {'logger': {'project': 'p', 'wandb': True, 'tensorboard': False, 'trackio': False}}
     """
     out = deepcopy(saved)
     for former, key in KEYS.items():
         node, name = _place(out, former)
         if isinstance(node, dict) and name in node:
             value = node.pop(name)
+            if former in SWITCHES:
+                node |= {word: word == value for word in SWITCHES[former]}
+                continue
             node, name = _place(out, key)
             node[name] = value
     for key, values in VALUES.items():

@@ -13,6 +13,7 @@ from rlreason.config.choices import choice
 from rlreason.plugins.announced import announced
 
 NAMED_REWARDS = ("r1_zero", "question_only")
+LOGGERS = ("wandb", "tensorboard", "trackio")
 
 
 def names_function(text: str) -> bool:
@@ -125,13 +126,23 @@ class MonitorsConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where else metrics are logged. null leaves a setting to W&B's own variables, such as WANDB_PROJECT."""
+    """Where else metrics are logged, beside the run folder: any of the services of `LOGGERS`.
 
-    kind: str = choice("none", "wandb", cure="choose logger=none or logger=wandb")  # chosen by logger=NAME
-    project: str | None = None  # null: WANDB_PROJECT, else rlreason
-    mode: str | None = choice("online", "offline", "disabled", default=None)  # null: WANDB_MODE, else online
-    entity: str | None = None  # user or team
-    group: str | None = None  # null: WANDB_RUN_GROUP, else the sweep that the run is part of
-    tags: list[str] | None = None  # labels to find runs by, as in [gsm8k,grpo]
-    name: str | None = None  # null: WANDB_NAME, else the run folder's name
-    notes: str | None = None  # a longer text about the run
+    null leaves a setting to W&B's own variables, such as WANDB_PROJECT.
+    """
+
+    wandb: bool = False  # logger=wandb, or one of logger=[wandb,tensorboard]
+    tensorboard: bool = False  # logger=tensorboard: event files in the run folder
+    trackio: bool = False  # logger=trackio: a local store, which `trackio show` reads
+    project: str | None = None  # null: rlreason; in W&B, WANDB_PROJECT first
+    group: str | None = None  # null: the sweep that the run is part of; in W&B, WANDB_RUN_GROUP first
+    name: str | None = None  # null: the run folder's name; in W&B, WANDB_NAME first
+    mode: str | None = choice("online", "offline", "disabled", default=None)  # of W&B; null: WANDB_MODE, else online
+    entity: str | None = None  # of W&B: user or team
+    tags: list[str] | None = None  # of W&B: labels to find runs by, as in [gsm8k,grpo]
+    notes: str | None = None  # of W&B: a longer text about the run
+
+    @property
+    def chosen(self) -> list[str]:
+        """The services that are logged to, by their names."""
+        return [name for name in LOGGERS if getattr(self, name)]

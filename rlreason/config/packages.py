@@ -15,6 +15,8 @@ PACKAGES = {
     ),
     "reasoning_gym": ("the reasoning-gym package", "pip install 'rlreason[gym]'"),
     "wandb": ("the wandb package", "pip install wandb, or choose logger=none"),
+    "tensorboard": ("the tensorboard package", "pip install 'rlreason[tensorboard]', or choose logger=none"),
+    "trackio": ("the trackio package", "pip install 'rlreason[trackio]', or choose logger=none"),
 }
 
 

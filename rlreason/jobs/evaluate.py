@@ -15,7 +15,7 @@ from rlreason.records.files import RESPONSES
 from rlreason.records.rows import numbered_row
 from rlreason.records.writer import RunWriter
 from rlreason.setup.components import Components, build_components
-from rlreason.setup.run_summary import describe_job, show_sink, shown
+from rlreason.setup.run_summary import describe_job, show_loggers, shown
 
 SHOWN_CHARS = 400  # of a response in the terminal
 
@@ -38,12 +38,16 @@ def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) ->
 def asked(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[tuple[Components, Responses]]:
     """(components, responses) of a job, which goes on with what an interrupted one left in the folder."""
     components = build_components(run, records.folder, console)
-    records.sink = components.sink
+    records.loggers = components.loggers
     try:
         announce(console, run, components, records.folder, records.resumed)
         yield components, respond(run, components, records, console)
+    except KeyboardInterrupt:
+        components.loggers.finish({"status": "interrupted"})
+        raise
     finally:
         components.close()
+        components.loggers.abandon()  # where nothing has ended them, the job failed
 
 
 def announce(console: Console, run: EvalJobConfig, components: Components, folder: Path, again: bool) -> None:
@@ -83,4 +87,4 @@ def closing(console: Console, components: Components, responses: Responses, fold
     console.say(
         f"\nall responses: {shown(folder / RESPONSES)}; to read some: python -m rlreason inspect {shown(folder)}"
     )
-    show_sink(console, components.sink)
+    show_loggers(console, components.loggers)

@@ -26,6 +26,7 @@ CURVES = "curves.png"
 INCIDENTS = "grading_incidents.jsonl"
 ENGINE_LOG = "vllm.log"
 MODEL = "model"
+WANDB, TENSORBOARD = "wandb", "tensorboard"  # folders of loggers
 ROLLOUTS, EVALS = "rollouts", "evals"  # folders with a file of responses for each step
 RESPONSES = "responses.jsonl"  # of a job that does not train, in the order of the problems
 UNFINISHED = "responses.unfinished.jsonl"  # those of an interrupted job, in the order in which they ended
@@ -34,7 +35,7 @@ BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE = "best_of_n.csv", "best_of_n.png"
 CASES = "inspect.md"
 CONTENTS = (
     CONFIG, STATUS, PROVENANCE, OBJECTIVE, FUNCTIONS, METRICS, CURVES, INCIDENTS, ROLLOUTS, EVALS, MODEL,
-    f"{MODEL}.partial", "wandb", ENGINE_LOG, LOG, RESPONSES, UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS,
+    f"{MODEL}.partial", WANDB, TENSORBOARD, ENGINE_LOG, LOG, RESPONSES, UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS,
     BEST_OF_N_PICTURE, CASES,
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there

@@ -8,19 +8,19 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
+from rlreason.records.loggers.guarded import Loggers
 from rlreason.records.provenance import provenance
 from rlreason.records.reader import RunFolder
 from rlreason.records.response_log import ResponseLog
 from rlreason.records.resume import goes_on
 from rlreason.records.rows import Row, finite, response_row, write_rows
 from rlreason.records.status import write_status
-from rlreason.records.wandb_logger import WandbLogger
 from rlreason.runtime.atomic_files import append_line, whole, write_whole
 from rlreason.runtime.signals import held
 from rlreason.runtime.stderr_log import log_stderr_in
 from rlreason.types import Problem, Sample
 
-ROWS_SENT = 32  # of a step's responses go to the metric sink; the run folder has all of them
+ROWS_SENT = 32  # of a step's responses go to the loggers; the run folder has all of them
 
 
 class RunWriter:
@@ -45,7 +45,7 @@ class RunWriter:
     ) -> None:
         refuse_occupied(folder)
         self.folder = folder
-        self.sink: WandbLogger | None = None  # set by the caller: it logs in this folder, so it is made later
+        self.loggers = Loggers()  # set by the caller: they log in this folder, so they are made later
         folder.mkdir(parents=True, exist_ok=True)
         self.resumed = resume and goes_on(folder, config)
         origin = provenance(schemas or {}, words) | ({"own_functions": list(sources)} if sources else {})
@@ -76,8 +76,7 @@ class RunWriter:
             append_line(self.folder / files.METRICS, json.dumps(finite(row), allow_nan=False))
             self.train_step = row.get("train_step", 0)
             self.evaluated |= "eval/accuracy" in row
-        if self.sink:
-            self.sink.log(row)
+        self.loggers.log(row)
 
     def responses(
         self,
@@ -104,8 +103,7 @@ class RunWriter:
         path = self.folder / kind / files.step_name(step, update)
         path.parent.mkdir(exist_ok=True)
         write_rows(path, rows)
-        if self.sink:
-            self.sink.table(kind, step, rows[:ROWS_SENT])
+        self.loggers.table(kind, step, rows[:ROWS_SENT])
 
     def open_log(self, identity: str, problems: Sequence[Problem], n: int) -> ResponseLog:
         """The log of a job's responses as they end, with those that it goes on with; removed with the summary."""
@@ -124,11 +122,19 @@ class RunWriter:
         """Written last: a folder with `summary.json` holds a run that came to an end of its own."""
         with held():
             write_status(self.folder, summary["status"], summary.get("reason", ""))
-            self.document(files.SUMMARY, json.dumps(finite(summary), indent=2, allow_nan=False) + "\n")
+            failed = self._write_summary(summary)
             if self.log is not None:
                 self.log.remove()
-        if self.sink:
-            self.sink.finish(summary)
+        self.loggers.finish(summary)
+        if self.loggers.failed != failed:
+            self._write_summary(summary)
+
+    def _write_summary(self, summary: dict[str, Any]) -> dict[str, str]:
+        """`summary.json`, with the loggers that have failed by now; returns these."""
+        failed = self.loggers.failed
+        whole = finite(summary | ({"failed_loggers": failed} if failed else {}))
+        self.document(files.SUMMARY, json.dumps(whole, indent=2, allow_nan=False) + "\n")
+        return failed
 
 
 def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:

@@ -20,7 +20,7 @@ from rlreason.grading import Grader
 from rlreason.model.policy import Policy
 from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
-from rlreason.records.wandb_logger import WandbLogger
+from rlreason.records.loggers.guarded import Loggers
 from rlreason.setup.data import Loaded, load_data
 from rlreason.setup.engine import check_engine, demand_of, make_engine
 from rlreason.setup.fits import Part, parts, room_of, too_long
@@ -56,7 +56,7 @@ class Components:
     start: Start | None  # where the built-in model's weights came from
     data_hash: str
     sizes: dict[str, int]  # problems read, filtered and left
-    sink: WandbLogger | None  # where metrics are sent besides the run folder
+    loggers: Loggers  # where metrics are sent besides the run folder
     seconds_to_build: float
 
     def close(self) -> None:
@@ -73,10 +73,12 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
     """Everything that can be wrong in what was asked is found before a model is trained: cheapest checks first."""
     began = time.monotonic()
     prepare(run)
-    with console.wait("starting the logger"):
-        sink = None if run.logger.kind == "none" else WandbLogger(folder, run.logger, asdict(run))
+    loggers = Loggers(console.say)
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
-    with given_up(graders, sink):
+    with given_up(graders, loggers):
+        if run.logger.chosen:
+            with console.wait("starting the loggers"):
+                loggers.start(run.logger, folder, asdict(run))
         loaded, lessons = read_all(run, graders, console)
         with console.wait("loading the model"):
             policy = make_policy(run, lessons)
@@ -103,7 +105,7 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
         start=start,
         data_hash=fingerprint([*loaded.train, *loaded.validation]),
         sizes=loaded.sizes | {"train": len(loaded.train), "validation": len(loaded.validation)},
-        sink=sink,
+        loggers=loggers,
         seconds_to_build=time.monotonic() - began,
     )
 
@@ -118,14 +120,13 @@ def prepare(run: RunConfig) -> None:
 
 
 @contextmanager
-def given_up(graders: Graders, sink: WandbLogger | None) -> Iterator[None]:
+def given_up(graders: Graders, loggers: Loggers) -> Iterator[None]:
     """Where the rest cannot be built, what has started is ended."""
     try:
         yield
     except BaseException as error:
         graders.close()
-        if sink is not None:
-            sink.abandon()
+        loggers.abandon()
         if isinstance(error, KeyboardInterrupt):
             raise type(error)(f"{error} before the first step".strip()) from None
         raise

@@ -18,7 +18,6 @@ from rlreason.config.run import RunConfig
 from rlreason.config.tasks import GymConfig
 from rlreason.errors import ConfigError, ResourceError
 from rlreason.objectives.own_loss import broken_contract
-from rlreason.records.wandb_logger import refuse_without_login
 from rlreason.setup.fits import Foreseen
 from rlreason.setup.probe import judged_by, own_functions, unusable
 from rlreason.setup.space import RECORDS, in_words, space_needed
@@ -36,8 +35,8 @@ def needed_by(run: RunConfig) -> Iterator[tuple[str, str]]:
         yield "datasets", "{}.path={.path} is no folder here, and reading it from the hub".format(*found)
     for found in [found for found in data_read if isinstance(found[1], GymConfig)][:1]:
         yield "reasoning_gym", "{}={.name}".format(*found)
-    if run.logger.kind == "wandb":
-        yield "wandb", "logger=wandb"
+    for name in run.logger.chosen:
+        yield name, f"logger={name}"
 
 
 def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
@@ -53,9 +52,6 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
         bad = [line for run in runs if (line := foreseen.too_long(run))]
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
-    for run in runs:
-        if run.logger.kind == "wandb":
-            refuse_without_login(run.logger)
     return room_for(runs, folder)
 
 

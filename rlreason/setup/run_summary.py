@@ -18,7 +18,7 @@ from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.records.console import Console, closing_table
 from rlreason.records.files import CURVES, MODEL
-from rlreason.records.wandb_logger import WandbLogger
+from rlreason.records.loggers.guarded import Loggers
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.text import shorten
 from rlreason.setup.components import Components
@@ -113,10 +113,10 @@ def telling_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sam
     return (won or pairs)[0]
 
 
-def show_sink(console: Console, sink: WandbLogger | None) -> None:
-    """Where the run is in Weights & Biases, if it is."""
-    if sink and sink.place:
-        console.say(f"W&B        {sink.place}")
+def show_loggers(console: Console, loggers: Loggers) -> None:
+    """Where the run is in each service that it was logged to, or what became of it there."""
+    for name, place in loggers.places.items():
+        console.say(f"logger     {name}: {place}")
 
 
 def summed_up(components: Components, status: str, reason: str, before: Evaluated, after: Evaluated) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def closing(
     after: Evaluated,
     problems: Sequence[Problem],
     summary: Mapping[str, Any],
-    sink: WandbLogger | None = None,
+    loggers: Loggers,
 ) -> None:
     """What training changed, how exact that is, and where everything lies."""
     first, last = telling_pair(before.samples, after.samples)
@@ -173,7 +173,7 @@ def closing(
         f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
         f"curves: {shown(folder / CURVES)}" + (f", model: {shown(folder / MODEL)}" if run.save_model else "")
     )
-    show_sink(console, sink)
+    show_loggers(console, loggers)
     if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
         console.say(
             "\nTry next:\n"

@@ -1,0 +1,183 @@
+"""The loggers of a run together, each in a thread of its own: whatever one does, the run goes on.
+
+What a logger raises is said once, in one line, and it gets nothing more. What hangs is left behind: rows only wait in a
+queue, and the run waits for a start or an end no longer than `LIMIT_S`.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import Any
+
+from rlreason.config.groups import LoggerConfig
+from rlreason.config.packages import PACKAGES
+from rlreason.records.loggers.base import COLUMNS, COUNTERS, LIMIT_S, Logger, sendable
+from rlreason.records.loggers.tensorboard_logger import TensorBoardLogger
+from rlreason.records.loggers.trackio_logger import TrackioLogger
+from rlreason.records.loggers.wandb_logger import WandbLogger
+
+SERVICES: dict[str, type[Logger]] = {"wandb": WandbLogger, "tensorboard": TensorBoardLogger, "trackio": TrackioLogger}
+QUEUED = 1000  # calls that may wait for a slow logger
+GIVEN_UP_S = 10.0  # that a failed run waits for its loggers
+REASON_CHARS = 200
+
+
+@dataclass
+class Call:
+    """Something for a logger to do. `fails`: what is said of it where that fails; `last`: nothing comes after it."""
+
+    fails: str
+    act: Callable[[], object]
+    last: bool = False
+    done: Event = field(default_factory=Event)
+
+
+class Guarded:
+    """One logger, or what is left of it: `failure` says what became of one that failed."""
+
+    def __init__(self, name: str, cure: str) -> None:
+        self.name, self.cure, self.failure, self.said = name, cure, "", False
+        self.logger: Logger | None = None
+        self._calls: Queue[Call] = Queue(QUEUED)
+        Thread(target=self._work, name=f"logger {name}", daemon=True).start()
+
+    def put(self, fails: str, act: Callable[[Logger], object], last: bool = False) -> Call:
+        """Have the logger do something, after what it was given before."""
+        return self._put(Call(fails, lambda: self.logger and act(self.logger), last))
+
+    def start(self, make: Callable[[], Logger], until: float) -> None:
+        """Make the logger, and wait for it, up to a time on the monotonic clock."""
+
+        def made() -> None:
+            self.logger = logger = make()
+            self.cure = logger.cure
+
+        self.wait(self._put(Call("could not start", made)), until)
+
+    def wait(self, call: Call, until: float) -> None:
+        """Wait for a call to be done, up to a time on the monotonic clock; one that failed is not waited for again."""
+        if not self.failure and not call.done.wait(max(until - time.monotonic(), 0.0)):
+            self._fail(call.fails, "no answer in time")
+
+    def _put(self, call: Call) -> Call:
+        try:
+            if call.last or not self.failure:
+                self._calls.put_nowait(call)
+        except Full:
+            self._fail(call.fails, "it does not keep up with the run")
+            call.done.set()
+        return call
+
+    def _fail(self, what: str, why: str) -> None:
+        self.failure = self.failure or f"{what} ({why})"
+
+    def _work(self) -> None:
+        last = False
+        while not last:
+            call = self._calls.get()
+            last = call.last
+            if not self.failure:
+                try:
+                    call.act()
+                except BaseException as error:  # of others' code, in a thread of our own
+                    if isinstance(error, ImportError):
+                        self.cure = PACKAGES.get(self.name, ("", self.cure))[1]
+                    self._fail(call.fails, reason(error))
+            call.done.set()
+            if self.failure and self.logger is not None:
+                logger, self.logger = self.logger, None
+                with suppress(BaseException):
+                    logger.abandon()
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, in a line.
+
+    >>> reason(ValueError("no key:\\n  log in")), reason(TimeoutError())
+    ('no key: log in', 'TimeoutError')
+    """
+    return " ".join(str(error).split())[:REASON_CHARS] or type(error).__name__
+
+
+class Loggers:
+    """All loggers of a run; without any, every method does nothing.
+
+    `say` prints what became of one that failed; `limit_s`: how long the run waits for a start, and for the end.
+    """
+
+    def __init__(self, say: Callable[[str], object] = print, limit_s: float = LIMIT_S) -> None:
+        self._say, self._limit_s, self._guarded = say, limit_s, list[Guarded]()
+        self._counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
+        self._ended = False
+
+    def start(self, settings: LoggerConfig, folder: Path, config: Mapping[str, Any]) -> None:
+        """Start the chosen ones, one after the other: what they import is not made for two threads."""
+        for name in settings.chosen:
+            service = SERVICES[name]
+            self.add(name, partial(service, folder, settings, sendable(config)), service.cure)
+
+    def add(self, name: str, make: Callable[[], Logger], cure: str) -> None:
+        """Start one. `cure`: what a user can do where that fails."""
+        guarded = Guarded(name, cure)
+        self._guarded.append(guarded)
+        guarded.start(make, time.monotonic() + self._limit_s)
+        self._report()
+
+    def log(self, row: dict[str, float]) -> None:
+        """One row of metrics; it gets the newest value of the counters that it lacks."""
+        self._counters |= {name: row[name] for name in COUNTERS if name in row}
+        whole = self._counters | row
+        for guarded in self._guarded:
+            guarded.put("failed", lambda logger: logger.log(whole))
+        self._report()
+
+    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Responses of a step to read; `name` is `rollouts` or `evals`."""
+        if not self._guarded:
+            return
+        counters, shown = dict(self._counters), [{name: sendable(row[name]) for name in COLUMNS} for row in rows]
+        for guarded in self._guarded:
+            guarded.put("failed", lambda logger: logger.table(name, step, shown, counters))
+        self._report()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The run came to an end of its own, or was interrupted. A second end is none."""
+        shown = sendable(summary)
+        self._end("could not end in order", lambda logger: logger.finish(shown), self._limit_s)
+
+    def abandon(self) -> None:
+        """The run failed; after another end, nothing."""
+        self._end("could not end in order", lambda logger: logger.abandon(), min(GIVEN_UP_S, self._limit_s))
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """What became of those that failed, by their names."""
+        return {guarded.name: guarded.failure for guarded in self._guarded if guarded.failure}
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where a person finds the run in each service, as far as it can be found there; what became of the others."""
+        places = {g.name: g.failure or (g.logger.place if g.logger else "") for g in self._guarded}
+        return {name: place for name, place in places.items() if place}
+
+    def _end(self, fails: str, act: Callable[[Logger], object], limit_s: float) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        calls = [(guarded, guarded.put(fails, act, last=True)) for guarded in self._guarded]
+        until = time.monotonic() + limit_s
+        for guarded, call in calls:
+            guarded.wait(call, until)
+        self._report()
+
+    def _report(self) -> None:
+        for guarded in self._guarded:
+            if guarded.failure and not guarded.said:
+                guarded.said = True
+                said = f"! logger={guarded.name} {guarded.failure}: {guarded.cure}"
+                self._say(f"{said}; the run folder has everything")

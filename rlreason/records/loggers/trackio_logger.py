@@ -1,0 +1,80 @@
+"""Trackio: a dashboard of one's own, whose data lie in one place for all projects, beside the run folder."""
+
+import os
+import shlex
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlreason.config.groups import LoggerConfig
+from rlreason.records.loggers.base import COLUMNS, Row
+from rlreason.runtime.environment import SWEEP_VARIABLE
+
+_quiet = threading.local()
+
+
+def _print(*words: Any, **how: Any) -> None:
+    """Trackio's own `print`, without those of a run of ours, which reports for itself."""
+    if not getattr(_quiet, "on", False):
+        print(*words, **how)
+
+
+class TrackioLogger:
+    """Every row at the newest `train_step`; any counter can be chosen as the axis, since every row has them all."""
+
+    cure = "see that Trackio's folder (TRACKIO_DIR) can be written, or choose logger=none"
+
+    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any]) -> None:
+        import trackio
+        from trackio import run, utils
+
+        for module in (trackio, run, utils):
+            vars(module)["print"] = _print
+        _quiet.on = True  # in this thread, whose current run, kept in a context variable, is nobody else's either
+        elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL", "").partition("?")[0]
+        project = settings.project or "rlreason"
+        self._local, self._table, self._text = not elsewhere, trackio.Table, trackio.Markdown
+        callers = trackio.config  # of a run of the user's own, which the module shows
+        self._run = trackio.init(
+            project=project,
+            name=settings.name or folder.name,
+            group=settings.group or os.environ.get(SWEEP_VARIABLE),
+            config=config,
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        trackio.config = callers
+        self._step = 0  # the newest train_step
+        self.place = elsewhere or f"trackio show --project {shlex.quote(project)}"
+
+    def log(self, row: Row) -> None:
+        """One row; what Trackio could not keep of those before is an error here."""
+        self._step = int(row["train_step"])
+        self._run.log(dict(row), step=self._step)
+        if self._local:
+            self._check()
+
+    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
+        """The responses of a step as a table."""
+        data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
+        self._run.log({f"generations/{name}": self._table(["step", *COLUMNS], data)}, step=self._step)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The summary as text, and everything to its place."""
+        text = yaml.safe_dump(summary, sort_keys=False, allow_unicode=True)
+        self._run.log({"summary": self._text(f"```yaml\n{text}```")}, step=self._step)
+        self.abandon()
+        self._check()
+
+    def abandon(self) -> None:
+        """Everything to its place."""
+        self._run.finish()
+
+    def _check(self) -> None:
+        """Trackio warns of what it could not write or send, and goes on."""
+        if lost := getattr(self._run, "_warned_failures", None):
+            raise OSError(f"Trackio could not keep everything: {', '.join(sorted(lost))}; log.txt has its warnings")

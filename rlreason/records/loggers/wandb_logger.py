@@ -1,0 +1,93 @@
+"""Weights & Biases: its own variables win over our defaults, the settings over both."""
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rlreason.config.groups import LOGGERS, LoggerConfig
+from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, LIMIT_S, Row
+from rlreason.runtime.environment import SWEEP_VARIABLE
+
+#: Seconds that W&B waits for its server at the start, and at the end: a little less than the run waits for W&B.
+TIMEOUTS = {"init_timeout": LIMIT_S / 2, "finish_timeout": 0.75 * LIMIT_S}
+
+
+def chosen(settings: LoggerConfig, folder: Path, own: Any) -> dict[str, Any]:
+    """Arguments of `wandb.init`: what the user set, and our defaults where W&B has no value of its own.
+
+    `own` are W&B's settings from its variables and files. What stands there is not passed, so it holds.
+    """
+    given = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in LOGGERS}
+    defaults = {"project": "rlreason", "group": os.environ.get(SWEEP_VARIABLE), "name": folder.name}
+    named = {"project": own.project, "group": own.run_group, "name": own.run_name}
+    kept = {key: value for key, value in given.items() if value is not None}
+    place = {} if "WANDB_DIR" in os.environ else {"dir": str(folder)}
+    ours = {"silent": True, "reinit": "create_new", "finish_timeout_raises": True}  # no run of the user's is touched
+    ours |= {"console": "off"} if own.console == "auto" else {}  # a run reports for itself
+    ours |= {key: value for key, value in TIMEOUTS.items() if f"WANDB_{key.upper()}" not in os.environ}
+    return (
+        place | {"settings": ours} | {key: value for key, value in defaults.items() if value and not named[key]} | kept
+    )
+
+
+def refuse_without_login(settings: LoggerConfig, own: Any) -> None:
+    """Without a login W&B would ask for one on a terminal, and hold the run."""
+    if (settings.mode or own.mode) != "online":
+        return
+    from wandb.sdk.lib.wbauth import authenticate_session
+
+    if authenticate_session(host=own.base_url, source="rlreason", prompt=False, update_session=False) is None:
+        raise ValueError("no login was found here")
+
+
+class WandbLogger:
+    """A run of W&B's, with a step axis for every metric."""
+
+    cure = "run `wandb login`, set WANDB_API_KEY, or use logger.mode=offline"
+
+    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any]) -> None:
+        import wandb
+
+        own = wandb.setup().settings
+        refuse_without_login(settings, own)
+        self.run = wandb.init(**chosen(settings, folder, own), config=config)
+        self._table = wandb.Table
+        self.place, self.cure = found(self.run)
+        for counter in COUNTERS:
+            self.run.define_metric(counter)
+        for counter, names in AXES.items():
+            for name in names:
+                self.run.define_metric(name, step_metric=counter)
+
+    def log(self, row: Row) -> None:
+        """One row."""
+        self.run.log(dict(row))
+
+    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
+        """The responses of a step as a table, at the counters of the newest row."""
+        data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
+        self.run.log({f"generations/{name}": self._table(["step", *COLUMNS], data), **counters})
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The summary, and everything sent; `TimeoutError` where that takes too long."""
+        self.run.summary.update(dict(summary))
+        self.run.finish()
+        if not self.run.disabled and not os.path.isdir(self.run.settings.sync_dir):
+            raise FileNotFoundError(f"{self.run.settings.sync_dir} was removed")
+
+    def abandon(self) -> None:
+        """Ended as a failed run."""
+        self.run.finish(exit_code=1)
+
+
+def found(run: Any) -> tuple[str, str]:
+    """(where a person finds a W&B run, empty where it is switched off; what to do when it fails)."""
+    if run.disabled:
+        return "", "leave logger=wandb out"
+    upload = f"wandb sync {shlex.quote(os.path.relpath(run.settings.sync_dir))}"
+    if run.settings.mode in ("offline", "dryrun"):
+        return f"offline; to upload it: {upload}", f"see that {run.settings.sync_dir} can be written"
+    return str(run.url or ""), f"what was logged is on the disk; to upload it later: {upload}"
