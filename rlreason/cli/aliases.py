@@ -140,7 +140,7 @@ def _renamed(override: Override, name: Name) -> Override:
 
 def _of_packages(override: Override) -> dict[str, QuotedString]:
     """The names of rewards that installed packages announced; those of data and losses are options."""
-    if not override.key_or_group.endswith("reward") or ":" in override.get_value_string():
+    if not override.key_or_group.endswith("reward") or override.value_type is None:
         return {}
     return {name: QuotedString(found, Quote.single) for name, found in announced(override.key_or_group).items()}
 
