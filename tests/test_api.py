@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from rlreason.errors import ConfigError
 TINY = (
     "model.width=32", "model.warm_start.steps=1", "data.n_train=64", "data.n_validation=8", "eval_problems=8",
     "sampling.max_tokens=8", "n_steps=2", "rollout_batch_size=8", "group_size=4", "log_generations=0",
+    "grading.workers=1",
 )  # fmt: skip
 
 
@@ -74,6 +76,12 @@ def state() -> dict[str, object]:
     }
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> Run:
+    """A run of this process."""
+    return tiny(tmp_path_factory.mktemp("done") / "run", "seed=3", "eval_every=1")
+
+
 @pytest.fixture
 def odd_process(tmp_path):
     """A program that uses Hydra itself, and has set things in its own way."""
@@ -84,7 +92,7 @@ def odd_process(tmp_path):
     torch.set_grad_enabled(False)
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/config.yaml").write_text("mine: ${div:4,2}\n")
-    with initialize_config_dir(str(tmp_path / "theirs"), version_base="1.1"):
+    with initialize_config_dir(str(tmp_path / "theirs"), version_base="1.2"):
         yield lambda: hydra_compose("config").mine
     torch.set_num_threads(before)
     torch.set_default_dtype(dtype)
@@ -92,20 +100,21 @@ def odd_process(tmp_path):
     OmegaConf.clear_resolver("div")
 
 
-def test_nothing_of_the_process_is_changed_however_a_run_ends(tmp_path, odd_process, monkeypatch, capfd):
-    good = tmp_path / "good"
+def test_nothing_of_the_process_is_changed_however_a_run_ends(tmp_path, done, odd_process, monkeypatch, capfd):
     monkeypatch.setenv("FOLDER_TO_BREAK", str(tmp_path / "failing"))
     before = state()
-    run = tiny(good, "off_policy=e4_quarter", "save_model=true")
-    assert state() == before
     with pytest.raises(ConfigError, match="holds a finished run"):
-        tiny(good)
+        tiny(done.folder)
+    assert state() == before
+    run = tiny(tmp_path / "good", "seed=3", "eval_every=1", "save_model=true")
+    assert state() == before
     with pytest.raises(FileExistsError):
         tiny(tmp_path / "failing", f"prompt.reward={__name__}:breaks_its_folder")
     assert state() == before
     assert odd_process() == "theirs"
     assert load_run(tmp_path / "failing").status == "failed"
     assert run.status == "finished"
+    assert numbers(run) == numbers(done)  # whatever float type and number of threads the program has chosen
     assert run.model
     assert capfd.readouterr() == ("", "")  # quiet
 
@@ -127,25 +136,24 @@ def test_an_interrupted_run_is_wound_up_and_the_interrupt_raised(tmp_path):
     assert repr(run) == f"Run('{folder}': interrupted)"
 
 
-def test_two_threads_at_once_get_the_numbers_that_each_gets_alone(tmp_path):
-    asked = {"a": ["seed=3"], "b": ["seed=4", "loss=grpo_clip", "threads=2"]}
+def test_two_threads_at_once_get_the_numbers_that_each_gets_alone(tmp_path, done):
+    asked = {"same": ["seed=3", "eval_every=1"], "other": ["seed=4", "loss=grpo_clip", "threads=2"]}
     runs: dict[str, Run] = {}
 
     def go(name: str) -> None:
-        runs[name] = tiny(tmp_path / name, *asked[name[0]])
+        runs[name] = tiny(tmp_path / name, *asked[name])
 
-    go("a alone"), go("b alone")
-    threads = [threading.Thread(target=go, args=(f"{name} together",)) for name in asked]
+    threads = [threading.Thread(target=go, args=(name,)) for name in asked]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for name in asked:
-        assert numbers(runs[f"{name} together"]) == numbers(runs[f"{name} alone"])
-    assert numbers(runs["a alone"]) != numbers(runs["b alone"])
-    assert [runs[f"{name} together"].summary["threads"] for name in asked] == [1, 2]
+    assert numbers(runs["same"]) == numbers(done)
+    assert numbers(runs["other"]) != numbers(done)
+    assert [runs[name].summary["threads"] for name in asked] == [1, 2]
 
 
+@pytest.mark.long
 def test_one_folder_is_for_one_run_and_a_name_of_the_time_for_one_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     errors = []
@@ -166,6 +174,7 @@ def test_one_folder_is_for_one_run_and_a_name_of_the_time_for_one_too(tmp_path, 
     assert len(list((tmp_path / "runs/grpo").iterdir())) == 2
 
 
+@pytest.mark.long
 def test_a_config_is_read_changed_and_repeated_by_the_words_in_its_folder(tmp_path):
     config = compose(*TINY, "prompt=r1_zero", "loss=GRPO-clip", "off_policy=e4_quarter", "hydra.run.dir=elsewhere")
     assert config.train_batch_size == 2
@@ -176,8 +185,6 @@ def test_a_config_is_read_changed_and_repeated_by_the_words_in_its_folder(tmp_pa
     assert settings["prompt"]["stop"] == ["</answer>", "it's, [so]", "null"]
     assert (settings["rollout_batch_size"], settings["train_batch_size"], settings["group_size"]) == (4, 1, 2)
     assert settings["loss"]["loss_type"] == "grpo_clip"
-    import shlex
-
     again = compose(*shlex.split(command_of(run))[3:])
     assert OmegaConf.to_container(again) == settings
     by_type = compose(*TINY, "loss=gspo", "eval.data=stories_hard", "sampling.temperature=0.5")
@@ -235,10 +242,11 @@ def test_a_changed_config_is_held_to_the_same_rules(tmp_path):
         train(config={"seed": 1})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_the_model_of_a_run_is_measured_as_it_was_in_training(tmp_path):
     """The shipped model, which is right now and then; the evaluation's own settings count, not training's."""
-    words = ("n_steps=1", "rollout_batch_size=8", "group_size=4", "eval_problems=16", "eval.prompt=r1_zero")
-    words = (*words, "eval.sampling.max_tokens=20", "sampling.max_tokens=12", "save_model=true", "eval.samples=2")
+    words = ("n_steps=1", "rollout_batch_size=8", "group_size=4", "eval_problems=16", "eval.samples=2")
+    words = (*words, "eval.sampling.max_tokens=20", "sampling.max_tokens=12", "save_model=true")
     run = train(*words, f"hydra.run.dir={tmp_path / 'run'}", quiet=True)
     measured = evaluate(run, f"hydra.run.dir={tmp_path / 'measured'}", quiet=True)
     assert measured.accuracy == run.accuracy
@@ -251,9 +259,8 @@ def test_the_model_of_a_run_is_measured_as_it_was_in_training(tmp_path):
         evaluate(measured)
 
 
-def test_the_rows_of_a_run_are_flat_and_ready_for_pandas(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    run = tiny(tmp_path / "run", "eval_every=1")
+def test_the_rows_of_a_run_are_flat_and_ready_for_pandas(tmp_path, done):
+    pandas, run = pytest.importorskip("pandas"), done
     assert list(pandas.DataFrame(run.evaluations)["step"]) == [0, 1, 2]
     assert len(pandas.DataFrame(run.metrics)) == 5
     responses = pandas.DataFrame(run.responses)
