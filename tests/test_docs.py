@@ -155,7 +155,9 @@ def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
     """The README's in processes of their own, as typed; other documents' runs here, from the same words."""
     words = words_of(command.text)
     if words is None:
-        done = run([command.shell, "-ec", with_real_things(command.text, real)], tmp_path)
+        if not shutil.which(command.shell):
+            pytest.skip(f"{command.shell} is not installed")
+        done = run([command.shell, "-c", with_real_things(command.text, real)], tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         return
     if words[:1] == ["compare"]:
@@ -174,7 +176,7 @@ def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
     ends = [json.loads(path.read_text())["status"] for path in (tmp_path / "runs").rglob("summary.json")]
-    assert ends == ["finished"] * ((1 + read(words).multirun) if starts else 0)
+    assert ends == ["finished"] * (len(runs(typed)) if starts else 0)
 
 
 @pytest.mark.long
