@@ -160,8 +160,9 @@ def lowered(cfg: DictConfig, axes: Container[str] = ()) -> list[str]:
     for key, most in MOST.items():
         group, _, name = key.rpartition(".")
         node = OmegaConf.select(cfg, group) if group else cfg
-        follows = node is not None and OmegaConf.is_interpolation(node, name)  # another setting, which is lowered
-        if node is None or name not in node or (follows and key not in axes):
+        if node is None or name not in node:
+            continue
+        if OmegaConf.is_interpolation(node, name) and key not in axes:  # it follows another one, which is lowered
             continue
         value = node[name]
         if key in axes or (key == UNBOUNDED if value is None else value > most):
