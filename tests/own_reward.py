@@ -1,5 +1,22 @@
-"""A reward of one's own, as `prompt.reward=own_reward:all_right`."""
+"""Rewards of one's own, as `prompt.reward=own_reward:all_right`.
+
+Imports nothing: every process that grades imports it, and a test's own module would bring torch into each.
+"""
 
 
 def all_right(response: str, gold: str) -> float:
     return 1.0
+
+
+def halves(response: str, gold: str) -> dict[str, float]:
+    """About half of the responses of a random model are right, the others get a bonus."""
+    right = float(len(response) % 2 == 0)
+    return {"format_reward": 1.0, "answer_reward": right, "reward": max(right, 0.1)}
+
+
+def bonus_only(response: str, gold: str) -> float:
+    return 0.1
+
+
+def partial_credit(response: str, gold: str) -> float:
+    return 1.0 if response == gold else 0.1

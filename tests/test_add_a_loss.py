@@ -36,27 +36,40 @@ def project(tmp_path_factory) -> Path:
     return copy
 
 
-def python(project: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(project)}
-    argv = [sys.executable, "-m", module, *words]
-    return subprocess.run(argv, cwd=project, env=env, capture_output=True, text=True, check=False, timeout=300)
+#: Commands one after the other in one process, which imports torch once.
+COMMANDS = """
+import json, sys
+from rlreason.__main__ import main
+codes = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["rlreason", *words]
+    try:
+        main()
+    except SystemExit as end:
+        codes.append(end.code)
+sys.exit(codes != [0, 2, 0, 0])
+"""
 
 
 @pytest.mark.slow
 def test_the_example_is_an_option_like_any_other(project):
-    assert "gmpo" in python(project, "rlreason", "--help").stdout
-    refused = python(project, "rlreason", "loss=gmpo", "loss.log_clip_low=-1")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("rlreason: loss.log_clip_low=-1.0 must be above 0: the log of the ratio")
-    assert len(refused.stderr.splitlines()) == 1
-    done = python(project, "rlreason", "loss=gmpo", "loss.log_clip_low=0.3", *SIZES)
+    commands = [
+        ["--help"],
+        ["loss=gmpo", "loss.log_clip_low=-1"],
+        ["loss=gmpo", "loss.log_clip_low=0.3", *SIZES],
+        ["inspect", "run", "--gradients"],
+    ]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(project)}
+    argv = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    done = subprocess.run(argv, cwd=project, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert re.search("^loss: .*gmpo", done.stdout, re.MULTILINE)
+    assert done.stderr.startswith("rlreason: loss.log_clip_low=-1.0 must be above 0: the log of the ratio")
+    assert len(done.stderr.splitlines()) == 1
     card = " ".join(done.stdout.split())
     assert "l = -s A, s = exp(mean of log rho, at most 0.4 if A > 0, else at least -0.3)" in card
     assert "GMPO (arXiv 2507.20673) with other numbers" in card
     rows = [json.loads(line) for line in (project / "run/metrics.jsonl").read_text().splitlines()]
     assert any("train/ratio" in row and "train/clip_fraction" in row for row in rows)
-    shown = python(project, "rlreason", "inspect", "run", "--gradients")
-    assert shown.returncode == 0, shown.stderr
-    assert re.search(r"^this run .* gmpo, masked_mean, mean/group_std$", shown.stdout, re.MULTILINE)
-    assert re.search(r"^loss=gmpo .* gmpo, masked_mean, mean/group_std$", shown.stdout, re.MULTILINE)
+    assert re.search(r"^this run .* gmpo, masked_mean, mean/group_std$", done.stdout, re.MULTILINE)
+    assert re.search(r"^loss=gmpo .* gmpo, masked_mean, mean/group_std$", done.stdout, re.MULTILINE)

@@ -1,12 +1,8 @@
 """Evaluation: the same luck for every model, protocols that tell themselves apart, and no finished problem lost."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +26,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.statistics import wilson_interval
 from rlreason.sweeps.table import SweepRun, runs_table
 from rlreason.types import Grade, Problem, Response, Sample
+from tests.starts import Started, rlreason
 
 PARTS = {
     "prompt": "User: {question}\nAssistant: <think>",
@@ -291,33 +288,26 @@ SMALL = [
 ]  # fmt: skip
 
 
-def started(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    argv = [sys.executable, "-m", "rlreason", *SMALL, *words]
-    return subprocess.Popen(argv, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
 @pytest.mark.slow
 def test_killed_in_the_middle_and_started_again_it_leaves_the_same_file(tmp_path):
     words = ["algorithm=evaluate", "samples=2", "rollout.max_rows=4"]
     log = tmp_path / "killed" / UNFINISHED
-    process = started(*words, "hydra.run.dir=killed", cwd=tmp_path)
+    begun = Started(*SMALL, *words, "hydra.run.dir=killed", cwd=tmp_path)
     until = time.monotonic() + 120
     while time.monotonic() < until and (not log.exists() or len(log.read_bytes().splitlines()) < 25):
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    begun.process.kill()
+    assert begun.finished().returncode == -signal.SIGKILL
     assert not (tmp_path / "killed/summary.json").exists()
     rows = [json.loads(line) for line in log.read_text().split("\n")[1:-1]]
     finished = {r["problem_id"] for r in rows if sum(q["problem_id"] == r["problem_id"] for q in rows) == 2}
     assert 5 < len(finished) < 48
 
-    again = started(*words, "hydra.run.dir=killed", cwd=tmp_path)
-    out = again.communicate()[0]
-    assert again.returncode == 0, out
-    assert f"{len(finished)} of 48 problems were finished before the interruption and are kept" in out
-    whole = started(*words, "hydra.run.dir=whole", cwd=tmp_path)
-    assert whole.communicate()[0].count("protocol") == 1
+    again = rlreason(*SMALL, *words, "hydra.run.dir=killed", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert f"{len(finished)} of 48 problems were finished before the interruption and are kept" in again.stdout
+    whole = rlreason(*SMALL, *words, "hydra.run.dir=whole", cwd=tmp_path)
+    assert whole.stdout.count("protocol") == 1
     for name in ("responses.jsonl", "pass_rates.jsonl", "config.yaml"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     one, other = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("killed", "whole"))
@@ -332,9 +322,8 @@ def test_killed_in_the_middle_and_started_again_it_leaves_the_same_file(tmp_path
 def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path):
     (tmp_path / "my_scores.py").write_text("def brevity(question, response):\n    return -len(response)\n")
     words = ["algorithm=best_of_n", "n_list=[1,2,4]", "split=train", "scorer=my_scores:brevity", "hydra.run.dir=b"]
-    process = started(*words, cwd=tmp_path)
-    out = process.communicate()[0]
-    assert process.returncode == 0, out
+    done = rlreason(*SMALL, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "b/summary.json").read_text())
     assert len((tmp_path / "b/responses.jsonl").read_text().splitlines()) == 4 * 48
     assert summary["data_sizes"] == {"train_read": 256, "train": 256, "validation": 96}
@@ -349,8 +338,8 @@ def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path):
     assert sum(r["correct"] for r in rates) / (4 * 48) == pytest.approx(summary["accuracy"])
     assert all(r["samples"] == 4 and len(r["question_hash"]) == 16 for r in rates)
     assert {"best_of_n.csv", "best_of_n.png", "metrics.jsonl"} <= {p.name for p in (tmp_path / "b").iterdir()}
-    assert f"protocol {summary['protocol']['hash']}" in out
+    assert f"protocol {summary['protocol']['hash']}" in done.stdout
     rows = [json.loads(line) for line in (tmp_path / "b/responses.jsonl").read_text().splitlines()]
     first = [r["outcome"] == "correct" for r in rows if r["sample"] == 0]
     assert (len(first), sum(first) / 48) == (48, summary["first_samples"]["accuracy"])
-    assert f"first samples alone: accuracy {summary['first_samples']['accuracy']:.3f} (" in out
+    assert f"first samples alone: accuracy {summary['first_samples']['accuracy']:.3f} (" in done.stdout

@@ -119,7 +119,7 @@ def test_the_runs_of_a_sweep_are_noted_by_whichever_process_starts_them(tmp_path
     assert [run.name for run in Sweep([], sweep.log).runs()] == ["a", "b"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_tells_runs_that_diverged_from_one_that_failed(tmp_path):
     diverging = ["learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1", "save_model=false"]
     words = ["-m", "model.freeze=[],[nonesuch]", "hydra.sweep.dir=grid"]  # names of weights are known to the model only

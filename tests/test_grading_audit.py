@@ -54,20 +54,16 @@ def saved(run: Path) -> list[dict]:
 
 def test_it_counts_and_shows_the_disagreements_and_leaves_the_files_alone(run, capsys):
     before = saved(run)
-    assert regrade(run, "--other", "tests.test_grading_audit:everything_is_right") == 0
+    assert regrade(run, "--other", "own_reward:all_right") == 0
     printed = capsys.readouterr().out
     table = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "%" in line}
     assert table["saved"] == ["60.0%", "60.0%", "1", "1"]
     assert table["now"] == ["60.0%", "100.0%", "0", "0"]
     assert table["math-verify"][2:] == ["1", "0"]  # it takes 9 am for 9 pm
-    assert table["tests.test_grading_audit:everything_is_right"] == ["100.0%", "60.0%", "2", "0"]
+    assert table["own_reward:all_right"] == ["100.0%", "60.0%", "2", "0"]
     assert "wrong only for saved" in printed
     assert "ground truth '9 pm'" in printed
     assert saved(run) == before
-
-
-def everything_is_right(response: str, gold: str) -> float:
-    return 1.0
 
 
 def test_write_grades_again_and_keeps_the_first_grade(run, capsys):
@@ -153,12 +149,8 @@ def test_data_with_a_verifier_is_audited_by_it(tmp_path, capsys):
     assert [row["outcome"] for row in saved(tmp_path / "run")] == ["correct", "wrong", "wrong", "unformatted"]
 
 
-def partial_credit(response: str, gold: str) -> float:
-    return 1.0 if response == gold else 0.1
-
-
 def test_partial_credit_is_no_right_answer_and_the_runs_own_threshold_holds(tmp_path, capsys):
-    reward = f"prompt: {{reward: 'tests.{Path(__file__).stem}:partial_credit'}}\ndata: {{verifier: unused}}\n"
+    reward = "prompt: {reward: 'own_reward:partial_credit'}\ndata: {verifier: unused}\n"
     rows = [("38", "38", "correct", 1.0), ("39", "38", "wrong", 0.1)]
     for name, grading, share in (("whole", "{}", "50.0%"), ("tenth", "{correct_at: 0.1}", "100.0%")):
         run = write_run(tmp_path / name, f"{reward}grading: {grading}\n", rows)

@@ -1,11 +1,15 @@
-"""What a newcomer gets: the wheel holds all of the package, and the pinned versions are ones that it can live with."""
+"""What a newcomer gets: all of the package, in an sdist and a wheel that an index takes; pins that it can live with."""
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tomllib
+import venv
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -17,6 +21,7 @@ from packaging.utils import canonicalize_name
 import rlreason
 
 ROOT = Path(__file__).resolve().parents[1]
+PATHS = sysconfig.get_paths()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 #: Packages that a module may need at import time although no installation of rlreason has to bring them.
 OPTIONAL = {"vllm", "datasets", "peft", "bitsandbytes", "flash_attn", "reasoning_gym"}
@@ -38,16 +43,22 @@ print(json.dumps(failed))
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory) -> Path:
-    """The wheel's content, built without network in the environment that runs the tests."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+def dist(tmp_path_factory) -> Path:
+    """An sdist, and the wheel that is built from it, as `make dist` makes them, without network."""
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)]
     built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    (wheel,) = folder.glob("*.whl")
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unpacked(dist) -> Path:
+    """The wheel's content."""
+    (wheel,) = dist.glob("*.whl")
     with ZipFile(wheel) as archive:
-        archive.extractall(folder / "content")
-    return folder / "content"
+        archive.extractall(dist / "content")
+    return dist / "content"
 
 
 def files_under(folder: Path) -> set[str]:
@@ -68,16 +79,78 @@ def test_the_wheel_holds_every_file_of_the_package_and_of_its_resources(unpacked
     assert list((unpacked / "rlreason").rglob("shipped/*.safetensors")), "the shipped start model is missing"
 
 
-@pytest.mark.slow
-def test_every_module_of_the_wheel_can_be_imported(unpacked, tmp_path) -> None:
+def test_an_index_would_take_what_is_built(dist) -> None:
+    files = [str(path) for path in dist.iterdir() if path.is_file()]
+    asked = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *files]
+    done = subprocess.run(asked, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.count("PASSED")) == (0, 2), done.stdout
+
+
+def test_the_sdist_holds_what_git_holds(dist) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout of git")
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()} - {"PKG-INFO"}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    tracked = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
+    assert not (lost := sorted(tracked - packed)), f"{lost} are not in the sdist: only-include in pyproject.toml"
+    assert not [name for name in packed if "__pycache__" in name or name.startswith(("runs/", ".venv"))]
+
+
+@pytest.fixture(scope="module")
+def installed(dist, tmp_path_factory) -> Path:
+    """The programs of a fresh environment into which pip put the wheel; the libraries are those of the tests."""
+    place = tmp_path_factory.mktemp("fresh") / "env"
+    venv.create(place)
+    (wheel,) = dist.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "--python", str(place / "bin/python"), "install", "--quiet", "--no-index"]
+    subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
+    (site,) = place.glob("lib/python*/site-packages")
+    (site / "libraries.pth").write_text("".join(f"{path}\n" for path in {PATHS["purelib"], PATHS["platlib"]}))
+    return place / "bin"
+
+
+def run(*argv: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A program that knows nothing of this checkout."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(list(map(str, argv)), cwd=cwd, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.long
+def test_every_module_of_the_installed_wheel_can_be_imported(installed, unpacked, tmp_path) -> None:
     paths = (path.relative_to(unpacked).with_suffix("") for path in unpacked.rglob("*.py"))
     names = sorted(".".join(path.parts).removesuffix(".__init__") for path in paths)
-    env = os.environ | {"PYTHONPATH": str(unpacked), "OMP_NUM_THREADS": "1"}
-    asked = [sys.executable, "-c", IMPORT_ALL, json.dumps([str(unpacked), names])]
-    done = subprocess.run(asked, cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = run(installed / "python", "-c", IMPORT_ALL, json.dumps([str(installed.parent), names]), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     failed = json.loads(done.stdout.splitlines()[-1])
     assert not {name: why for name, (missing, why) in failed.items() if missing.partition(".")[0] not in OPTIONAL}
+
+
+@pytest.mark.long
+def test_the_installed_program_runs_from_an_empty_folder(installed, tmp_path) -> None:
+    rlreason_, python = installed / "rlreason", installed / "python"
+    assert run(rlreason_, "--version", cwd=tmp_path).stdout == f"rlreason {rlreason.__version__}\n"
+    shown = run(rlreason_, "--help", cwd=tmp_path).stdout
+    assert re.search(r"^loss: .*grpo_clip, ", shown, re.MULTILINE)
+    assert re.search(r"^sweep: .*grpo_learning_rate", shown, re.MULTILINE)
+    small = ["n_steps=2", "rollout_batch_size=16", "group_size=4", "eval_problems=8", "sampling.max_tokens=16"]
+    for started in ([rlreason_], [python, "-m", "rlreason"]):  # the demo's own model and prompt, both shipped
+        done = run(*started, *small, "hydra.run.dir=demo", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads((tmp_path / "demo/summary.json").read_text())["status"] == "finished"
+        assert run(rlreason_, "inspect", "demo", cwd=tmp_path).returncode == 0
+        shutil.rmtree(tmp_path / "demo")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_a_users_type_checker_sees_the_types_of_the_installed_package(installed, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("from rlreason.errors import ConfigError\n\nn: int = ConfigError('no')\n")
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", installed / "python", "mine.py"]
+    done = run(*mypy, cwd=tmp_path)
+    assert 'expression has type "ConfigError", variable has type "int"' in done.stdout, done.stdout + done.stderr
+    assert "Found 1 error in 1 file" in done.stdout
 
 
 def test_linters_see_every_module_of_the_package() -> None:

@@ -29,16 +29,6 @@ SMALL = (
 )  # fmt: skip
 
 
-def halves(response: str, gold: str) -> dict[str, float]:
-    """A reward for the tests: about half of the responses of a random model are right, the others get a bonus."""
-    right = float(len(response) % 2 == 0)
-    return {"format_reward": 1.0, "answer_reward": right, "reward": max(right, 0.1)}
-
-
-def bonus_only(response: str, gold: str) -> float:
-    return 0.1
-
-
 def run_of(*words: str):
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
         cfg = compose("config", [*SMALL, *words])
@@ -57,7 +47,7 @@ def trained(folder, *words: str):
 #: The model of these runs has nearly random weights, which rarely end a response by themselves.
 EI = (
     "algorithm=ei", "question_batch_size=12", "group_size=4", "sft_epochs=2", "train_batch_size=5",
-    f"prompt.reward={__name__}:halves", "learning_rate=0.02", "prompt.stop=[a,e,i,o,u,n,s]",
+    "prompt.reward=own_reward:halves", "learning_rate=0.02", "prompt.stop=[a,e,i,o,u,n,s]",
 )  # fmt: skip
 
 
@@ -108,7 +98,7 @@ def test_expert_iteration_counts_and_imitates_whole_credit_only_and_is_evaluated
 @pytest.mark.slow
 def test_a_bonus_for_everything_is_learned_from_and_nothing_is_called_right(tmp_path):
     words = ("n_steps=1", "rollout_batch_size=8", "group_size=4", "eval_problems=4", "eval_every=0")
-    rows, summary = trained(tmp_path / "run", *words, f"prompt.reward={__name__}:bonus_only")
+    rows, summary = trained(tmp_path / "run", *words, "prompt.reward=own_reward:bonus_only")
     assert summary["accuracy"] == 0.0
     assert rows[0]["eval/reward"] == pytest.approx(0.1)
     graded = sum(r.get("grading/responses", 0) for r in rows)

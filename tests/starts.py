@@ -1,0 +1,71 @@
+"""The command line in processes of its own, without the seconds that each would spend on importing torch.
+
+A server process imports the libraries once per test process and forks for every command: Python's own `forkserver`.
+A command started so shares no memory, stream, signal handler or Hydra state with the tests. What it does share with the
+other commands are the imported modules and the seed of Python's hashes; a test of either starts `python -m rlreason`.
+"""
+
+import io
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = [
+    "model.width=32", "model.warm_start.steps=4", "n_steps=2", "rollout_batch_size=16", "group_size=4",
+    "eval_problems=8", "eval_every=1", "sampling.max_tokens=16", "data.n_train=256", "data.n_validation=32",
+]  # fmt: skip
+ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WANDB_SILENT": "true"}
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["rlreason.main", "rlreason.trainer", "rlreason.jobs.start", "matplotlib.pyplot"])
+
+
+class Started:
+    """A command that has begun in the folder `cwd`; what it says goes to two files there until it is finished."""
+
+    def __init__(self, *words: str, cwd: Path, **env: str) -> None:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it in the server
+        self.words, self.out, self.err = words, cwd / ".stdout", cwd / ".stderr"
+        self.process = FORKS.Process(target=_run, args=(words, cwd, os.environ | ENV | env, self.out, self.err))
+        self.process.start()
+
+    def finished(self, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+        """Wait for its end; a command that takes longer is killed."""
+        self.process.join(seconds)
+        late = self.process.exitcode is None
+        self.process.kill()
+        self.process.join()
+        done = subprocess.CompletedProcess(self.words, self.process.exitcode, *map(_read, (self.out, self.err)))
+        if late:
+            raise subprocess.TimeoutExpired(self.words, seconds, done.stdout, done.stderr)
+        return done
+
+
+def rlreason(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """A finished `rlreason WORDS`, run in the folder `cwd`."""
+    return Started(*words, cwd=cwd, **env).finished()
+
+
+def _read(path: Path) -> str:
+    text = path.read_text("utf-8")
+    path.unlink()
+    return text
+
+
+def _run(words: tuple[str, ...], cwd: Path, env: dict[str, str], out: Path, err: Path) -> None:
+    """The command, in the forked process, as `python -m rlreason` would begin it."""
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), number)
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", write_through=True)
+    sys.stderr = sys.__stderr__ = io.TextIOWrapper(
+        io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", write_through=True
+    )
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = ["rlreason", *words]
+    from rlreason.__main__ import main
+
+    main()
