@@ -78,35 +78,21 @@ def blocks() -> list[Block]:
 
 
 def commands() -> list[Command]:
-    """Every command line of the shell blocks, and of the text where it begins as one; each text once."""
+    """Every command of the shell blocks, and of the text where one is written out; each text once."""
     found: dict[str, Command] = {}
     for block in blocks():
-        if block.language in SHELLS:
-            lines = block.text.replace("\\\n", "\0").splitlines()
-            for number, line in enumerate(lines):
-                place = f"{block.document}:{block.line + number + sum(x.count(chr(0)) for x in lines[:number])}"
-                text = without_comment(re.sub(r"\0\s*", " ", line))
-                if text:
-                    found.setdefault(text, Command(place, block.language, text))
+        line = block.line
+        for part in re.split(r"(?<!\\)\n", block.text) if block.language in SHELLS else []:
+            text = re.sub(r"(^|\s)#.*", "", re.sub(r"\\\n\s*", "", part)).strip()
+            if text:
+                found.setdefault(text, Command(f"{block.document}:{line}", block.language, text))
+            line += part.count("\n") + 1
     for path in documents():
-        prose = re.sub(r"^```.*?^```$", lambda m: "\n" * m[0].count("\n"), path.read_text(), flags=re.M | re.S)
-        for match in re.finditer(r"`((?:python3? -m |python3? \w+/|rlreason \S+ |pip |uv |make )[^`]+)`", prose):
-            place = f"{path.relative_to(ROOT)}:{prose.count(chr(10), 0, match.start()) + 1}"
-            found.setdefault(match[1], Command(place, "bash", match[1]))
+        prose = re.sub(r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), path.read_text(), flags=re.M | re.S)
+        for match in re.finditer(r"`((?:python -m |python \w+/|pip |uv |make )[^`]+)`", prose):
+            line = prose.count("\n", 0, match.start()) + 1
+            found.setdefault(match[1], Command(f"{path.relative_to(ROOT)}:{line}", "bash", match[1]))
     return list(found.values())
-
-
-def without_comment(line: str) -> str:
-    """A line up to its comment: a # at its beginning or after a space, outside quotes."""
-    quote = ""
-    for i, c in enumerate(line):
-        if quote:
-            quote = "" if c == quote else quote
-        elif c in "'\"":
-            quote = c
-        elif c == "#" and (i == 0 or line[i - 1].isspace()):
-            return line[:i].strip()
-    return line.strip()
 
 
 def words_of(command: str) -> list[str] | None:
@@ -161,7 +147,7 @@ def local(cfg: DictConfig, real: Mapping[str, str]) -> list[str]:
     return [f"{key}='{paths[key]}'" for key, path in given.items() if path and not Path(path).is_dir()]
 
 
-def barely_taught(cfg: DictConfig, axes: Container[str]) -> list[str]:
+def barely_taught(cfg: DictConfig, axes: Container[str] = ()) -> list[str]:
     """The overrides under which a start model is made quickly, where it is another than the one that is shipped."""
     tiny = OmegaConf.select(cfg, "model.warm_start") is not None
     other = "prompt" in axes or cfg.prompt.name != "r1_zero_short"
@@ -174,7 +160,9 @@ def lowered(cfg: DictConfig, axes: Container[str] = ()) -> list[str]:
     for key, most in MOST.items():
         group, _, name = key.rpartition(".")
         node = OmegaConf.select(cfg, group) if group else cfg
-        if node is None or name not in node or OmegaConf.is_interpolation(node, name):
+        if node is None or name not in node:
+            continue
+        if OmegaConf.is_interpolation(node, name) and key not in axes:  # it follows another one, which is lowered
             continue
         value = node[name]
         if key in axes or (key == UNBOUNDED if value is None else value > most):
@@ -203,5 +191,5 @@ class _Small(ast.NodeTransformer):
             asked = read(["algorithm=evaluate", *given] if name == "evaluate" else given)
             with composing(asked):
                 cfg = composed(translated(asked.overrides, note=lambda text: None), asked.config_name)
-            node.args += [ast.Constant(word) for word in (*local(cfg, self.real), *lowered(cfg))]
+            node.args += [ast.Constant(word) for word in (*local(cfg, self.real), *barely_taught(cfg), *lowered(cfg))]
         return node
