@@ -23,11 +23,11 @@ from rlreason.cli.own_hydra import own_hydra
 from rlreason.config.run import RunConfig
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.job import run_job
+from rlreason.jobs.run import run_job
 from rlreason.plugins import as_settings
 from rlreason.records.console import Console
+from rlreason.records.results import Run
 from rlreason.records.undo import undone_when_refused
-from rlreason.results import Run
 from rlreason.runtime.process_state import process_state_kept
 
 #: Settings of Hydra's that a run in this process has: where it writes, and where options are found.
