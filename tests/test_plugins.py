@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 
 from rlreason import evaluate, train
 from rlreason.analysis.saved_run import read_run
+from rlreason.cli.as_words import words_of
 from rlreason.cli.check import check_words
 from rlreason.cli.flags import composing, read
 from rlreason.config.groups import no_reward
@@ -119,6 +120,8 @@ def test_a_loss_of_ones_own_is_an_option_with_its_numbers(mine):
     run = settings(f"loss={mine}:asymmetric", "loss.tau=0.25", "loss.shift=1")
     assert run.loss.numbers() == {"tau": 0.25, "shift": 1.0}
     assert broken_loss(run) == ""
+    with composing(read([])):
+        assert f"loss={mine}:asymmetric" in words_of(run)
     card = objective_card(run)
     text = " ".join(card.fitted(1000).split())
     assert (
@@ -336,6 +339,7 @@ def test_runs_with_ones_own_reward_loss_and_task(examples, tmp_path):
     asked = ["model=local", f"model.path={folder}/model", "prompt=r1_zero_short", "sampling.max_tokens=8"]
     measured = evaluate(*asked, *task, "logger=none", f"hydra.run.dir={tmp_path}/asked", quiet=True)
     assert (measured.status, len(measured.responses)) == ("finished", 4)
+    assert measured.config["data"]["options"] == {"count": 500, "largest": 9, "seed": 0}
 
 
 def test_the_examples_judge(examples):
