@@ -264,8 +264,7 @@ def test_an_installed_package_announces_names(mine, tmp_path):
         offered = hydra.config_loader.get_group_options
         assert {"tilted", "gone", "gspo"} <= set(offered("loss"))
         assert {"plus_one", "stories"} <= set(offered("data"))
-    with Grader(reward="halved") as grader:
-        assert grader.grade_batch(["a"], ["a"])[0].reward == 0.5
+    assert Grader(reward="halved").plugin == f"{mine}:half"
 
 
 def test_a_function_that_cannot_be_imported_judges_in_its_worker(mine):
@@ -344,11 +343,13 @@ def test_runs_with_ones_own_reward_loss_and_task(examples, tmp_path):
 
 def test_the_examples_judge(examples):
     text = "x </think> <answer>14</answer>"
-    with Grader(reward="own_reward:brief") as brief, Grader(reward="own_task:r1_zero") as task:
+    with Grader(reward="own_reward:brief") as brief:
         right, wrong = brief.grade_batch([text] * 2, ["14", "15"])
-        assert (right.outcome, wrong.reward) == ("correct", 0)
-        assert 0.5 < right.reward < 1
-        assert [grade.reward for grade in task.grade_batch([text] * 2, ["7 10 24", "7 14 28"])] == [1, 0]
+    assert (right.outcome, wrong.reward) == ("correct", 0)
+    assert 0.5 < right.reward < 1
+    task = importlib.import_module("own_task")
+    assert [task.r1_zero(text, problem)["reward"] for problem in ("7 10 24", "7 14 28")] == [1, 0]
+    assert len({row["question"] for row in task.multiples()}) == 500
 
 
 @pytest.mark.long
