@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 
 from rlreason import evaluate, train
 from rlreason.analysis.saved_run import read_run
+from rlreason.cli.as_words import words_of
 from rlreason.cli.check import check_words
 from rlreason.cli.flags import composing, read
 from rlreason.config.groups import no_reward
@@ -119,6 +120,8 @@ def test_a_loss_of_ones_own_is_an_option_with_its_numbers(mine):
     run = settings(f"loss={mine}:asymmetric", "loss.tau=0.25", "loss.shift=1")
     assert run.loss.numbers() == {"tau": 0.25, "shift": 1.0}
     assert broken_loss(run) == ""
+    with composing(read([])):
+        assert f"loss={mine}:asymmetric" in words_of(run)
     card = objective_card(run)
     text = " ".join(card.fitted(1000).split())
     assert (
@@ -261,8 +264,7 @@ def test_an_installed_package_announces_names(mine, tmp_path):
         offered = hydra.config_loader.get_group_options
         assert {"tilted", "gone", "gspo"} <= set(offered("loss"))
         assert {"plus_one", "stories"} <= set(offered("data"))
-    with Grader(reward="halved") as grader:
-        assert grader.grade_batch(["a"], ["a"])[0].reward == 0.5
+    assert Grader(reward="halved").plugin == f"{mine}:half"
 
 
 def test_a_function_that_cannot_be_imported_judges_in_its_worker(mine):
@@ -336,15 +338,18 @@ def test_runs_with_ones_own_reward_loss_and_task(examples, tmp_path):
     asked = ["model=local", f"model.path={folder}/model", "prompt=r1_zero_short", "sampling.max_tokens=8"]
     measured = evaluate(*asked, *task, "logger=none", f"hydra.run.dir={tmp_path}/asked", quiet=True)
     assert (measured.status, len(measured.responses)) == ("finished", 4)
+    assert measured.config["data"]["options"] == {"count": 500, "largest": 9, "seed": 0}
 
 
 def test_the_examples_judge(examples):
     text = "x </think> <answer>14</answer>"
-    with Grader(reward="own_reward:brief") as brief, Grader(reward="own_task:r1_zero") as task:
+    with Grader(reward="own_reward:brief") as brief:
         right, wrong = brief.grade_batch([text] * 2, ["14", "15"])
-        assert (right.outcome, wrong.reward) == ("correct", 0)
-        assert 0.5 < right.reward < 1
-        assert [grade.reward for grade in task.grade_batch([text] * 2, ["7 10 24", "7 14 28"])] == [1, 0]
+    assert (right.outcome, wrong.reward) == ("correct", 0)
+    assert 0.5 < right.reward < 1
+    task = importlib.import_module("own_task")
+    assert [task.r1_zero(text, problem)["reward"] for problem in ("7 10 24", "7 14 28")] == [1, 0]
+    assert len({row["question"] for row in task.multiples()}) == 500
 
 
 @pytest.mark.long

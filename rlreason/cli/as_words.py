@@ -97,7 +97,7 @@ def spelled(value: Any) -> str:
 
 def words_to_evaluate(settings: Mapping[str, Any], model: str) -> list[str]:
     """Words of `algorithm=evaluate` on a model folder, asked and judged as in the run that had these settings."""
-    chosen = named_options({**settings, "algorithm": "evaluate", "model": {}})
+    chosen = named_options({**settings, "algorithm": "evaluate", "model": {}, "loss": {}})
     words = [*chosen, "model=local", f"model.path={spelled(model)}"]
     base = plain(composed_settings(words))
     same = {key: settings[key] for key in base.keys() & settings.keys() - {"algorithm", "model"}}
