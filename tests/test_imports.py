@@ -67,7 +67,7 @@ RULES = {
         ALL,
     ),
     "results": Rule("records"),
-    "job": Rule("errors runtime config records setup jobs trainer"),
+    "job": Rule("errors runtime config records setup jobs trainer", "hydra"),
     "api": Rule("errors runtime plugins config records cli results job", "hydra"),
     "main": Rule("errors runtime config records report sweeps cli discovery jobs analysis trainer job", "hydra"),
     "__main__": Rule("runtime cli main"),
