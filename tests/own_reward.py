@@ -3,6 +3,9 @@
 Imports nothing: every process that grades imports it, and a test's own module would bring torch into each.
 """
 
+import os
+from pathlib import Path
+
 
 def all_right(response: str, gold: str) -> float:
     return 1.0
@@ -20,3 +23,11 @@ def bonus_only(response: str, gold: str) -> float:
 
 def partial_credit(response: str, gold: str) -> float:
     return 1.0 if response == gold else 0.1
+
+
+def breaks_its_folder(response: str, truth: str) -> float:
+    """A reward of a run that fails in the middle: it takes the place of the folder for responses."""
+    folder = Path(os.environ["FOLDER_TO_BREAK"])
+    if (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size:
+        (folder / "rollouts").touch()
+    return 0.0

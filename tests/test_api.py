@@ -48,14 +48,6 @@ def command_of(run: Run) -> str:
     return json.loads((run.folder / "provenance.json").read_text())["command"]
 
 
-def breaks_its_folder(response: str, truth: str) -> float:
-    """A reward of a run that fails in the middle: it takes the place of the folder for responses."""
-    folder = Path(os.environ["FOLDER_TO_BREAK"])
-    if (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size:
-        (folder / "rollouts").touch()
-    return 0.0
-
-
 def state() -> dict[str, object]:
     """What of this process a run could change."""
     import matplotlib
@@ -109,7 +101,7 @@ def test_nothing_of_the_process_is_changed_however_a_run_ends(tmp_path, done, od
     run = tiny(tmp_path / "good", "seed=3", "eval_every=1", "save_model=true")
     assert state() == before
     with pytest.raises(FileExistsError):
-        tiny(tmp_path / "failing", f"prompt.reward={__name__}:breaks_its_folder")
+        tiny(tmp_path / "failing", "prompt.reward=own_reward:breaks_its_folder")
     assert state() == before
     assert odd_process() == "theirs"
     assert load_run(tmp_path / "failing").status == "failed"
@@ -214,10 +206,7 @@ def test_a_value_is_spelled_so_that_hydra_reads_it_back(value):
         (["-m", "seed=0"], "-m is a flag of the command line"),
         (["--config-dir=/"], "hydra.searchpath"),
         (["hydra.mode=MULTIRUN"], "would change the whole process"),
-        (["hydra.job.chdir=true"], "would change the whole process"),
         (["nsteps=3"], "did you mean n_steps"),
-        (["n_steps=0"], "n_steps=0 must be at least 1"),
-        (["loss=gpo"], "is no option of loss"),
         (["loss.cliprange=0.1"], "has no effect"),
         ([3], "3 is no word"),
         (["hydra.run.dir="], "names no folder"),
