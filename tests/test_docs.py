@@ -92,19 +92,19 @@ def real(tmp_path_factory) -> Mapping[str, str]:
     things = {"RUN": str(place / "run"), "GSM8K_DIR": str(gsm8k)}
     for words in (
         ["save_model=true", f"hydra.run.dir={place}/run"],
-        ["algorithm=best_of_n", "n_list=[1,2]", f"hydra.run.dir={place}/best_of_n"],
+        ["algorithm=best_of_n", "n_list=[1,2]", f"hydra.run.dir={place}/best_1"],
     ):
         rlreason(*small(words, things), cwd=place)
     shutil.copytree(place / "run/model", place / "model")
     (place / "model/loss").mkdir()  # DIR is a model's folder, and one of options after --config-dir
     (place / "model/loss/mine.yaml").write_text("loss_type: grpo_clip\ncliprange: 0.1\n")
-    teams = {f"TEAM_{n}": str(shutil.copytree(place / "model", place / f"team_{n}")) for n in (1, 2)}
-    return (
-        things
-        | teams
-        | {"MATH_DIR": str(math(place / "math", problems))}
-        | {"BEST_OF_N": str(place / "best_of_n"), "DIR": str(place / "model"), "FILE": f"{gsm8k}/train.jsonl"}
-    )
+    things |= {f"TEAM_{n}": str(shutil.copytree(place / "model", place / f"team_{n}")) for n in (1, 2)}
+    things |= {
+        "BEST_OF_N_1": f"{place}/best_1",
+        "BEST_OF_N_2": str(shutil.copytree(place / "best_1", place / "best_2")),
+    }
+    things |= {"DIR": str(place / "model"), "FILE": str(gsm8k / "train.jsonl")}
+    return things | {"MATH_DIR": str(math(place / "math", problems))}
 
 
 def math(folder: Path, problems: list[Problem]) -> Path:
@@ -165,7 +165,7 @@ def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
         run([command.shell, "-c", with_real_things(command.text, real)], tmp_path)
         return
     if words[:1] == ["compare"]:
-        real = {**real, "RUN": real["BEST_OF_N"]}
+        words = [real[f"BEST_OF_N_{i}"] if word == "RUN" else word for i, word in enumerate(words)]
     words = [with_real_things(word, real) for word in words]
     if "rollout=vllm" in words:
         pytest.importorskip("vllm")
