@@ -55,6 +55,7 @@ SHOWN = {
     "rlreason/": "the packages: tests/test_layout.py looks for each",
     "Trainer.collect    RolloutPrefetcher": "the calls of one step, in words",
 }
+OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
 COMMANDS = commands()
 PYTHON = [block for block in blocks() if block.language == "python"]
 
@@ -63,22 +64,17 @@ def why_not(command: Command) -> str | None:
     return next((why for pattern, why in NOT_EXECUTED.items() if re.match(pattern, command.text)), None)
 
 
-def environment(home: Path) -> dict[str, str]:
-    """A home of its own, and no network."""
-    return {"HOME": str(home), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
-
-
 def run(argv: list[str], cwd: Path) -> None:
-    """What is typed, in a new process, where `python` is the one that runs the tests."""
+    """What is typed, in a new process and a home of its own, where `python` is the one that runs the tests."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = os.environ | starts.ENV | environment(cwd) | {"PATH": path}
+    env = os.environ | starts.ENV | OFFLINE | {"PATH": path, "HOME": str(cwd)}
     done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
 
 
 def rlreason(*words: str, cwd: Path) -> str:
     """What a finished `python -m rlreason` has said."""
-    done = starts.rlreason(*words, cwd=cwd, **environment(cwd))
+    done = starts.rlreason(*words, cwd=cwd, TRACKIO_DIR=str(cwd), **OFFLINE)
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -96,19 +92,19 @@ def real(tmp_path_factory) -> Mapping[str, str]:
     things = {"RUN": str(place / "run"), "GSM8K_DIR": str(gsm8k)}
     for words in (
         ["save_model=true", f"hydra.run.dir={place}/run"],
-        ["algorithm=best_of_n", "n_list=[1,2]", f"hydra.run.dir={place}/best_of_n"],
+        ["algorithm=best_of_n", "n_list=[1,2]", f"hydra.run.dir={place}/best_1"],
     ):
         rlreason(*small(words, things), cwd=place)
     shutil.copytree(place / "run/model", place / "model")
     (place / "model/loss").mkdir()  # DIR is a model's folder, and one of options after --config-dir
     (place / "model/loss/mine.yaml").write_text("loss_type: grpo_clip\ncliprange: 0.1\n")
-    teams = {f"TEAM_{n}": str(shutil.copytree(place / "model", place / f"team_{n}")) for n in (1, 2)}
-    return (
-        things
-        | teams
-        | {"MATH_DIR": str(math(place / "math", problems))}
-        | {"BEST_OF_N": str(place / "best_of_n"), "DIR": str(place / "model"), "FILE": f"{gsm8k}/train.jsonl"}
-    )
+    things |= {f"TEAM_{n}": str(shutil.copytree(place / "model", place / f"team_{n}")) for n in (1, 2)}
+    things |= {
+        "BEST_OF_N_1": f"{place}/best_1",
+        "BEST_OF_N_2": str(shutil.copytree(place / "best_1", place / "best_2")),
+    }
+    things |= {"DIR": str(place / "model"), "FILE": str(gsm8k / "train.jsonl")}
+    return things | {"MATH_DIR": str(math(place / "math", problems))}
 
 
 def math(folder: Path, problems: list[Problem]) -> Path:
@@ -161,7 +157,7 @@ def test_every_command_of_the_readme_composes():
 @pytest.mark.long
 @pytest.mark.parametrize("command", [c for c in COMMANDS if not why_not(c)], ids=lambda c: f"{c.place} {c.text}"[:90])
 def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
-    """The README's in processes of their own, as typed; other documents' runs here, from the same words."""
+    """The README's as typed, in processes of their own; most runs of other documents here, from the same words."""
     words = words_of(command.text)
     if words is None:
         if not shutil.which(command.shell):
@@ -169,13 +165,14 @@ def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
         run([command.shell, "-c", with_real_things(command.text, real)], tmp_path)
         return
     if words[:1] == ["compare"]:
-        real = {**real, "RUN": real["BEST_OF_N"]}
+        words = [real[f"BEST_OF_N_{i}"] if word == "RUN" else word for i, word in enumerate(words)]
     words = [with_real_things(word, real) for word in words]
     if "rollout=vllm" in words:
         pytest.importorskip("vllm")
     starts = not is_verb(words) and read(words).starts
     typed = small(words, real) if starts else words
-    if starts and not command.place.startswith("README") and not any(word.startswith("sweep=") for word in words):
+    apart = any(word.startswith(("sweep=", "hydra.", "rollout=vllm")) for word in words)
+    if starts and not apart and not command.place.startswith("README"):
         monkeypatch.chdir(tmp_path)
         for overrides in runs(typed):
             assert train(*overrides, quiet=True).status == "finished"
