@@ -455,7 +455,7 @@ print("children", len(psutil.Process().children()), flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_dead_and_a_hung_engine_end_in_one_clear_error_and_the_process_ends(tokenizer, tmp_path):
     Policy(build_model(len(tokenizer), width=64, heads=2), tokenizer).save(tmp_path / "model")
     arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), str(tmp_path / "vllm.log")]
