@@ -23,7 +23,7 @@ from rlreason.cli.queries import answer, rerun_config
 from rlreason.cli.verbs import refuse_wrong_verb, verbs_help
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
-from rlreason.job import run_job
+from rlreason.jobs.run import run_job
 from rlreason.records.console import Console
 from rlreason.records.status import ending, read_status, sweep_code
 from rlreason.records.undo import Ended, undone_when_refused

@@ -15,7 +15,7 @@ import torch
 
 from rlreason.cli.entry import exit_code_of
 from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
-from rlreason.job import mark_ended
+from rlreason.jobs.run import mark_ended
 from rlreason.records.status import read_status, write_status
 from rlreason.sweeps.processes import Sweep, came_to
 from rlreason.sweeps.table import SweepRun, runs_table

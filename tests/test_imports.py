@@ -51,9 +51,6 @@ RULES = {
     ),
     "cli": Rule("errors runtime plugins objectives config records setup", "hydra"),
     "discovery": Rule("errors types statistics runtime config grading data records evaluation setup", ALL),
-    "jobs": Rule(
-        "errors types statistics runtime plugins config grading data model records algorithms evaluation setup", ALL
-    ),
     "analysis": Rule(
         "errors types statistics runtime objectives config grading data model learner records algorithms evaluation"
         " setup cli",
@@ -66,12 +63,14 @@ RULES = {
         " interrupted",
         ALL,
     ),
-    "results": Rule("records"),
-    "job": Rule("errors runtime config records setup jobs trainer", "hydra"),
-    "api": Rule("errors runtime plugins config records cli results job", "hydra"),
-    "main": Rule("errors runtime config records report sweeps cli discovery jobs analysis trainer job", "hydra"),
+    "jobs": Rule(
+        "errors types statistics runtime plugins config grading data model records algorithms evaluation setup trainer",
+        ALL,
+    ),
+    "api": Rule("errors runtime plugins config records cli jobs", "hydra"),
+    "main": Rule("errors runtime config records report sweeps cli discovery jobs analysis trainer", "hydra"),
     "__main__": Rule("runtime cli main"),
-    "__init__": Rule("runtime grading cli results api"),  # the last three when asked for; it holds the version too
+    "__init__": Rule("runtime grading cli api"),  # grading and api when asked for; it holds the version too
 }
 #: Library -> the imports that load it.
 HEAVY = {

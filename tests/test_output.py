@@ -21,7 +21,7 @@ from rlreason.config.store import typed
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.errors import ConfigError, ReaderGone, UnwritableError
 from rlreason.evaluation.tables import curves_table
-from rlreason.job import mark_ended
+from rlreason.jobs.run import mark_ended
 from rlreason.objectives.card import imitation_card
 from rlreason.objectives.objective import LengthNormConfig
 from rlreason.records.console import Console, closing_table

@@ -15,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from rlreason.api.results import Run
 from rlreason.cli.as_words import remember, words_of, words_to_evaluate
 from rlreason.cli.check import check_words, quoted
 from rlreason.cli.flags import Asked, composing, read
@@ -23,11 +24,10 @@ from rlreason.cli.own_hydra import own_hydra
 from rlreason.config.run import RunConfig
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.job import run_job
+from rlreason.jobs.run import run_job
 from rlreason.plugins import as_settings
 from rlreason.records.console import Console
 from rlreason.records.undo import undone_when_refused
-from rlreason.results import Run
 from rlreason.runtime.process_state import process_state_kept
 
 #: Settings of Hydra's that a run in this process has: where it writes, and where options are found.

@@ -1,0 +1,1 @@
+"""Runs from Python: `train`, `evaluate`, `compose` and `load_run`, which `rlreason` itself hands out."""
