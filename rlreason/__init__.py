@@ -5,16 +5,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlreason.api import compose, evaluate, train
-    from rlreason.grading import Grader
     from rlreason.api.results import Run, load_run
+    from rlreason.api.start import compose, evaluate, train
+    from rlreason.grading import Grader
 
 __version__ = "0.1.0"
 __all__ = ["Grader", "Run", "compose", "evaluate", "load_run", "train"]
 
 #: Where each of them is defined: imported when it is asked for, so that `import rlreason` itself is quick.
 _PLACES = {
-    **dict.fromkeys(("compose", "evaluate", "train"), "rlreason.api"),
+    **dict.fromkeys(("compose", "evaluate", "train"), "rlreason.api.start"),
     **dict.fromkeys(("Run", "load_run"), "rlreason.api.results"),
     "Grader": "rlreason.grading",
 }

@@ -15,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from rlreason.api.results import Run
 from rlreason.cli.as_words import remember, words_of, words_to_evaluate
 from rlreason.cli.check import check_words, quoted
 from rlreason.cli.flags import Asked, composing, read
