@@ -18,7 +18,7 @@ class Run:
 
     def __init__(self, folder: str | PathLike[str]) -> None:
         """`ConfigError` where the folder is none of a run."""
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()  # wherever the program goes
         reader = self._reader()
         refuse_unbegun(self.folder)
         _ = reader.config

@@ -67,13 +67,11 @@ RULES = {
         ALL,
     ),
     "results": Rule("records"),
-    "job": Rule("errors runtime config records setup jobs trainer"),
+    "job": Rule("errors runtime config records setup jobs trainer", "hydra"),
     "api": Rule("errors runtime plugins config records cli results job", "hydra"),
     "main": Rule("errors runtime config records report sweeps cli discovery jobs analysis trainer job", "hydra"),
     "__main__": Rule("runtime cli main"),
-    "__init__": Rule(
-        "runtime grading cli results api"
-    ),  # what `python -m` needs before anything else; everyone may ask it for the version
+    "__init__": Rule("runtime grading cli results api"),  # the last three when asked for; it holds the version too
 }
 #: Library -> the imports that load it.
 HEAVY = {

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from hydra import compose
@@ -12,12 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.suggestions import options
 from rlreason.config.groups import names_function
+from rlreason.config.jobs import EvaluateConfig
 from rlreason.config.leaves import typed_word
 from rlreason.config.run import RunConfig
 from rlreason.config.unread import unread_keys
 from rlreason.errors import ConfigError
 
-PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)$)[A-Za-z_][\w./-]*", re.IGNORECASE | re.ASCII)
+PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)$)[A-Za-z_/][\w./-]*", re.IGNORECASE | re.ASCII)
 _COMPOSED = "composed by rlreason from: "  # a flag of a config, behind it the words that it came from
 SHARED = ("dtype", "weights", "attention")  # settings that every model has, however it was made
 GROUPS = ("model", "data", "prompt", "eval.prompt", "eval.data")  # whose options are found again by their names
@@ -97,7 +99,8 @@ def spelled(value: Any) -> str:
 
 def words_to_evaluate(settings: Mapping[str, Any], model: str) -> list[str]:
     """Words of `algorithm=evaluate` on a model folder, asked and judged as in the run that had these settings."""
-    chosen = named_options({**settings, "algorithm": "evaluate", "model": {}, "loss": {}})
+    kept = {field.name for field in fields(EvaluateConfig)} - {"model"}
+    chosen = named_options({key: settings[key] for key in kept & settings.keys()} | {"algorithm": "evaluate"})
     words = [*chosen, "model=local", f"model.path={spelled(model)}"]
     base = plain(composed_settings(words))
     same = {key: settings[key] for key in base.keys() & settings.keys() - {"algorithm", "model"}}

@@ -99,6 +99,14 @@ class Grader:
         texts = candidates(answer, self.grading.extract)
         return answers.decide(texts, [reference], self.comparison)[0].outcome == "correct"
 
+    def grade(self, response: str, ground_truth: GroundTruth) -> Grade:
+        """The grade of one response; for many, `grade_batch` asks the workers side by side.
+
+        >>> Grader().grade("2 + 2 = 4 </think> <answer>4</answer>", "4").reward
+        1.0
+        """
+        return self.grade_batch([response], [ground_truth])[0]
+
     def grade_batch(self, responses: Sequence[str], ground_truths: Sequence[GroundTruth]) -> list[Grade]:
         """One grade per response, in order. Equal (answer, ground truth) pairs are worked out once and remembered.
 

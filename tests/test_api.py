@@ -1,0 +1,317 @@
+"""Runs from Python: the same as from the command line, as often as you like, and nothing else is changed."""
+
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
+
+from rlreason import Grader, Run, compose, evaluate, load_run, train
+from rlreason.cli.as_words import spelled
+from rlreason.cli.own_hydra import own_hydra
+from rlreason.config.store import typed
+from rlreason.errors import ConfigError
+
+TINY = (
+    "model.width=32", "model.warm_start.steps=1", "data.n_train=64", "data.n_validation=8", "eval_problems=8",
+    "sampling.max_tokens=8", "n_steps=2", "rollout_batch_size=8", "group_size=4", "log_generations=0",
+    "grading.workers=1",
+)  # fmt: skip
+
+
+def tiny(folder: Path, *words: str) -> Run:
+    return train(*TINY, *words, f"hydra.run.dir={folder}", quiet=True)
+
+
+def numbers(run: Run) -> list[dict[str, float]]:
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in run.metrics]
+
+
+def command_of(run: Run) -> str:
+    return json.loads((run.folder / "provenance.json").read_text())["command"]
+
+
+def state() -> dict[str, object]:
+    """What of this process a run could change."""
+    import matplotlib
+
+    return {
+        "threads": torch.get_num_threads(),
+        "random": (random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()),
+        "torch": (torch.is_grad_enabled(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()),
+        "environment": dict(os.environ),
+        "path": (list(sys.path), Path.cwd()),
+        "streams": (sys.stdout, sys.stderr, os.fstat(1).st_ino, os.fstat(2).st_ino),
+        "hooks": (sys.excepthook, sys.unraisablehook, threading.excepthook),
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
+        "hydra": (GlobalHydra.instance().hydra, HydraConfig.instance().cfg, set(Singleton._instances)),
+        "stored": set(ConfigStore.instance().repo),
+        "resolvers": dict(BaseContainer._resolvers),
+        "matplotlib": (matplotlib.rcParams["backend"], dict(matplotlib.rcParams)),
+    }
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> Run:
+    """A run of this process."""
+    return tiny(tmp_path_factory.mktemp("done") / "run", "seed=3", "eval_every=1")
+
+
+@pytest.fixture
+def odd_process(tmp_path):
+    """A program that uses Hydra itself, and has set things in its own way."""
+    before, grad, dtype = torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype()
+    OmegaConf.register_new_resolver("div", lambda a, b: "theirs", replace=True)
+    torch.set_num_threads(3)
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/config.yaml").write_text("mine: ${div:4,2}\n")
+    with initialize_config_dir(str(tmp_path / "theirs"), version_base="1.2"):
+        yield lambda: hydra_compose("config").mine
+    torch.set_num_threads(before)
+    torch.set_default_dtype(dtype)
+    torch.set_grad_enabled(grad)
+    OmegaConf.clear_resolver("div")
+
+
+def test_nothing_of_the_process_is_changed_however_a_run_ends(tmp_path, done, odd_process, monkeypatch, capfd):
+    monkeypatch.setenv("FOLDER_TO_BREAK", str(tmp_path / "failing"))
+    before = state()
+    with pytest.raises(ConfigError, match="holds a finished run"):
+        tiny(done.folder)
+    assert state() == before
+    run = tiny(tmp_path / "good", "seed=3", "eval_every=1", "save_model=true")
+    assert state() == before
+    with pytest.raises(FileExistsError):
+        tiny(tmp_path / "failing", "prompt.reward=own_reward:breaks_its_folder")
+    assert state() == before
+    assert odd_process() == "theirs"
+    assert load_run(tmp_path / "failing").status == "failed"
+    assert run.status == "finished"
+    assert numbers(run) == numbers(done)  # whatever float type and number of threads the program has chosen
+    assert run.model
+    assert capfd.readouterr() == ("", "")  # quiet
+
+
+def test_an_interrupted_run_is_wound_up_and_the_interrupt_raised(tmp_path):
+    def interrupt() -> None:
+        while not any("reward/mean" in row for row in (load_run(folder).metrics if begun.exists() else [])):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    folder = tmp_path / "run"
+    begun = folder / "metrics.jsonl"
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt, match="in step"):
+        tiny(folder, "n_steps=500")
+    run = load_run(folder)
+    assert (run.status, run.accuracy, run.summary) == ("interrupted", None, {})
+    assert (folder / "curves.png").exists()
+    assert repr(run) == f"Run('{folder}': interrupted)"
+
+
+def test_two_threads_at_once_get_the_numbers_that_each_gets_alone(tmp_path, done):
+    asked = {"same": ["seed=3", "eval_every=1"], "other": ["seed=4", "loss=grpo_clip", "threads=2"]}
+    runs: dict[str, Run] = {}
+
+    def go(name: str) -> None:
+        runs[name] = tiny(tmp_path / name, *asked[name])
+
+    threads = [threading.Thread(target=go, args=(name,)) for name in asked]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert numbers(runs["same"]) == numbers(done)
+    assert numbers(runs["other"]) != numbers(done)
+    assert [runs[name].summary["threads"] for name in asked] == [1, 2]
+
+
+@pytest.mark.long
+def test_one_folder_is_for_one_run_and_a_name_of_the_time_for_one_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    errors = []
+
+    def go(*words: str) -> None:
+        try:
+            train(*TINY, *words, quiet=True)
+        except ConfigError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=go, args=("hydra.run.dir=x",) * (n < 2)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 1
+    assert "another run of this process" in errors[0] or "holds a finished run" in errors[0]
+    assert len(list((tmp_path / "runs/grpo").iterdir())) == 2
+
+
+@pytest.mark.long
+def test_a_config_is_read_changed_and_repeated_by_the_words_in_its_folder(tmp_path):
+    config = compose(*TINY, "prompt=r1_zero", "loss=GRPO-clip", "off_policy=e4_quarter", "hydra.run.dir=elsewhere")
+    assert config.train_batch_size == 2
+    config.rollout_batch_size, config.n_steps = 4, 1
+    config.prompt.stop = ["</answer>", "it's, [so]", "null"]
+    run = train(f"hydra.run.dir={tmp_path / 'run'}", "group_size=2", config=OmegaConf.create(config), quiet=True)
+    settings = run.config
+    assert settings["prompt"]["stop"] == ["</answer>", "it's, [so]", "null"]
+    assert (settings["rollout_batch_size"], settings["train_batch_size"], settings["group_size"]) == (4, 1, 2)
+    assert settings["loss"]["loss_type"] == "grpo_clip"
+    again = compose(*shlex.split(command_of(run))[3:])
+    assert OmegaConf.to_container(again) == settings
+    by_type = compose(*TINY, "loss=gspo", "eval.data=stories_hard", "sampling.temperature=0.5")
+    with own_hydra():
+        settings = typed(by_type)
+    run = train(f"hydra.run.dir={tmp_path / 'typed'}", config=settings, quiet=True)
+    assert run.config == OmegaConf.to_container(by_type)
+
+
+@pytest.mark.parametrize(
+    "value", ["a", "", "null", "TRUE", "1e5", "a b", "it's", 'say "x"', "a\\", "\\'", "ü=ß", "[a,b]", "{a:b}",
+              [], ["a", "1", None, 2.5, True], {"question": "my, q"}, None, False, 3, 1e-6, float("inf"), "/a/b"]
+)  # fmt: skip
+def test_a_value_is_spelled_so_that_hydra_reads_it_back(value):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    [override] = OverridesParser.create().parse_overrides([f"key={spelled(value)}"])
+    assert override.value() == value
+    assert not override.is_sweep_override()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["seed=0,1"], "a loop of Python's"),
+        (["sweep=grpo_learning_rate"], "a loop of Python's"),
+        (["-m", "seed=0"], "-m is a flag of the command line"),
+        (["--config-dir=/"], "hydra.searchpath"),
+        (["hydra.mode=MULTIRUN"], "would change the whole process"),
+        (["nsteps=3"], "did you mean n_steps"),
+        (["loss.cliprange=0.1"], "has no effect"),
+        ([3], "3 is no word"),
+        (["hydra.run.dir="], "names no folder"),
+    ],
+)
+def test_what_is_no_run_here_is_refused_in_one_line_and_leaves_nothing(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=said) as caught:
+        train(*words)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_changed_config_is_held_to_the_same_rules(tmp_path):
+    config = compose(*TINY)
+    config.group_size = 3
+    with pytest.raises(ConfigError, match="group_size"):
+        train(config=config)
+    with pytest.raises(ConfigError, match="config= holds no settings of a run"):
+        train(config=DictConfig({"a": 1}))
+    with pytest.raises(ConfigError, match="config= is of type dict"):
+        train(config={"seed": 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+def test_the_model_of_a_run_is_measured_as_it_was_in_training(tmp_path):
+    """The shipped model, which is right now and then; the evaluation's own settings count, not training's."""
+    words = ("n_steps=1", "rollout_batch_size=8", "group_size=4", "eval_problems=16", "eval.samples=2")
+    words = (*words, "eval.sampling.max_tokens=20", "sampling.max_tokens=12", "save_model=true")
+    run = train(*words, f"hydra.run.dir={tmp_path / 'run'}", quiet=True)
+    measured = evaluate(run, f"hydra.run.dir={tmp_path / 'measured'}", quiet=True)
+    assert measured.accuracy == run.accuracy
+    assert measured.summary["protocol"]["hash"] == run.summary["protocol"]["hash"]
+    assert [row["response"] for row in measured.responses] == [
+        row["response"] for row in run.responses if row["kind"] == "evaluation" and row["step"] == 1
+    ]
+    assert [row["accuracy"] for row in measured.evaluations] == [measured.accuracy]
+    with pytest.raises(ConfigError, match="no saved model"):
+        evaluate(measured)
+
+
+def test_the_rows_of_a_run_are_flat_and_ready_for_pandas(tmp_path, done):
+    pandas, run = pytest.importorskip("pandas"), done
+    assert list(pandas.DataFrame(run.evaluations)["step"]) == [0, 1, 2]
+    assert len(pandas.DataFrame(run.metrics)) == 5
+    responses = pandas.DataFrame(run.responses)
+    assert responses.groupby(["kind", "step"]).size().to_dict() == {
+        ("evaluation", 0): 8, ("evaluation", 1): 8, ("evaluation", 2): 8, ("training", 1): 8, ("training", 2): 8,
+    }  # fmt: skip
+    assert not any(isinstance(value, dict) for row in run.responses for value in row.values())
+    assert load_run(str(run.folder)).accuracy == run.accuracy == run.evaluations[-1]["final/accuracy"]
+    with pytest.raises(ConfigError, match=r"no config\.yaml"):
+        load_run(tmp_path)
+    with pytest.raises(ConfigError, match="is no folder"):
+        load_run(tmp_path / "nowhere")
+
+
+def test_one_response_is_graded():
+    with Grader() as grader:
+        assert grader.grade("2 + 2 </think> <answer>4</answer>", "4").reward == 1.0
+        assert grader.grade("4", "4").outcome == "unformatted"
+
+
+def test_the_names_are_there_at_once_and_cost_nothing():
+    script = (
+        "import sys, time; began = time.perf_counter(); import rlreason; from rlreason import load_run, Grader\n"
+        "took = time.perf_counter() - began\n"
+        "print(took, sorted({'torch', 'transformers', 'hydra', 'omegaconf'} & set(sys.modules)))\n"
+        "from rlreason import train\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)), {'train', 'compose'} <= set(dir(rlreason)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    print(first)
+    assert second == "[] True"
+
+
+@pytest.mark.long
+def test_the_numbers_are_those_of_the_command_line(tmp_path):
+    words = [*TINY, "n_grpo_steps=3", "loss=grpo_clip", "off_policy=e4_quarter"]
+    words.remove("n_steps=2")
+    command = [sys.executable, "-m", "rlreason", *words, f"hydra.run.dir={tmp_path / 'typed'}"]
+    subprocess.run(command, check=True, capture_output=True)
+    typed_run = load_run(tmp_path / "typed")
+    runs = [train(*words, f"hydra.run.dir={tmp_path / str(n)}", quiet=True) for n in range(2)]
+    for run in runs:
+        assert numbers(run) == numbers(typed_run)
+        assert run.config == typed_run.config
+        timeless = [{k: v for k, v in row.items() if k != "milliseconds"} for row in run.responses]
+        assert timeless == [{k: v for k, v in row.items() if k != "milliseconds"} for row in typed_run.responses]
+        assert {p.name for p in run.folder.iterdir()} == {p.name for p in typed_run.folder.iterdir()} - {".hydra"}
+
+
+@pytest.mark.long
+def test_a_script_that_uses_it_passes_a_strict_type_check(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "from rlreason import Grader, Run, compose, evaluate, load_run, train\n\n"
+        "def brief(response: str, truth: str) -> float:\n    return float(truth in response)\n\n"
+        "config = compose('n_steps=2')\nconfig.n_steps = 3\n"
+        "run: Run = train('seed=1', config=config, reward=brief, quiet=True)\n"
+        "rows: list[dict[str, object]] = run.metrics + evaluate(run).responses + load_run('x').evaluations\n"
+        "score: float = Grader().grade('4', '4').reward\n"
+    )
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}", "script.py"]
+    env = os.environ | {"MYPYPATH": str(root), "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert "script.py" not in done.stdout, done.stdout
