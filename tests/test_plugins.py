@@ -352,22 +352,24 @@ def test_the_examples_judge(examples):
     assert len({row["question"] for row in task.multiples()}) == 500
 
 
+def python(folder: Path, *words: str) -> str:
+    """What this command prints."""
+    env = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("file", ["own_reward", "own_loss"])
 def test_the_commands_of_the_examples_run(file, tmp_path):
-    (command, *_) = re.findall(r"python -m (rlreason .*)", (EXAMPLES / f"{file}.py").read_text())
-    words = [*shlex.split(command), *TINY, f"hydra.run.dir={tmp_path}/run"]
-    done = subprocess.run([sys.executable, "-m", *words], cwd=EXAMPLES, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    (command, *_) = re.findall(r"python (-m rlreason .*)", (EXAMPLES / f"{file}.py").read_text())
+    assert "finished in" in python(EXAMPLES, *shlex.split(command), *TINY, f"hydra.run.dir={tmp_path}/run")
 
 
 @pytest.mark.long
 def test_the_example_runs_from_python(tmp_path):
-    env = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
-    script = [sys.executable, str(EXAMPLES / "own_reward.py")]
-    done = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert 0 <= float(done.stdout.split()[-1]) <= 1
+    assert 0 <= float(python(tmp_path, str(EXAMPLES / "own_reward.py")).split()[-1]) <= 1
 
 
 def test_tapered_equals_a_loop(examples):
