@@ -10,8 +10,9 @@ PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 demo: .venv/installed
 	$(BIN)/python -m rlreason
 
+# A file's tests stay in one process: what they share (vLLM's engine takes half a minute) is made once.
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist loadfile
 
 # What takes minutes. RLREASON_LONG_MINUTES bounds it: no test begins later than that, and those left out are named.
 test-long: .venv/installed

@@ -8,8 +8,10 @@ other commands are the imported modules and the seed of Python's hashes; a test 
 import io
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,12 +25,12 @@ FORKS.set_forkserver_preload(["rlreason.main", "rlreason.trainer", "rlreason.job
 
 
 class Started:
-    """A command that has begun in the folder `cwd`; what it says goes to two files there until it is finished."""
+    """A command that has begun in the folder `cwd`."""
 
     def __init__(self, *words: str, cwd: Path, **env: str) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it in the server
-        self.words, self.out, self.err = words, cwd / ".stdout", cwd / ".stderr"
-        self.process = FORKS.Process(target=_run, args=(words, cwd, os.environ | ENV | env, self.out, self.err))
+        self.words, self.said = words, Path(tempfile.mkdtemp(prefix="said-"))
+        self.process = FORKS.Process(target=_run, args=(words, cwd, os.environ | ENV | env, self.said))
         self.process.start()
 
     def finished(self, seconds: float = 300) -> subprocess.CompletedProcess[str]:
@@ -37,7 +39,9 @@ class Started:
         late = self.process.exitcode is None
         self.process.kill()
         self.process.join()
-        done = subprocess.CompletedProcess(self.words, self.process.exitcode, *map(_read, (self.out, self.err)))
+        said = [(self.said / name).read_text("utf-8") for name in ("out", "err")]
+        done = subprocess.CompletedProcess(self.words, self.process.exitcode, *said)
+        shutil.rmtree(self.said)
         if late:
             raise subprocess.TimeoutExpired(self.words, seconds, done.stdout, done.stderr)
         return done
@@ -48,20 +52,15 @@ def rlreason(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[
     return Started(*words, cwd=cwd, **env).finished()
 
 
-def _read(path: Path) -> str:
-    text = path.read_text("utf-8")
-    path.unlink()
-    return text
-
-
-def _run(words: tuple[str, ...], cwd: Path, env: dict[str, str], out: Path, err: Path) -> None:
+def _run(words: tuple[str, ...], cwd: Path, env: dict[str, str], said: Path) -> None:
     """The command, in the forked process, as `python -m rlreason` would begin it."""
-    for number, path in ((1, out), (2, err)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), number)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(said / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), number)
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", write_through=True)
     sys.stderr = sys.__stderr__ = io.TextIOWrapper(
         io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", write_through=True
     )
+    assert "torch" in sys.modules, "the server could not import what it is there for: FORKS"
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

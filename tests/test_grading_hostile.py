@@ -5,11 +5,11 @@ import resource
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rlreason.config.groups import GradingConfig
 from rlreason.grading import Grader
+from tests.test_grading_processes import workers_of
 
 CASES = Path(__file__).parent / "grading_cases" / "hostile.txt"
 GOLDS = ["38", r"\frac{1}{2}", r"\sqrt{2}+1", r"x^2+1", "(1,2)", r"\{1,2,3\}", r"\text{east}", r"(-\infty,3]"]
@@ -210,5 +210,6 @@ def test_the_calling_process_stays_small():
     with Grader() as grader:
         grader.grade_batch([tagged("9" * 1_000_000)], ["38"])
         grader.grade_batch([tagged(r"\int_0^1 x\,dx")], ["0.5"])
-        children = psutil.Process().children()
-        assert all(child.memory_info().rss < 400 * 2**20 for child in children)
+        workers = workers_of(os.getpid())
+        assert workers
+        assert all(worker.memory_info().rss < 400 * 2**20 for worker in workers)

@@ -35,7 +35,8 @@ from rlreason.records.writer import RunWriter
 from rlreason.setup.learner import make_learner
 from rlreason.setup.start import Start
 from rlreason.types import Grade, Problem, Response, Sample
-from tests.test_verbs import shell, verb
+from tests.starts import rlreason
+from tests.test_verbs import verb
 
 TINY = ("model.width=32", "model.warm_start.steps=0", "data.n_train=256", "data.n_validation=32")
 QUIET = Console(out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests
@@ -258,7 +259,7 @@ def test_the_reference_is_made_again_as_the_run_had_it(tmp_path):
         "model.width=32", "model.warm_start.steps=4", "rollout_batch_size=16", "group_size=4", "eval_problems=2",
         "eval_every=0", "sampling.max_tokens=16", "data.n_train=256", "data.n_validation=32", "hydra.run.dir=x",
     ]  # fmt: skip
-    done, _ = shell("-m", "rlreason", *words, cwd=tmp_path)
+    done = rlreason(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     saved = RunFolder(tmp_path / "x")
     run = read_run(saved)
