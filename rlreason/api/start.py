@@ -27,7 +27,6 @@ from rlreason.errors import ConfigError
 from rlreason.jobs.run import run_job
 from rlreason.plugins import as_settings
 from rlreason.records.console import Console
-from rlreason.api.results import Run
 from rlreason.records.undo import undone_when_refused
 from rlreason.runtime.process_state import process_state_kept
 
