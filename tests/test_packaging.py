@@ -131,6 +131,7 @@ def test_every_module_of_the_installed_wheel_can_be_imported(installed, unpacked
 def test_the_installed_program_runs_from_an_empty_folder(installed, tmp_path) -> None:
     rlreason_, python = installed / "rlreason", installed / "python"
     assert run(rlreason_, "--version", cwd=tmp_path).stdout == f"rlreason {rlreason.__version__}\n"
+    assert run(python, "-c", "from rlreason import train", cwd=tmp_path).returncode == 0
     shown = run(rlreason_, "--help", cwd=tmp_path).stdout
     assert re.search(r"^loss: .*grpo_clip, ", shown, re.MULTILINE)
     assert re.search(r"^sweep: .*grpo_learning_rate", shown, re.MULTILINE)

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -107,6 +107,6 @@ def words_to_evaluate(settings: Mapping[str, Any], model: str) -> list[str]:
     trained = settings.get("model") or {}
     same["model"] = base["model"] | {key: trained[key] for key in SHARED if key in trained}
     words += differences(base, same)
-    run = OmegaConf.to_object(composed_settings(words))
-    unread = unread_keys(run) if isinstance(run, RunConfig) else {}  # such as how long training went on
+    run = cast(RunConfig, OmegaConf.to_object(composed_settings(words)))
+    unread = unread_keys(run)  # such as how long training went on
     return [word for word in words if word.partition("=")[0] not in unread]
