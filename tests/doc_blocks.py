@@ -164,6 +164,8 @@ def lowered(cfg: DictConfig, axes: Container[str] = ()) -> list[str]:
             continue
         if OmegaConf.is_interpolation(node, name) and key not in axes:  # it follows another one, which is lowered
             continue
+        if key == "sampling.max_tokens" and "n_steps" not in cfg and cfg.eval.sampling.max_tokens is not None:
+            continue  # nobody reads it
         value = node[name]
         if key in axes or (key == UNBOUNDED if value is None else value > most):
             words.append(f"{key}={most}")
