@@ -7,6 +7,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
@@ -14,6 +15,7 @@ from rlreason.cli.aliases import translated
 from rlreason.cli.flags import composing, read
 from rlreason.cli.multirun import composed, fixed, runs_of
 from rlreason.cli.verbs import named_verb
+from rlreason.config.store import typed
 
 ROOT = Path(__file__).parents[1]
 SHELLS = ("bash", "zsh", "fish")
@@ -137,7 +139,18 @@ def runs(words: Sequence[str]) -> list[list[str]]:
     """The overrides of each run that a command line asks for."""
     asked = read(words)
     with composing(asked):
-        return [list(run) for run in runs_of(asked.overrides, asked.multirun, asked.config_name)]
+        ours = translated(asked.overrides, note=lambda text: None)
+        return [list(run) for run in runs_of(ours, asked.multirun, asked.config_name)]
+
+
+def keep_the_rules(words: Sequence[str], real: Mapping[str, str]) -> None:
+    """`ConfigError` where a run that a command line asks for breaks a rule at its own size; the first ones of many."""
+    asked = read(words)
+    for overrides in runs(words)[:6]:
+        with composing(asked):
+            cfg = compose(asked.config_name, [*overrides, *local(compose(asked.config_name, overrides), real)])
+            OmegaConf.resolve(cfg)
+            typed(cfg, asked.multirun)
 
 
 def local(cfg: DictConfig, real: Mapping[str, str]) -> list[str]:

@@ -23,6 +23,7 @@ from doc_blocks import (
     blocks,
     commands,
     is_verb,
+    keep_the_rules,
     runs,
     small,
     small_python,
@@ -170,6 +171,8 @@ def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
     if "rollout=vllm" in words:
         pytest.importorskip("vllm")
     starts = not is_verb(words) and read(words).starts
+    if starts:
+        keep_the_rules(words, real)
     typed = small(words, real) if starts else words
     apart = any(word.startswith(("sweep=", "hydra.", "rollout=vllm")) for word in words)
     if starts and not apart and not command.place.startswith("README"):
