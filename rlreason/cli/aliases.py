@@ -11,7 +11,7 @@ from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString, Transformer, ValueType
+from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, Transformer, ValueType
 
 from rlreason.config import former_names
 from rlreason.errors import ConfigError
@@ -138,14 +138,14 @@ def _renamed(override: Override, name: Name) -> Override:
     return _with(renamed, values=value)
 
 
-def _of_packages(override: Override) -> dict[str, str]:
+def _of_packages(override: Override) -> dict[str, QuotedString]:
     """The names of rewards that installed packages announced; those of data and losses are options."""
-    if not override.key_or_group.endswith("reward") or ":" in override.get_value_string():
+    if not override.key_or_group.endswith("reward") or override.value_type is None:
         return {}
-    return {name: f"'{function}'" for name, function in announced(override.key_or_group).items()}
+    return {name: QuotedString(found, Quote.single) for name, found in announced(override.key_or_group).items()}
 
 
-def _with_values(override: Override, former: Mapping[str, str]) -> str:
+def _with_values(override: Override, former: Mapping[str, Any]) -> str:
     """The override as a word, each value under its present name."""
     return str(_with(override, values=lambda given: former.get(_text(given), given)).input_line)
 

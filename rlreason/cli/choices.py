@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, QuotedString, RangeSweep
 
 from rlreason.cli.aliases import MAY_BE_ABSENT, NONE, PLACED
+from rlreason.cli.own_options import SETTINGS
 from rlreason.cli.suggestions import did_you_mean, nearest_options, options
 from rlreason.config.leaves import typed_word
 from rlreason.config.store import resource_dir
@@ -76,7 +77,7 @@ def _refuse_unknown(override: Override, group: str, offered: list[str]) -> None:
         axes = ["loss", "baseline"] if group == "objective" and shown not in NONE else []
         elsewhere = [f"{axis}={shown}" for axis in axes if _exists(axis, shown)]
         meant = did_you_mean(elsewhere or nearest_options(shown, offered))
-        more = ""
+        more = ", or a function of your own as module:function" if group in SETTINGS else ""
         if group in PLUGINS:
             more = f", or install the plug-in that brings it (such as pip install hydra-NAME-{group[6:]})"
         key = override.package if PLACED.get(override.package or "") == group else group  # as it was typed

@@ -49,7 +49,8 @@ class Repository(ConfigRepository):
 
     def get_group_options(self, group_name: str, results_filter: ObjectType | None = ObjectType.CONFIG) -> list[str]:
         """The options of a group: those of installed packages too, which a file of the same name goes before."""
-        names = self._announced(group_name) if group_name in SETTINGS else {}
+        has_names = group_name in SETTINGS and results_filter is not ObjectType.GROUP
+        names = self._announced(group_name) if has_names else {}
         return sorted({*super().get_group_options(group_name, results_filter), *names})
 
     def _function(self, config_path: str) -> str | None:

@@ -54,6 +54,10 @@ class GRPOConfig(Objective, OnlineConfig):
         return self
 
     @property
+    def own_loss(self) -> str | None:
+        return self.loss.loss_type if ":" in self.loss.loss_type else None
+
+    @property
     def corrects_mismatch(self) -> bool:
         return self.mismatch != "none" or self.old_from_engine
 

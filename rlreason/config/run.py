@@ -110,6 +110,11 @@ class RunConfig:
         """A function `module:function` of the user's that scores responses apart from any reward."""
         return None
 
+    @property
+    def own_loss(self) -> str | None:
+        """A loss `module:function` of the user's."""
+        return None
+
     def responses_saved(self) -> int:
         """How many responses are written down, about: those of the last evaluation."""
         evaluation = self.evaluation

@@ -82,19 +82,20 @@ class FunctionDataConfig(RowsDataConfig):
         return True
 
     def problems(self) -> list[str]:
-        bad = super().problems()
         try:
-            signature = inspect.signature(load(self.function))
-            signature.bind(**self.options)
+            function = load(self.function)
         except NotImportableError as error:
-            bad.append(f"data.function={self.function}: {error}")
+            return [*super().problems(), f"data.function={self.function}: {error}"]
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # of some functions written in C nothing is known
+            return super().problems()
+        try:
+            signature.bind(**self.options)
         except TypeError as error:
-            bad.append(
-                f"data.options={self.options}: {self.function}{signature} does not take them ({error}): fix them"
-            )
-        except ValueError:  # of some functions written in C nothing is known
-            pass
-        return bad
+            line = f"data.options={self.options}: {self.function}{signature} does not take them ({error}): fix them"
+            return [*super().problems(), line]
+        return super().problems()
 
 
 def of_function(name: str) -> FunctionDataConfig:

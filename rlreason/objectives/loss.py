@@ -83,4 +83,4 @@ class Loss:
         read = {name: value for name, value in more.items() if name in self._parameters}
         found = self.function(advantages, policy_log_probs, **read, **numbers)
         loss, stats = found if isinstance(found, tuple) else (found, {})
-        return loss, {name: stat.detach() for name, stat in stats.items()}
+        return loss, {name: stat.detach().to(loss.dtype) for name, stat in stats.items()}

@@ -42,8 +42,8 @@ def _function(data: Data) -> str | Callable[..., Any]:
         raise ConfigError(f"data={data!r:.60} is neither rows nor a function: give a list of dictionaries")
     rows = data if isinstance(data, Mapping) else list(data)
 
-    def given_rows() -> Any:
+    def rows_given() -> Any:
         """Rows that were given as a Python object. The run has their hash, `data_hash`, and no source of them."""
         return rows
 
-    return given_rows
+    return rows_given

@@ -64,7 +64,10 @@ def import_path(thing: Any) -> str | None:
         found = getattr(found, part, None)
     file = getattr(sys.modules.get(module), "__file__", None)
     spec = _spec(module) if found is thing else None
-    return f"{module}:{name}" if spec and file and spec.origin and Path(spec.origin).samefile(file) else None
+    with suppress(OSError):  # of a spec without a file
+        if spec and spec.origin and file and Path(spec.origin).samefile(file):
+            return f"{module}:{name}"
+    return None
 
 
 def label_of(thing: Any) -> str:
@@ -107,7 +110,7 @@ def _spec(module: str) -> ModuleSpec | None:
     """Where Python would find a module now, whatever is loaded under that name already. Parents are not imported."""
     parts, places, spec = module.split("."), None, None
     for number in range(1, len(parts) + 1):
-        name = ".".join(parts[:number])
+        name, spec = ".".join(parts[:number]), None
         with suppress(Exception):  # of a finder that somebody has installed
             spec = next((s for f in sys.meta_path if (s := f.find_spec(name, places))), None)
         if spec is None:

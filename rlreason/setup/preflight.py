@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rlreason.config.evaluation import as_eval
 from rlreason.config.groups import PromptConfig
-from rlreason.config.grpo import GRPOConfig
 from rlreason.config.packages import needs
 from rlreason.config.rollout import WITHOUT_VLLM
 from rlreason.config.run import RunConfig
 from rlreason.config.tasks import GymConfig
 from rlreason.errors import ConfigError, ResourceError
+from rlreason.objectives.objective import ChosenLoss
 from rlreason.objectives.own_loss import broken_contract
 from rlreason.records.wandb_logger import refuse_without_login
 from rlreason.setup.fits import Foreseen
@@ -74,9 +74,8 @@ def useless_functions(runs: Sequence[RunConfig], foreseen: Foreseen | None) -> l
 
 def broken_loss(run: RunConfig) -> str:
     """Why a loss of the user's own cannot be trained with."""
-    if not isinstance(run, GRPOConfig) or ":" not in run.loss.loss_type:
-        return ""
-    return broken_contract(run.loss.loss_type, run.loss.numbers())
+    loss: ChosenLoss | None = getattr(run, "loss", None)
+    return broken_contract(loss.loss_type, loss.numbers()) if loss and run.own_loss else ""
 
 
 def template_problems(run: RunConfig) -> list[str]:

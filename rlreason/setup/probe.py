@@ -32,8 +32,7 @@ def own_sources(run: RunConfig) -> dict[str, str]:
     """Setting -> source of every function that a run keeps: what judges, the loss, and what makes the problems."""
     names = own_functions(run)
     names += [(f"{key}={d.function}", d.function) for key, d in run.data_read().items() if hasattr(d, "function")]
-    loss = getattr(getattr(run, "loss", None), "loss_type", "")
-    names += [(f"loss={loss}", loss)] if ":" in loss else []
+    names += [(f"loss={run.own_loss}", run.own_loss)] if run.own_loss else []
     return {setting: written_source(name) for setting, name in names if not name.startswith("rlreason.")}
 
 

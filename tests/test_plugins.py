@@ -1,0 +1,384 @@
+"""Rewards, data and losses of one's own: by `module:function`, by a name that a package announces, as objects."""
+
+import functools
+import importlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose
+from omegaconf import OmegaConf
+
+from rlreason import evaluate, train
+from rlreason.analysis.saved_run import read_run
+from rlreason.cli.as_words import words_of
+from rlreason.cli.check import check_words
+from rlreason.cli.flags import composing, read
+from rlreason.config.groups import no_reward
+from rlreason.config.store import typed
+from rlreason.config.tasks import of_function
+from rlreason.errors import ConfigError, DataError
+from rlreason.grading import Grader
+from rlreason.objectives.card import objective_card
+from rlreason.objectives.loss import Formula, Loss
+from rlreason.objectives.losses import LOSSES
+from rlreason.objectives.objective import own_loss_config
+from rlreason.objectives.own_loss import broken_contract
+from rlreason.objectives.published import GRPO, OF_LOSSES
+from rlreason.objectives.rules import check_objective
+from rlreason.plugins import as_settings, objects
+from rlreason.records.reader import RunFolder
+from rlreason.setup.preflight import broken_loss
+from rlreason.setup.read_data import read_splits
+from rlreason.types import Problem, Range
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+TINY = [
+    "model.width=32", "model.warm_start.steps=4", "n_steps=1", "rollout_batch_size=8", "group_size=4",
+    "eval_problems=2", "eval_every=0", "sampling.max_tokens=8", "data.n_train=256", "data.n_validation=32",
+    "logger=none",
+]  # fmt: skip
+MINE = '''
+import torch
+
+def asymmetric(advantages, policy_log_probs, *, tau=0.5, shift):
+    """-A log pi, where a negative advantage weighs tau."""
+    return -advantages.where(advantages > 0, tau * advantages) * (policy_log_probs + shift)
+
+def leaky(advantages, policy_log_probs, old_log_probs):
+    ratio = (policy_log_probs - old_log_probs).mean(-1, keepdim=True).exp()
+    return -(ratio * advantages).expand_as(policy_log_probs)
+
+def in_a_batch(advantages, policy_log_probs):
+    return -(advantages - advantages.mean()) * policy_log_probs
+
+def one_number(advantages, policy_log_probs):
+    return (-advantages * policy_log_probs).mean()
+
+def detached(advantages, policy_log_probs):
+    return -advantages * policy_log_probs.detach()
+
+def infinite(advantages, policy_log_probs):
+    return -advantages * policy_log_probs / (policy_log_probs - policy_log_probs)
+
+def odd_statistics(advantages, policy_log_probs):
+    return -advantages * policy_log_probs, {"mean": policy_log_probs.mean()}
+
+def raising(advantages, policy_log_probs):
+    raise ValueError("no such thing")
+
+def three(advantages, policy_log_probs, rewards): ...
+
+def named(advantages, policy_log_probs, *, mode="x"): ...
+
+def sums(count: int = 30, start: int = 0):
+    for n in range(start, start + count):
+        yield {"question": f"What is {n} plus 1?", "answer": n + 1, "level": "easy"}
+
+def halves():
+    return {"train": [{"question": "1+1?", "answer": 2}], "validation": [{"question": "2+1?", "answer": 3}]}
+
+def broken(): return 7
+
+def failing(): return [{}["question"]]
+
+def no_row(): return [{"q": 1}]
+
+def half(response, truth): return 0.5
+'''
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch) -> str:
+    """A module of the user's, in the current folder."""
+    name = f"mine_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    return name
+
+
+def settings(*words: str):
+    """The checked settings of these words, with the options that are no files."""
+    asked = check_words(["--cfg=job", *words])
+    with composing(asked):
+        cfg = compose("config", list(asked.overrides))
+        OmegaConf.resolve(cfg)
+        return typed(cfg)
+
+
+def test_a_loss_of_ones_own_is_an_option_with_its_numbers(mine):
+    run = settings(f"loss={mine}:asymmetric", "loss.tau=0.25", "loss.shift=1")
+    assert run.loss.numbers() == {"tau": 0.25, "shift": 1.0}
+    assert broken_loss(run) == ""
+    with composing(read([])):
+        assert f"loss={mine}:asymmetric" in words_of(run)
+    card = objective_card(run)
+    text = " ".join(card.fitted(1000).split())
+    assert (
+        f"-A log pi, where a negative advantage weighs tau {mine}:asymmetric; tau=0.25, shift=1, a function of" in text
+    )
+    assert f"{mine}.py, line 4" in text
+    assert "-A log pi, where a negative advantage weighs tau.\n" in card.markdown
+    mine_with = replace(GRPO, loss=own_loss_config(f"{mine}:asymmetric"))
+    assert [line.partition(";")[0] for line in check_objective(mine_with)] == [
+        f"loss.shift=null: loss={mine}:asymmetric needs a number"
+    ]
+    mine_with.loss.shift = float("nan")
+    assert check_objective(mine_with) == ["loss.shift=nan must be finite: give a number that float32 can hold"]
+    with pytest.raises(ConfigError, match=r"loss.taw is no setting .* did you mean loss.tau\?"):
+        settings(f"loss={mine}:asymmetric", "loss.taw=1")
+
+
+def test_what_is_no_loss_is_refused_in_one_line(mine):
+    refused = {
+        "asymetric": f"has no function asymetric: did you mean {mine}:asymmetric?",
+        "three": r"it takes \(advantages, policy_log_probs, rewards\)",
+        "named": "the default of mode is 'x'",
+    }
+    for name, why in refused.items():
+        with pytest.raises(ConfigError, match=why):
+            own_loss_config(f"{mine}:{name}")
+    broken = {
+        "leaky": "where response_mask is false",
+        "in_a_batch": "when other responses stand next to it",
+        "one_number": r"returns \(\) for",
+        "detached": "has no gradient",
+        "infinite": "is not finite",
+        "odd_statistics": "the statistic mean",
+        "raising": r"ValueError: no such thing \(.*, line",
+    }
+    for name, why in broken.items():
+        line = broken_contract(f"{mine}:{name}", {})
+        assert re.search(why, line), line
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_contract_lets_every_loss_of_the_table_pass(name):
+    numbers = OF_LOSSES[name].loss.numbers() if name in OF_LOSSES else {}
+    needed = {"cliprange_low": 0.2, "cliprange_high": 0.2, "ratio_cap": 5.0}
+    numbers |= {key: needed[key] for key, must in LOSSES[name].numbers.items() if must and key not in numbers}
+    assert broken_contract(name, numbers) == ""
+
+
+def test_a_loss_object_brings_its_formula_ranges_and_title():
+    def function(advantages, policy_log_probs, *, tau):
+        return -tau * advantages * policy_log_probs
+
+    loss = Loss(
+        function,
+        lambda tau: Formula(f"l = -{tau:g} A log pi", r"\ell", "scaled"),
+        {"tau": Range(0, 1, "try 0.5")},
+        published={"Mine (2026)": {"tau": 0.5}},
+        notes=("Mine: not yours.",),
+    )
+    with as_settings(loss=loss) as words:
+        name = words[0].partition("=")[2]
+        chosen = replace(GRPO, loss=replace(own_loss_config(name), tau=0.5))
+        text = " ".join(objective_card(chosen).text.split())
+        assert "l = -0.5 A log pi" in text
+        assert "Equals Mine (2026) Note Mine: not yours." in text
+        chosen.loss.tau = 0.75
+        assert "Mine (2026) with other numbers" in " ".join(objective_card(chosen).text.split())
+        chosen.loss.tau = 2
+        assert check_objective(chosen) == ["loss.tau=2 must be at most 1: try 0.5"]
+    with pytest.raises(ConfigError, match="it was a Python object of the program"):
+        own_loss_config(name)
+
+
+def test_rows_of_a_function_are_data_like_those_of_a_file(mine):
+    said: list[str] = []
+    sums = of_function(f"{mine}:sums")
+    assert sums.options == {"count": 30, "start": 0}
+    data = replace(sums, options={"count": 50, "start": 0}, n_validation=10)
+    problems, validation = read_splits(data, said.append)
+    assert (len(problems), len(validation), said) == (40, 10, [])
+    assert problems[0].facts == {"level": "easy"}
+    assert len(read_splits(sums, said.append)[1]) == 3
+    assert said == ["3 of the 30 problems are held out for validation (data.n_validation)"]
+    problems, validation = read_splits(of_function(f"{mine}:halves"), said.append)
+    assert (problems[0].answer, validation[0].answer) == ("2", "3")
+    given = Problem("own", "q?", "4", facts={"level": "2"})
+    with as_settings(data=[given, {"id": "other", "question": "other?", "answer": 5}]) as words:
+        problems, validation = read_splits(of_function(words[0].partition("=")[2]), said.append)
+        found = {p.id: p for p in (*problems, *validation)}
+        assert (found.keys(), found["own"].facts) == ({"own", "other"}, {"level": "2"})
+    refused = {
+        "broken": (DataError, "returned int, and must return or yield rows"),
+        "failing": (DataError, "KeyError: 'question'"),
+        "no_row": (DataError, "has no text under 'question'"),
+    }
+    for name, (kind, why) in refused.items():
+        with pytest.raises(kind, match=why):
+            read_splits(of_function(f"{mine}:{name}"), said.append)
+    with pytest.raises(ConfigError, match="returns validation rows of its own"):
+        read_splits(replace(of_function(f"{mine}:halves"), n_validation=1), said.append)
+    (line,) = replace(sums, options={"x": 5}).problems()
+    assert "does not take them (got an unexpected keyword argument 'x')" in line
+    with pytest.raises(ConfigError, match=r"data.options.cuont is no setting of data.options: did you mean"):
+        settings(f"data={mine}:sums", "data.options.cuont=5")
+
+
+def install(folder: Path, **points: str) -> None:
+    """A package in the folder that announces these."""
+    info = folder / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    groups = {"rewards": [], "data": [], "losses": []}
+    for name, value in points.items():
+        kind, _, short = name.partition("_")
+        groups[kind].append(f"{short} = {value}")
+    text = "\n".join(f"[rlreason.{kind}]\n" + "\n".join(lines) for kind, lines in groups.items())
+    (info / "entry_points.txt").write_text(text)
+    importlib.invalidate_caches()
+
+
+def test_an_installed_package_announces_names(mine, tmp_path):
+    install(
+        tmp_path, losses_tilted=f"{mine}:asymmetric", losses_gone="nowhere:loss", data_plus_one=f"{mine}:sums",
+        rewards_halved=f"{mine}:half",
+    )  # fmt: skip
+    run = settings("loss=tilted", "loss.shift=0", "prompt.reward=halved")
+    assert run.loss.loss_type == f"{mine}:asymmetric"
+    assert run.prompt.reward == f"{mine}:half"
+    with pytest.raises(ConfigError, match=r"loss=tiled is no option of loss: did you mean tilted\?"):
+        settings("loss=tiled")
+    assert no_reward("prompt.reward", "halvd")[0].endswith("did you mean prompt.reward=halved?")
+    assert "write that in a file" in no_reward("prompt.reward", "halved")[0]
+    with pytest.raises(
+        ConfigError, match=r"loss=gone, which an installed package announces, cannot be used: .*nowhere"
+    ):
+        settings("loss=gone")
+    asked = read([])
+    with composing(asked) as hydra:
+        offered = hydra.config_loader.get_group_options
+        assert {"tilted", "gone", "gspo"} <= set(offered("loss"))
+        assert {"plus_one", "stories"} <= set(offered("data"))
+    assert Grader(reward="halved").plugin == f"{mine}:half"
+
+
+def test_a_function_that_cannot_be_imported_judges_in_its_worker(mine):
+    half = importlib.import_module(mine).half
+
+    def scaled(factor: float):
+        def length(response, truth):
+            return factor * len(response)
+
+        return length
+
+    graders = [Grader(reward=given) for given in (scaled(1), scaled(2))]
+    rewards = [grader.grade_batch(["abc"], ["d"])[0].reward for grader in graders]
+    for grader in graders:
+        grader.close()
+    assert rewards == [3, 6]
+    half = importlib.import_module(mine).half
+    names = [grader.reward for grader in (*graders, Grader(reward=functools.partial(half)), Grader(reward=half))]
+    assert len(set(names)) == 4
+    assert names[-1] == f"{mine}:half"
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="cannot be sent to the processes that grade"):
+        Grader(reward=lambda response, truth: lock.locked())
+    with pytest.raises(ConfigError, match="neither a name nor a function"):
+        Grader(reward=3)
+
+
+def test_two_threads_with_one_name_do_not_meet_and_nothing_stays():
+    found: dict[int, tuple[list[str], float]] = {}
+    together = threading.Barrier(2)
+
+    def use(number: int) -> None:
+        held = iter([number])  # no plain value, so both have one name
+        with as_settings(reward=lambda response, truth: held) as words:
+            together.wait(10)
+            found[number] = words, objects.find(words[0].partition("=")[2])
+            together.wait(10)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({words[0] for words, _ in found.values()}) == 2
+    assert found[0][1] is not found[1][1]
+    assert not objects._known
+
+
+@pytest.fixture
+def examples(monkeypatch) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    sys.modules.pop("own_reward", None)  # the tests have one of this name
+
+
+def test_runs_with_ones_own_reward_loss_and_task(examples, tmp_path):
+    folder = tmp_path / "run"
+    words = ["loss=own_loss:tapered", "loss.cap=0.5", "epochs_per_rollout=2", f"hydra.run.dir={folder}"]
+    run = train(*TINY, *words, reward=lambda response, truth: len(response) % 2, quiet=True)
+    assert run.status == "finished"
+    assert any("train/clip_fraction" in row for row in run.metrics)
+    assert {row["reward"] for row in run.responses} <= {0.0, 1.0}
+    sources = (folder / "own_functions.txt").read_text()
+    assert "len(response) % 2" in sources
+    assert "def tapered(" in sources
+    own = json.loads((folder / "provenance.json").read_text())["own_functions"]
+    assert [word.partition("-")[0] for word in own] == ["prompt.reward=python:lambda", "loss=own_loss:tapered"]
+    assert not [path for path in folder.rglob("*") if "pickle" in path.name or path.suffix == ".pkl"]
+    assert read_run(RunFolder(folder)).loss.numbers() == {"cap": 0.5}
+    task = ["data=own_task:multiples", "data.options.largest=9", "data.verifier=own_task", "eval_problems=4"]
+    asked = ["model=local", f"model.path={folder}/model", "prompt=r1_zero_short", "sampling.max_tokens=8"]
+    measured = evaluate(*asked, *task, "logger=none", f"hydra.run.dir={tmp_path}/asked", quiet=True)
+    assert (measured.status, len(measured.responses)) == ("finished", 4)
+    assert measured.config["data"]["options"] == {"count": 500, "largest": 9, "seed": 0}
+
+
+def test_the_examples_judge(examples):
+    text = "x </think> <answer>14</answer>"
+    with Grader(reward="own_reward:brief") as brief:
+        right, wrong = brief.grade_batch([text] * 2, ["14", "15"])
+    assert (right.outcome, wrong.reward) == ("correct", 0)
+    assert 0.5 < right.reward < 1
+    task = importlib.import_module("own_task")
+    assert [task.r1_zero(text, problem)["reward"] for problem in ("7 10 24", "7 14 28")] == [1, 0]
+    assert len({row["question"] for row in task.multiples()}) == 500
+
+
+def python(folder: Path, *words: str) -> str:
+    """What this command prints."""
+    env = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("file", ["own_reward", "own_loss"])
+def test_the_commands_of_the_examples_run(file, tmp_path):
+    (command, *_) = re.findall(r"python (-m rlreason .*)", (EXAMPLES / f"{file}.py").read_text())
+    assert "finished in" in python(EXAMPLES, *shlex.split(command), *TINY, f"hydra.run.dir={tmp_path}/run")
+
+
+@pytest.mark.long
+def test_the_example_runs_from_python(tmp_path):
+    assert 0 <= float(python(tmp_path, str(EXAMPLES / "own_reward.py")).split()[-1]) <= 1
+
+
+def test_tapered_equals_a_loop(examples):
+    tapered = importlib.import_module("own_loss").tapered
+    policy, old = -torch.rand(2, 3), -torch.rand(2, 3)
+    mask, advantages = torch.tensor([[1, 1, 0], [1, 1, 1]]).bool(), torch.tensor([[1.0], [-2.0]])
+    loss, _ = tapered(advantages, policy, old, mask, cap=0.9)
+    for row, token in mask.nonzero().tolist():
+        ratio = (policy - old)[row][mask[row]].sum().exp().item()
+        weight = 1.0 if advantages[row] > 0 else min(ratio, 0.9)
+        expected = -weight * advantages[row].item() * policy[row, token].item()
+        assert loss[row, token].item() == pytest.approx(expected, abs=1e-6)
