@@ -5,24 +5,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlreason.api.results import Run, load_run
-    from rlreason.api.start import compose, evaluate, train
+    from rlreason.api import Run, compose, evaluate, load_run, train
     from rlreason.grading import Grader
 
 __version__ = "0.1.0"
 __all__ = ["Grader", "Run", "compose", "evaluate", "load_run", "train"]
 
-#: Where each of them is defined: imported when it is asked for, so that `import rlreason` itself is quick.
-_PLACES = {
-    **dict.fromkeys(("compose", "evaluate", "train"), "rlreason.api.start"),
-    **dict.fromkeys(("Run", "load_run"), "rlreason.api.results"),
-    "Grader": "rlreason.grading",
-}
 
-
-def __getattr__(name: str) -> Any:
-    if name in _PLACES:
-        return getattr(import_module(_PLACES[name]), name)
+def __getattr__(name: str) -> Any:  # imported when it is asked for, so that `import rlreason` itself is quick
+    if name in __all__:
+        return getattr(import_module("rlreason.grading" if name == "Grader" else "rlreason.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,1 +1,72 @@
-"""Runs from Python: `train`, `evaluate`, `compose` and `load_run`, which `rlreason` itself hands out."""
+"""Runs from Python: what the command line does, in this process, and values to go on with.
+
+Hydra is imported when a function is called, and torch when a run starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rlreason.api.results import Run, load_run
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from rlreason.config.run import RunConfig
+
+__all__ = ["Run", "compose", "evaluate", "load_run", "train"]
+
+
+def train(
+    *overrides: str,
+    config: DictConfig | RunConfig | None = None,
+    reward: Callable[..., Any] | str | None = None,
+    loss: Callable[..., Any] | str | None = None,
+    data: Any = None,
+    quiet: bool = False,
+) -> Run:
+    """Start the run that these words of the command line ask for, and return it when it has ended.
+
+        run = train("loss=grpo_clip", "n_steps=20", "hydra.run.dir=runs/clip")
+
+    `config`: what `compose` returned, changed or not; `overrides` then come on top. `reward`, `loss`, `data`: of your
+    own, as functions. `quiet`: print nothing. A run that diverged is returned too: see its `status`.
+
+    Raises `ConfigError` where the words are refused, `DataError`, `EngineError` or `ResourceError` where the run cannot
+    go on, and KeyboardInterrupt where it was interrupted, after its records were finished.
+    """
+    from rlreason.api.start import start
+
+    return start([], overrides, config, {"reward": reward, "loss": loss, "data": data}, quiet)
+
+
+def evaluate(
+    *overrides: str | Run,
+    config: DictConfig | RunConfig | None = None,
+    reward: Callable[..., Any] | str | None = None,
+    data: Any = None,
+    quiet: bool = False,
+) -> Run:
+    """Measure a model as it is: `train` with `algorithm=evaluate`.
+
+    evaluate("model=local", "model.path=DIR", "data=gsm8k", "data.path=DIR", "eval_problems=200")
+    evaluate(run, "eval.samples=4")  # the model that a run has saved, asked as it was at the end of training
+    """
+    from rlreason.api.start import of_run, start
+
+    first, words = ["algorithm=evaluate"], overrides
+    if overrides and isinstance(overrides[0], Run):
+        first, words = of_run(overrides[0]), overrides[1:]
+    return start(first, words, config, {"reward": reward, "loss": None, "data": data}, quiet)
+
+
+def compose(*overrides: str) -> DictConfig:
+    """The settings of the run that these words ask for, to be read or changed, and given to `train(config=...)`.
+
+    Types and names are checked at once, by the command line's rules when the run starts. Settings that follow from
+    others, such as `train_batch_size` from `rollout_batch_size`, follow when the run starts, unless changed themselves.
+    """
+    from rlreason.api.start import settings
+
+    return settings(overrides)

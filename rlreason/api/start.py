@@ -1,11 +1,11 @@
-"""`train`, `evaluate` and `compose`: what the command line does, in this process and with values to go on with.
+"""A run in this process, which may be a notebook's or that of a program with Hydra and threads of its own.
 
 A run from Python is made of the same words as one from the command line and goes through the same checks; it says in
 its folder with which command it can be repeated. Nothing here ends the process, and mistakes are raised.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,71 +35,30 @@ HYDRAS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")
 _under_way: set[Path] = set()  # folders of this process's runs
 
 
-def train(
-    *overrides: str,
-    config: DictConfig | RunConfig | None = None,
-    reward: Callable[..., Any] | str | None = None,
-    loss: Callable[..., Any] | str | None = None,
-    data: Any = None,
-    quiet: bool = False,
-) -> Run:
-    """Start the run that these words of the command line ask for, and return it when it has ended.
-
-        run = train("loss=grpo_clip", "n_steps=20", "hydra.run.dir=runs/clip")
-
-    `config`: what `compose` returned, changed or not; `overrides` then come on top. `reward`, `loss`, `data`: of your
-    own, as functions. `quiet`: print nothing. A run that diverged is returned too: see its `status`.
-
-    Raises `ConfigError` where the words are refused, `DataError`, `EngineError` or `ResourceError` where the run cannot
-    go on, and KeyboardInterrupt where it was interrupted, after its records were finished.
-    """
-    return _start([], overrides, config, {"reward": reward, "loss": loss, "data": data}, quiet)
-
-
-def evaluate(
-    *overrides: str | Run,
-    config: DictConfig | RunConfig | None = None,
-    reward: Callable[..., Any] | str | None = None,
-    data: Any = None,
-    quiet: bool = False,
-) -> Run:
-    """Measure a model as it is: `train` with `algorithm=evaluate`.
-
-    evaluate("model=local", "model.path=DIR", "data=gsm8k", "data.path=DIR", "eval_problems=200")
-    evaluate(run, "eval.samples=4")  # the model that a run has saved, asked as it was at the end of training
-    """
-    first, words = ["algorithm=evaluate"], overrides
-    if overrides and isinstance(overrides[0], Run):
-        first, words = _of_run(overrides[0]), overrides[1:]
-    return _start(first, words, config, {"reward": reward, "loss": None, "data": data}, quiet)
-
-
-def _of_run(run: Run) -> list[str]:
+def of_run(run: Run) -> list[str]:
+    """Words that measure the model of a run."""
     if run.model is None:
         raise ConfigError(f"{run.folder} holds no saved model: give a run of save_model=true, or model.path=FOLDER")
     with own_hydra(), composing(read([])):
         return words_to_evaluate(run.config, str(run.model.absolute()))
 
 
-def compose(*overrides: str) -> DictConfig:
-    """The settings of the run that these words ask for, to be read or changed, and given to `train(config=...)`.
-
-    Types and names are checked at once, by the command line's rules when the run starts. Settings that follow from
-    others, such as `train_batch_size` from `rollout_batch_size`, follow when the run starts, unless changed themselves.
-    """
+def settings(overrides: Sequence[object]) -> DictConfig:
+    """What the words compose to; see `rlreason.compose`."""
     with own_hydra():
         asked = check_words(["--cfg=job", *_one_run(overrides)], note=print)
         with composing(asked):
             return _composed(asked)
 
 
-def _start(
+def start(
     first: Sequence[str],
     overrides: Sequence[object],
     config: DictConfig | RunConfig | None,
     objects: dict[str, Any],
     quiet: bool,
 ) -> Run:
+    """The run that `first` and then `overrides` ask for, when it has ended; see `rlreason.train`."""
     typed_words = _one_run(overrides)
     with ExitStack() as stack:
         own = stack.enter_context(as_settings(**objects))

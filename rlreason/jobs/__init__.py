@@ -1,1 +1,1 @@
-"""Jobs that do not train: they ask a model, grade its responses, and say what that comes to."""
+"""The start of any run (`run.py`), and jobs that do not train: they ask a model and say what its grades come to."""
