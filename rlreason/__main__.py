@@ -4,6 +4,7 @@ Nothing slow is imported before signals are heeded, and a verb imports neither H
 """
 
 import sys
+from importlib.util import find_spec
 
 from rlreason.runtime.early_signals import heed_signals
 
@@ -11,6 +12,13 @@ from rlreason.runtime.early_signals import heed_signals
 def main() -> None:
     """Do what the command line asks and end the process with its exit code."""
     heed_signals()
+    if missing := [name for name in ("hydra", "torch", "transformers") if find_spec(name) is None]:
+        print(
+            f"rlreason: {sys.executable} has no {', '.join(missing)}: activate the environment that rlreason is "
+            "installed in (after make demo: source .venv/bin/activate)",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     from rlreason.cli.entry import run_cli
     from rlreason.cli.verbs import named_verb, run_verb
 

@@ -234,7 +234,10 @@ def test_every_module_runs_or_says_what_to_type():
         for path in PACKAGE.rglob("*.py")
     }
     runnable = {name for name in names if modules.runs(name)}
-    assert runnable == {"rlreason", "rlreason.__main__", "rlreason.setup.ship", "rlreason.grading.workers.worker"}
+    assert runnable == {
+        "rlreason", "rlreason.__main__", "rlreason.setup.ship", "rlreason.grading.workers.worker",
+        "rlreason.cli.settings_page",
+    }  # fmt: skip
     for name in names - runnable:
         text = modules.instead(name)
         assert text.startswith(f"{name} is no command: type ")
@@ -292,3 +295,12 @@ def test_what_a_run_reads_is_not_among_what_it_sets_aside(tmp_path):
     with pytest.raises(ConfigError, match=r"model.path=.*run lies in hydra.run.dir=.*: choose another"):
         refuse_own_input(run, tmp_path / "run", CONTENTS)
     refuse_own_input(run, tmp_path / "other", CONTENTS)
+
+
+def test_a_python_without_the_packages_is_told_which_environment_has_them(tmp_path):
+    bare = [sys.executable, "-S", "-c", "import rlreason.__main__ as m; m.main()", "seed=1"]
+    root = str(Path(__file__).resolve().parents[1])
+    done = subprocess.run(bare, cwd=tmp_path, env={"PYTHONPATH": root}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "has no hydra, torch, transformers: activate" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

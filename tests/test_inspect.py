@@ -107,6 +107,7 @@ def test_what_else_is_worth_knowing_comes_behind():
     assert found == ["no </think>", "cut at the token limit", "the last number in it is the right one: 18"]
     assert str(why("</think> <answer>x^y</answer>", "18", plain, "timeout", False)[0]).endswith("timeout")
     assert "rules of its own" in str(why("x", "18", Grader(reward="mine:reward"), "wrong", False)[0])
+    assert "raised" in str(why("x", "18", Grader(reward="mine:reward"), "error", False)[0])
 
 
 def test_every_category_is_shown_with_its_count_and_written(run, capsys):

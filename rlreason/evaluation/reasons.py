@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from rlreason.grading import Grader
 from rlreason.grading.formats import SHOWN_CHARS
 from rlreason.grading.ground_truth import reference_answers
+from rlreason.records.files import INCIDENTS
 from rlreason.runtime.text import shorten
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -31,6 +32,9 @@ def why(response: str, ground_truth: Any, grader: Grader, outcome: str, truncate
     cut = [Reason("cut at the token limit")] if truncated else []
     if outcome == "correct":
         return [Reason("right"), *cut]
+    if grader.plugin and outcome in ("error", "timeout"):
+        what = "raised, or returned no number" if outcome == "error" else "took longer than grading.timeout_s"
+        return [Reason(f"no verdict: {grader.plugin} {what}", f"see {INCIDENTS}"), *cut]
     if grader.plugin:
         return [Reason("not earned", f"{grader.plugin} has rules of its own"), *cut]
     references, read = reference_answers(ground_truth) or [], grader.read(response)

@@ -222,7 +222,10 @@ def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         return f"{m['eval/accuracy']:.3f} ({m['eval/accuracy_low']:.2f}-{m['eval/accuracy_high']:.2f})"
 
     rows.append(f"{'accuracy (95% int.)':22} {interval(before):>18} {interval(after):>18}")
-    for label, key in (("format", "eval/format"), ("length, tokens", "eval/length"), ("truncated", "eval/truncated")):
+    keys = [("format", "eval/format"), ("length, tokens", "eval/length"), ("truncated", "eval/truncated")]
+    if any(m.get("eval/reward", m["eval/accuracy"]) != m["eval/accuracy"] for m in (before, after)):
+        keys.insert(0, ("reward", "eval/reward"))  # of one's own, which is more than right or wrong
+    for label, key in keys:
         form = ".1f" if key.endswith("length") else ".3f"
         rows.append(f"{label:22} {before[key]:>18{form}} {after[key]:>18{form}}")
     return "\n".join(rows)

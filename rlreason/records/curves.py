@@ -90,7 +90,8 @@ def draw_panel(ax: Any, rows: Rows, panel: Panel) -> None:
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.grid(alpha=0.25)
     if heading.startswith("accuracy"):
-        ax.set_ylim(-0.02, 1.02)
+        _, rewards = series(rows, "reward/mean")  # of one's own, it may lie anywhere
+        ax.set_ylim(min([-0.02, *(1.05 * value for value in rewards)]), max([1.02, *(1.05 * v for v in rewards)]))
     elif heading.startswith(("response", "entropy", "clip")):
         ax.set_ylim(bottom=0)
     if len(drawn) > 1:
@@ -118,9 +119,14 @@ def draw_whole_split(ax: Any, rows: Rows) -> None:
 
 
 def title_of(run: RunFolder) -> str:
-    """Model, data, objective and seed of a run; empty in the place of a setting that another version did not have."""
+    """Model, data, objective and seed of a run, and a reward that is a function of one's own.
+
+    Empty in the place of a setting that another version did not have.
+    """
     model, data, loss, algorithm, seed = (
         "" if (value := run.setting(key)) is None else value
         for key in ("model.name", "data.name", "loss.loss_type", "algorithm", "seed")
     )
-    return f"{model}, {data}: {f'loss={loss}' if loss else algorithm}, seed {seed}"
+    reward = str(run.setting("prompt.reward") or "")
+    own = f", reward={reward}" if ":" in reward else ""
+    return f"{model}, {data}: {f'loss={loss}' if loss else algorithm}{own}, seed {seed}"
