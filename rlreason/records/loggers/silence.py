@@ -12,8 +12,9 @@ _lock = threading.Lock()
 
 def listen() -> list[tuple[str, str]]:
     """(function, text) of all that silenced functions are told in this thread from here on, instead of showing it."""
-    _thread.heard = []
-    return _thread.heard
+    heard: list[tuple[str, str]] = []
+    _thread.heard = heard
+    return heard
 
 
 def silence(module: ModuleType, name: str) -> None:

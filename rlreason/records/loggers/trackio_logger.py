@@ -45,7 +45,7 @@ class TrackioLogger:
         trackio.config = callers
         self._heard.clear()  # it started
         self._lost = dict[str, str]()  # what the run warns of, in threads of Trackio's too
-        self._run._warn_once = self._lost.setdefault
+        vars(self._run)["_warn_once"] = self._lost.setdefault
         self._step = 0  # the newest train_step
         self.place = elsewhere or f"trackio show --project {shlex.quote(project)}"
 
