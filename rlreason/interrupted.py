@@ -15,6 +15,7 @@ from rlreason.records.status import write_status
 from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
 from rlreason.setup.components import Components
+from rlreason.setup.run_summary import show_loggers
 
 
 def wind_up(
@@ -54,6 +55,7 @@ def wind_up(
     if draws:
         try_to(console, lambda: draw_curves(RunFolder(folder)))
     try_to(console, lambda: records.loggers.finish({"status": "interrupted"}))
+    try_to(console, lambda: show_loggers(console, records.loggers))
     return far
 
 

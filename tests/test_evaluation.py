@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from rlreason.algorithms.rollouts import Rollouts
@@ -322,6 +323,7 @@ def test_killed_in_the_middle_and_started_again_it_leaves_the_same_file(tmp_path
 def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path):
     (tmp_path / "my_scores.py").write_text("def brevity(question, response):\n    return -len(response)\n")
     words = ["algorithm=best_of_n", "n_list=[1,2,4]", "split=train", "scorer=my_scores:brevity", "hydra.run.dir=b"]
+    words.append("logger=tensorboard")
     done = rlreason(*SMALL, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "b/summary.json").read_text())
@@ -340,6 +342,8 @@ def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path):
     assert {"best_of_n.csv", "best_of_n.png", "metrics.jsonl"} <= {p.name for p in (tmp_path / "b").iterdir()}
     assert f"protocol {summary['protocol']['hash']}" in done.stdout
     rows = [json.loads(line) for line in (tmp_path / "b/responses.jsonl").read_text().splitlines()]
+    (sent,) = EventAccumulator(str(tmp_path / "b/tensorboard")).Reload().Tensors("generations/evals/text_summary")
+    assert sent.tensor_proto.string_val[0].decode().count("question: ") == 32
     first = [r["outcome"] == "correct" for r in rows if r["sample"] == 0]
     assert (len(first), sum(first) / 48) == (48, summary["first_samples"]["accuracy"])
     assert f"first samples alone: accuracy {summary['first_samples']['accuracy']:.3f} (" in done.stdout

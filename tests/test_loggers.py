@@ -123,6 +123,21 @@ def test_wandb_can_be_switched_off_by_its_variable(logger):
     assert not list(Path("lr=1").rglob("*.wandb"))
 
 
+def test_a_variable_that_changes_after_the_first_run_of_a_process_holds_for_the_next(logger, monkeypatch, capfd):
+    """As after a run in a notebook that could not log in."""
+    first = logger({"WANDB_MODE": "offline", "WANDB_PROJECT": "first"})
+    mode = os.environ.pop("WANDB_MODE")
+    monkeypatch.delenv("WANDB_PROJECT")
+    with pytest.raises(ValueError, match="no login"):
+        logger()
+    third = logger({"WANDB_MODE": mode, "WANDB_DIR": "elsewhere", "WANDB_BASE_URL": "http://127.0.0.1:9"})
+    assert (first.run.project, third.run.project) == ("first", "rlreason")
+    assert third.run.settings.base_url == "http://127.0.0.1:9"
+    assert list(Path("elsewhere/wandb").glob("offline-run-*"))
+    assert wandb.setup().settings.project == "first"  # what runs of the user's own go by
+    assert capfd.readouterr() == ("", "")
+
+
 def records(file: Path) -> list[wandb_internal_pb2.Record]:
     """What an offline run wrote: LevelDB's log format, blocks of 32 KiB after a header of 7 bytes."""
     data, position, whole, out = file.read_bytes(), 7, b"", []
@@ -254,9 +269,8 @@ def test_a_logger_that_cannot_start_is_one_line_and_in_the_summary(place):
     wandb.teardown()
 
 
-@pytest.mark.filterwarnings("ignore:trackio failed to flush")
 @pytest.mark.parametrize("name", ["tensorboard", "trackio"])
-def test_a_place_that_goes_away_while_a_run_logs_is_one_line(place, name, request):
+def test_a_place_that_goes_away_while_a_run_logs_is_one_line(place, name, request, capfd, recwarn):
     home = request.getfixturevalue("trackio").TRACKIO_DIR if name == "trackio" else place / "tensorboard"
     said: list[str] = []
     loggers = Loggers(said.append)
@@ -268,10 +282,11 @@ def test_a_place_that_goes_away_while_a_run_logs_is_one_line(place, name, reques
     loggers.log(ROW)
     loggers.finish({"status": "finished"})
     assert len(said) == 1
-    assert re.match(rf"! logger={name} (failed|could not end in order) \(.*\): see that ", said[0])
+    assert re.match(rf"! logger={name} (failed|could not end in order) \(.*({home.name}|dir).*\): see that ", said[0])
+    assert (capfd.readouterr(), list(recwarn)) == (("", ""), [])
 
 
-def test_a_service_that_does_not_answer_holds_the_run_no_longer_than_it_may(place, monkeypatch):
+def test_a_service_that_does_not_answer_holds_the_run_no_longer_than_it_may(place, monkeypatch, capfd):
     """A server that takes connections and says nothing, as behind some firewalls."""
     wandb.teardown()
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
@@ -285,6 +300,8 @@ def test_a_service_that_does_not_answer_holds_the_run_no_longer_than_it_may(plac
         loggers.finish({})
         assert time.monotonic() - began < 20
     assert [line.partition(" (")[0] for line in said] == ["! logger=wandb could not start"]
+    assert "Consider" not in said[0]
+    assert capfd.readouterr() == ("", "")
     wandb.teardown()
 
 
@@ -294,11 +311,12 @@ class Slow:
     cure, place = "wait", "here"
 
     def __init__(self, at: str, go: threading.Event) -> None:
-        self.at, self.go, self.done = at, go, list[str]()
+        self.at, self.go, self.done, self.there = at, go, list[str](), threading.Event()
         self._do("start")
 
     def _do(self, what: str) -> None:
         if what == self.at:
+            self.there.set()
             self.go.wait(60)
         self.done.append(what)
 
@@ -328,6 +346,7 @@ def test_a_logger_that_hangs_is_left_behind(at):
     loggers.add("mine", make, "wait")
     for step in range(QUEUED + 10 if at == "log" else 3):
         loggers.log({"train_step": step})
+        assert at != "log" or made[0].there.wait(20)
     loggers.finish({})
     loggers.abandon()
     assert time.monotonic() - began < 2

@@ -289,6 +289,7 @@ def test_a_run_that_is_stopped_in_an_update_keeps_its_model_rows_and_curves(tmp_
     logged = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
     assert logged.Scalars("train/loss")[-1].step == rows[-1]["train_step"]
     assert b"status: interrupted" in logged.Tensors("summary/text_summary")[0].tensor_proto.string_val[0]
+    assert "logger     tensorboard: tensorboard --logdir run/tensorboard" in process.said
     assert "rlreason: stopped by SIGTERM in step 1" in process.said.splitlines()[-1]
 
 

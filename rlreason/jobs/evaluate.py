@@ -44,6 +44,7 @@ def asked(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[
         yield components, respond(run, components, records, console)
     except KeyboardInterrupt:
         components.loggers.finish({"status": "interrupted"})
+        show_loggers(console, components.loggers)
         raise
     finally:
         components.close()

@@ -110,9 +110,11 @@ class RunWriter:
         self.log = ResponseLog(self.folder, identity, problems, n)
         return self.log
 
-    def rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """A file of JSON lines: the responses of a job that does not train, or how often it solved each problem."""
         write_rows(self.folder / name, rows)
+        if name == files.RESPONSES:
+            self.loggers.table(files.EVALS, 0, rows[:ROWS_SENT])
 
     def document(self, name: str, text: str) -> None:
         """A text for people, such as the objective's card."""

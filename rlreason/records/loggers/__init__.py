@@ -2,5 +2,6 @@
 
 base.py        what a logger is, and over which counter each metric is drawn
 guarded.py     the loggers of a run together: none of them can fail or hold it
+silence.py     what the services say is kept from the terminal
 *_logger.py    one service each
 """

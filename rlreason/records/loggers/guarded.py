@@ -96,12 +96,18 @@ class Guarded:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, in a line.
+    """What an error says, in a line of `REASON_CHARS` at most; without W&B's advice on its time limit, which is ours.
 
     >>> reason(ValueError("no key:\\n  log in")), reason(TimeoutError())
     ('no key: log in', 'TimeoutError')
+    >>> reason(OSError("timed out Consider increasing the init_timeout setting")), reason(OSError("ab " * 100))[-9:]
+    ('timed out', 'ab ab ...')
     """
-    return " ".join(str(error).split())[:REASON_CHARS] or type(error).__name__
+    said = " ".join(str(error).split()).partition(" Consider increasing ")[0]
+    if len(said) > REASON_CHARS:
+        cut = said[: REASON_CHARS - 4]
+        said = f"{cut.rpartition(' ')[0] or cut} ..."
+    return said or type(error).__name__
 
 
 class Loggers:

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,10 @@ import yaml
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.records.loggers.base import COLUMNS, Row
+from rlreason.records.loggers.silence import listen, silence
 from rlreason.runtime.environment import SWEEP_VARIABLE
 
-_quiet = threading.local()
-
-
-def _print(*words: Any, **how: Any) -> None:
-    """Trackio's own `print`, without those of a run of ours, which reports for itself."""
-    if not getattr(_quiet, "on", False):
-        print(*words, **how)
+WARNS = "_emit_nonfatal_warning"  # what Trackio says through it, it goes on after
 
 
 class TrackioLogger:
@@ -32,8 +26,9 @@ class TrackioLogger:
         from trackio import run, utils
 
         for module in (trackio, run, utils):
-            vars(module)["print"] = _print
-        _quiet.on = True  # in this thread, whose current run, kept in a context variable, is nobody else's either
+            silence(module, "print")
+            silence(module, WARNS)
+        self._heard = listen()  # in this thread, whose current run, kept in a context variable, is nobody else's either
         elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL", "").partition("?")[0]
         project = settings.project or "rlreason"
         self._local, self._table, self._text = not elsewhere, trackio.Table, trackio.Markdown
@@ -48,6 +43,9 @@ class TrackioLogger:
             auto_log_cpu=False,
         )
         trackio.config = callers
+        self._heard.clear()  # it started
+        self._lost = dict[str, str]()  # what the run warns of, in threads of Trackio's too
+        vars(self._run)["_warn_once"] = self._lost.setdefault
         self._step = 0  # the newest train_step
         self.place = elsewhere or f"trackio show --project {shlex.quote(project)}"
 
@@ -76,5 +74,5 @@ class TrackioLogger:
 
     def _check(self) -> None:
         """Trackio warns of what it could not write or send, and goes on."""
-        if lost := getattr(self._run, "_warned_failures", None):
-            raise OSError(f"Trackio could not keep everything: {', '.join(sorted(lost))}; log.txt has its warnings")
+        if lost := [*self._lost.values(), *(text for name, text in self._heard if name == WARNS)]:
+            raise OSError(lost[0])

@@ -9,23 +9,34 @@ from typing import Any
 
 from rlreason.config.groups import LOGGERS, LoggerConfig
 from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, LIMIT_S, Row
+from rlreason.records.loggers.silence import listen, silence
 from rlreason.runtime.environment import SWEEP_VARIABLE
 
 #: Seconds that W&B waits for its server at the start, and at the end: a little less than the run waits for W&B.
 TIMEOUTS = {"init_timeout": LIMIT_S / 2, "finish_timeout": 0.75 * LIMIT_S}
 
 
-def chosen(settings: LoggerConfig, folder: Path, own: Any) -> dict[str, Any]:
+def changed(wandb: Any) -> dict[str, Any]:
+    """W&B's settings by those of its variables that are others now than when it read them, once in a process."""
+    before, now = wandb.Settings(), wandb.Settings()
+    before.update_from_env_vars(getattr(wandb.setup(), "_settings_environ", None) or os.environ)
+    now.update_from_env_vars(os.environ)
+    names = before.model_fields_set | now.model_fields_set
+    return {name: getattr(now, name) for name in names if getattr(now, name) != getattr(before, name)}
+
+
+def chosen(settings: LoggerConfig, folder: Path, own: Any, new: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `wandb.init`: what the user set, and our defaults where W&B has no value of its own.
 
-    `own` are W&B's settings from its variables and files. What stands there is not passed, so it holds.
+    `own` are W&B's settings from its variables and files. What stands there is not passed, so it holds, except for what
+    is `new` there since W&B read them.
     """
     given = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in LOGGERS}
     defaults = {"project": "rlreason", "group": os.environ.get(SWEEP_VARIABLE), "name": folder.name}
     named = {"project": own.project, "group": own.run_group, "name": own.run_name}
     kept = {key: value for key, value in given.items() if value is not None}
     place = {} if "WANDB_DIR" in os.environ else {"dir": str(folder)}
-    ours = {"silent": True, "reinit": "create_new", "finish_timeout_raises": True}  # no run of the user's is touched
+    ours = new | {"silent": True, "finish_timeout_raises": True, "reinit": "create_new"}  # beside the user's own runs
     ours |= {"console": "off"} if own.console == "auto" else {}  # a run reports for itself
     ours |= {key: value for key, value in TIMEOUTS.items() if f"WANDB_{key.upper()}" not in os.environ}
     return (
@@ -50,10 +61,14 @@ class WandbLogger:
 
     def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any]) -> None:
         import wandb
+        from wandb.errors import term
 
-        own = wandb.setup().settings
+        silence(term, "_log")
+        listen()
+        new = changed(wandb)
+        own = wandb.setup().settings.model_copy(update=new)
         refuse_without_login(settings, own)
-        self.run = wandb.init(**chosen(settings, folder, own), config=config)
+        self.run = wandb.init(**chosen(settings, folder, own, new), config=config)
         self._table = wandb.Table
         self.place, self.cure = found(self.run)
         for counter in COUNTERS:
