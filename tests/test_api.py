@@ -128,6 +128,7 @@ def test_an_interrupted_run_is_wound_up_and_the_interrupt_raised(tmp_path):
     assert repr(run) == f"Run('{folder}': interrupted)"
 
 
+@pytest.mark.long
 def test_two_threads_at_once_get_the_numbers_that_each_gets_alone(tmp_path, done):
     asked = {"same": ["seed=3", "eval_every=1"], "other": ["seed=4", "loss=grpo_clip", "threads=2"]}
     runs: dict[str, Run] = {}

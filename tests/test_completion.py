@@ -47,6 +47,11 @@ WORDS = {
     "mismatch=": ["mismatch=mask", "mismatch=none", "mismatch=truncate"],
     "prompt.chat=": ["prompt.chat=false", "prompt.chat=true"],
     "++prompt.chat=f": ["++prompt.chat=false"],
+    "++lo": ["++log_generations=", "++logger.", "++loss."],  # options are chosen without
+    "++baseline=": [],
+    "++loss_type=": [],
+    "+adam": [],  # Hydra refuses to add what is there
+    "logger=[wandb,": ["logger=[wandb,tensorboard", "logger=[wandb,trackio"],
     "seed=": ["seed=0"],  # the value that it has
     "std_norm=none,group_": [],  # of a sweep alone, below
     "experiment=[pku_hw3,": ["experiment=[pku_hw3,cs336_2025", "experiment=[pku_hw3,cs336_2026"],

@@ -56,6 +56,7 @@ def test_every_setting_says_its_type_its_default_and_what_it_is_for():
             ["float", "`0.0003`; by [scale](#scale)", "above 0 to 1e30", "The highest rate of lr_schedule"],
         ),
         ("epochs", ["float or null", "`null`; by [scale](#scale)", "above 0 to 1e6", None]),
+        ("algorithm", ["str", "`grpo`", "`best_of_n`, `ei`, `evaluate`, `grpo`, `sft`", None]),
         ("model.path", ["str", "required; by [model](#model)", "", None]),
         ("grading.workers", ["int", "`1`", "1 to 64, or to the number of processors", None]),
         ("n_steps", ["int or null", "`80`, sft: `60`, ei: `5`; by [scale](#scale)", "1 to 1e9", None]),

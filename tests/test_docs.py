@@ -1,5 +1,6 @@
-"""Every command and block of README.md and docs/ is executed: small, with real things where RUN, DIR, FILE stand.
+"""Every command and block of the documents is executed: small, with real things where RUN, DIR, FILE stand.
 
+The documents are README.md, CONTRIBUTING.md, the pages and the notebook of docs/, and the docstrings of examples/.
 A new command is tested without a change here. A block that no rule covers fails, and what cannot be executed stands
 in `NOT_EXECUTED` with the reason.
 """
@@ -10,11 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import starts
+import yaml
 from doc_blocks import (
     ROOT,
     SHELLS,
@@ -22,22 +25,28 @@ from doc_blocks import (
     Command,
     blocks,
     commands,
+    documents,
     is_verb,
     keep_the_rules,
     runs,
     small,
     small_python,
+    typed_before_tab,
     with_real_things,
     words_of,
 )
+from hydra import compose
 
 from rlreason import train
 from rlreason.cli.aliases import translated
+from rlreason.cli.check import check_words
 from rlreason.cli.choices import refuse_wrong_choices
+from rlreason.cli.completion import answers
 from rlreason.cli.flags import composing, read
 from rlreason.cli.multirun import composed, fixed
 from rlreason.data.stories import make_stories
 from rlreason.errors import ConfigError
+from rlreason.plugins.announced import GROUPS
 from rlreason.types import Problem
 
 NOT_EXECUTED = {
@@ -46,7 +55,18 @@ NOT_EXECUTED = {
     r"(uv )?pip (un)?install": "changes the environment that the tests run in: CI installs by pip",
     r"uv run": "needs uv, and starts what `python -m rlreason` starts",
     r"python benchmarks/gpu_check\.py": "is the check to run on a GPU",
+    r"(tensorboard|trackio|wandb) ": "needs a browser or an account; tests/test_loggers.py reads what was logged",
+    r'eval "\$\(~': "names an environment of the reader's own",
+    r"rlreason inspect$": "names a verb, and no run",
+    r"cd examples": "is where the commands after it are executed: in a copy of that folder",
+    r"python -m rlreason\.setup\.ship": "writes into the repository: a long test makes and compares the same",
+    r"python tests/verdicts\.py": "writes into the repository: tests/test_grading.py compares with that",
+    r"python tests/mutate_objectives\.py": "runs the tests of the formulas a hundred times",
 }
+#: Documents whose blocks other than commands are executed by another test.
+ELSEWHERE = {"CONTRIBUTING.md": "tests/test_add_a_loss.py performs them, word for word"}
+#: The files of a reader's own that commands name, as copies of these examples.
+OWN = {"own_loss": "my_losses", "own_reward": "my_rewards", "own_task": "my_tasks"}
 #: Blocks without a language: what is shown, by their first line.
 SHOWN = {
     "The same question, before and after": "what the demo prints: tests/test_end_to_end.py has its words",
@@ -58,7 +78,7 @@ SHOWN = {
 }
 OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
 COMMANDS = commands()
-PYTHON = [block for block in blocks() if block.language == "python"]
+PYTHON = [block for block in blocks() if block.language == "python" and block.document not in ELSEWHERE]
 
 
 def why_not(command: Command) -> str | None:
@@ -105,7 +125,8 @@ def real(tmp_path_factory) -> Mapping[str, str]:
         "BEST_OF_N_2": str(shutil.copytree(place / "best_1", place / "best_2")),
     }
     things |= {"DIR": str(place / "model"), "FILE": str(gsm8k / "train.jsonl")}
-    return things | {"MATH_DIR": str(math(place / "math", problems))}
+    things |= {"MATH_DIR": str(math(place / "math", problems)), "SHELL": "bash"}
+    return things | {"first_hour/demo": things["RUN"]}  # a run of the notebook
 
 
 def math(folder: Path, problems: list[Problem]) -> Path:
@@ -132,7 +153,8 @@ def test_every_block_has_a_rule():
     for block in blocks():
         text = block.text.lstrip()
         shown = block.language == "text" or (not block.language and any(map(text.startswith, SHOWN)))
-        assert shown or block.language in (*SHELLS, "python"), f"{block.place} {block.language}\n{block.text}"
+        executed = block.language in (*SHELLS, "python", "yaml", "toml")
+        assert shown or executed, f"{block.place} {block.language}\n{block.text}"
         hidden = shown and re.search(r"^\s*[$%>]? ?(python|pip|rlreason|make|uv) ", text, re.M)
         assert not hidden, f"{block.place}: name the language of a command\n{block.text}"
     texts = [block.text.lstrip() for block in blocks()]
@@ -159,7 +181,13 @@ def test_every_command_of_the_readme_composes():
 @pytest.mark.parametrize("command", [c for c in COMMANDS if not why_not(c)], ids=lambda c: f"{c.place} {c.text}"[:90])
 def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
     """The README's as typed, in processes of their own; most runs of other documents here, from the same words."""
-    words = words_of(command.text)
+    words, own = words_of(command.text), command.place.startswith("examples/") or "=my_" in command.text
+    if own:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        for example, mine in OWN.items():
+            for name in (example, mine):
+                shutil.copy(ROOT / f"examples/{example}.py", tmp_path / f"{name}.py")
     if words is None:
         if not shutil.which(command.shell):
             pytest.skip(f"{command.shell} is not installed")
@@ -174,7 +202,7 @@ def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
     if starts:
         keep_the_rules(words, real)
     typed = small(words, real) if starts else words
-    apart = any(word.startswith(("sweep=", "hydra.", "rollout=vllm")) for word in words)
+    apart = own or any(word.startswith(("sweep=", "hydra.", "rollout=vllm")) for word in words)
     if starts and not apart and not command.place.startswith("README"):
         monkeypatch.chdir(tmp_path)
         for overrides in runs(typed):
@@ -193,6 +221,42 @@ def test_a_block_of_python_runs(block, real, tmp_path):
     text = "\n".join(small_python(with_real_things(b.text, real), real) for b in before)
     (tmp_path / "block.py").write_text(text)
     run(["python", "block.py"], tmp_path)
+
+
+def test_an_option_file_composes(tmp_path, monkeypatch):
+    """At the path that the text names last before it, beside a module with the functions of its document."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files = [block for block in blocks() if block.language == "yaml" and block.document not in ELSEWHERE]
+    assert files
+    for block in files:
+        before = "\n".join(documents()[block.document].splitlines()[: block.line])
+        folder, group, name = re.findall(r"`(\w+)/(\w+)/(\w+)\.yaml`", before)[-1]
+        (tmp_path / folder / group).mkdir(parents=True)
+        (tmp_path / folder / group / f"{name}.yaml").write_text(block.text)
+        functions = [b.text for b in PYTHON if b.document == block.document and b.text.startswith("def ")]
+        for module in re.findall(r"(\w+):\w", block.text):
+            (tmp_path / f"{module}.py").write_text("\n".join(functions))
+        with composing(asked := check_words(["--config-dir", folder, "--cfg=job", f"{group}={name}"])):
+            cfg = compose("config", list(asked.overrides))
+        numbers = {key: value for key, value in yaml.safe_load(block.text).items() if key != "defaults"}
+        assert numbers
+        assert {key: cfg[group][key] for key in numbers} == numbers
+
+
+def test_the_entry_points_of_a_package_are_in_the_groups_that_are_read():
+    for block in blocks():
+        if block.language == "toml":
+            assert set(tomllib.loads(block.text)["project"]["entry-points"]) == set(GROUPS.values())
+
+
+@pytest.mark.long
+def test_what_is_typed_before_tab_is_answered(real, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.md").touch()
+    lines = typed_before_tab()
+    assert len(lines) > 8
+    assert not [line for line in lines if not answers(with_real_things(line, real))]
 
 
 def shown(start: str) -> Block:

@@ -3,10 +3,7 @@
 import functools
 import importlib
 import json
-import os
 import re
-import shlex
-import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -320,7 +317,7 @@ def examples(monkeypatch) -> None:
     sys.modules.pop("own_reward", None)  # the tests have one of this name
 
 
-def test_runs_with_ones_own_reward_loss_and_task(examples, tmp_path):
+def test_a_run_with_ones_own_reward_and_loss(examples, tmp_path):
     folder = tmp_path / "run"
     words = ["loss=own_loss:tapered", "loss.cap=0.5", "epochs_per_rollout=2", f"hydra.run.dir={folder}"]
     run = train(*TINY, *words, reward=lambda response, truth: len(response) % 2, quiet=True)
@@ -334,6 +331,12 @@ def test_runs_with_ones_own_reward_loss_and_task(examples, tmp_path):
     assert [word.partition("-")[0] for word in own] == ["prompt.reward=python:lambda", "loss=own_loss:tapered"]
     assert not [path for path in folder.rglob("*") if "pickle" in path.name or path.suffix == ".pkl"]
     assert read_run(RunFolder(folder)).loss.numbers() == {"cap": 0.5}
+
+
+@pytest.mark.long
+def test_a_model_is_measured_on_ones_own_task(examples, tmp_path):
+    folder = tmp_path / "run"
+    train(*TINY, "save_model=true", f"hydra.run.dir={folder}", quiet=True)
     task = ["data=own_task:multiples", "data.options.largest=9", "data.verifier=own_task", "eval_problems=4"]
     asked = ["model=local", f"model.path={folder}/model", "prompt=r1_zero_short", "sampling.max_tokens=8"]
     measured = evaluate(*asked, *task, "logger=none", f"hydra.run.dir={tmp_path}/asked", quiet=True)
@@ -350,26 +353,6 @@ def test_the_examples_judge(examples):
     task = importlib.import_module("own_task")
     assert [task.r1_zero(text, problem)["reward"] for problem in ("7 10 24", "7 14 28")] == [1, 0]
     assert len({row["question"] for row in task.multiples()}) == 500
-
-
-def python(folder: Path, *words: str) -> str:
-    """What this command prints."""
-    env = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("file", ["own_reward", "own_loss"])
-def test_the_commands_of_the_examples_run(file, tmp_path):
-    (command, *_) = re.findall(r"python (-m rlreason .*)", (EXAMPLES / f"{file}.py").read_text())
-    assert "finished in" in python(EXAMPLES, *shlex.split(command), *TINY, f"hydra.run.dir={tmp_path}/run")
-
-
-@pytest.mark.long
-def test_the_example_runs_from_python(tmp_path):
-    assert 0 <= float(python(tmp_path, str(EXAMPLES / "own_reward.py")).split()[-1]) <= 1
 
 
 def test_tapered_equals_a_loop(examples):

@@ -54,7 +54,10 @@ def of_override(word: str, cfg: DictConfig, multirun: bool = False) -> list[str]
     plain = word.lstrip("+")
     key, equals, value = plain.partition("=")
     found = _values_of(key, value, cfg, multirun) if equals else _keys(plain, cfg)
-    return [word[: len(word) - len(plain)] + one for one in found]
+    if plus := word[: len(word) - len(plain)]:  # of what a run has, Hydra takes ++ alone, and no choice of an option
+        groups = _groups(cfg)
+        found = [one for one in found if plus == "++" and _ours(one.partition("=")[0]) not in groups]
+    return [plus + one for one in found]
 
 
 def _keys(word: str, cfg: DictConfig) -> list[str]:
@@ -87,9 +90,7 @@ def _groups(cfg: DictConfig) -> dict[str, str]:
 
 def _values_of(key: str, value: str, cfg: DictConfig, multirun: bool) -> list[str]:
     """The words KEY=VALUE with what the value may become; of a list or, in a sweep, of several, the last of them."""
-    name = NAMES.get(key)
-    ours = name.key if name else key
-    head = ""
+    name, ours, head = NAMES.get(key), _ours(key), ""
     if group := _groups(cfg).get(ours):
         words = GlobalHydra.instance().config_loader().get_group_options(group)
     elif ours.removeprefix("eval.") in INPUTS or ours in FOLDERS or value.startswith((".", "/", "~")):
@@ -100,10 +101,16 @@ def _values_of(key: str, value: str, cfg: DictConfig, multirun: bool) -> list[st
         words = list({ours: theirs for theirs, ours in reversed([*name.values.items()])}.values())  # a spelling of each
     if value.startswith("[") and group in LISTS:
         head, value, multirun = "[", value[1:], True
+        words = [word for word in words if word != "none"]  # which nothing stands beside
     if multirun:
         *given, _ = value.split(",")
         head, words = head + "".join(f"{one}," for one in given), [word for word in words if word not in given]
     return [f"{key}={head}{word}" for word in words]
+
+
+def _ours(key: str) -> str:
+    """Our key for one that may be a handout's."""
+    return NAMES[key].key if key in NAMES else key
 
 
 def _words(key: str, cfg: DictConfig) -> list[str]:

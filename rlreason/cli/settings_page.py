@@ -111,7 +111,8 @@ def rule(key: str, words: Sequence[str]) -> str:
     objective = {"loss.loss_type": "loss_type", "length_norm.kind": "length_norm"}.get(key, key)
     bounds = range_of(key)
     if bounds is None:
-        return ", ".join(f"`{word}`" for word in words or OPTIONS.get(objective, ()))
+        words = words or list(OPTIONS.get(objective, ())) or [option.name for option in options().get(key, ())]
+        return ", ".join(f"`{word}`" for word in words)
     low, high = f"{'above ' * bounds.above}{_number(bounds.low)}", f"{'below ' * bounds.below}{_number(bounds.high)}"
     # This machine's number of processors is not the reader's.
     return f"{low} to {'64, or to the number of processors' if 'processors' in bounds.cure else high}"

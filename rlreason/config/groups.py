@@ -126,7 +126,7 @@ class MonitorsConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where else metrics are logged, beside the run folder: any of the services of `LOGGERS`.
+    """Where else metrics are logged, beside the run folder: in W&B, TensorBoard or Trackio, or in several of them.
 
     null leaves a setting to W&B's own variables, such as WANDB_PROJECT.
     """
