@@ -80,6 +80,7 @@ def correct_at_warnings(name: str, grades: Sequence[Grade], correct_at: float | 
     if 0 < top < whole - ROUNDING:
         return [
             f"grading: no response earned {whole:g}, from which on one counts as correct; the most was "
-            f"{top:g}: set grading.correct_at where that is a right answer"
+            f"{top:g}: set grading.correct_at where that is a right answer, or eval.reward=r1_zero (or another) to "
+            "measure right answers apart from what is paid for"
         ]
     return []
