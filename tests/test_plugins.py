@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from rlreason import evaluate, train
 from rlreason.analysis.saved_run import read_run
-from rlreason.cli.as_words import words_of
+from rlreason.cli.as_words import composed_settings, plain, words_of, words_to_evaluate
 from rlreason.cli.check import check_words
 from rlreason.cli.flags import composing, read
 from rlreason.config.groups import no_reward
@@ -265,6 +265,32 @@ def test_an_installed_package_announces_names(mine, tmp_path):
         assert {"tilted", "gone", "gspo"} <= set(offered("loss"))
         assert {"plus_one", "stories"} <= set(offered("data"))
     assert Grader(reward="halved").plugin == f"{mine}:half"
+
+
+def test_what_is_given_anew_takes_the_place_of_a_gone_object():
+    def gone(response, truth):
+        return 0.5
+
+    rows = [{"question": "1+1?", "answer": 2}, {"question": "2+1?", "answer": 3}]
+    with as_settings(reward=gone, data=rows) as own, composing(read([])):
+        ran = plain(composed_settings(["data.limit=7", "eval_problems=1", *own]))
+    with composing(read([])):
+        with pytest.raises(ConfigError, match="it was a Python object of the program"):
+            words_to_evaluate(ran, "/")
+        with as_settings(reward=gone, data=[{"question": "3+1?", "answer": 4}]) as other:
+            found = composed_settings([*words_to_evaluate(ran, "/", other), *other])
+        assert (found.eval_problems, found.prompt.reward) == (None, other[0].partition("=")[2])
+        anew = ["data=stories", "prompt.reward=r1_zero"]
+        found = composed_settings([*words_to_evaluate(ran, "/", anew), *anew])
+        assert (found.data.name, found.data.get("limit"), found.algorithm) == ("stories", None, "evaluate")
+        found = composed_settings([*words_of(OmegaConf.create(ran), anew), *anew])
+        assert (found.data.name, found.eval_problems, found.prompt.reward) == ("stories", 1, "r1_zero")
+
+
+def test_what_is_given_twice_is_refused():
+    for key, word in {"loss": "loss=grpo_clip", "reward": "prompt.reward=r1_zero", "data": "++data=gsm8k"}.items():
+        with pytest.raises(ConfigError, match=f"^{key}= is given twice, as an argument and as"):
+            train(word, **{key: lambda *_: 0})
 
 
 def test_a_function_that_cannot_be_imported_judges_in_its_worker(mine):

@@ -16,7 +16,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.api.results import Run
-from rlreason.cli.as_words import remember, words_of, words_to_evaluate
+from rlreason.cli.aliases import translated
+from rlreason.cli.as_words import key_of, remember, words_of, words_to_evaluate
 from rlreason.cli.check import check_words, quoted
 from rlreason.cli.flags import Asked, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
@@ -68,17 +69,22 @@ def evaluate(
     evaluate("model=local", "model.path=DIR", "data=gsm8k", "data.path=DIR", "eval_problems=200")
     evaluate(run, "eval.samples=4")  # the model that a run has saved, asked as it was at the end of training
     """
-    first, words = ["algorithm=evaluate"], overrides
+    objects = {"reward": reward, "loss": None, "data": data}
     if overrides and isinstance(overrides[0], Run):
-        first, words = _of_run(overrides[0]), overrides[1:]
-    return _start(first, words, config, {"reward": reward, "loss": None, "data": data}, quiet)
+        return _start(overrides[0], overrides[1:], config, objects, quiet)
+    return _start(["algorithm=evaluate"], overrides, config, objects, quiet)
 
 
-def _of_run(run: Run) -> list[str]:
+def _of_run(run: Run, anew: Sequence[str]) -> list[str]:
+    """Words that evaluate the run's model as the run did, but for what the words that follow choose anew."""
     if run.model is None:
         raise ConfigError(f"{run.folder} holds no saved model: give a run of save_model=true, or model.path=FOLDER")
-    with own_hydra(), composing(read([])):
-        return words_to_evaluate(run.config, str(run.model.absolute()))
+    with composing(read([])), mistakes_in(anew):
+        follow = translated(quoted(anew, multirun=False), note=lambda _: None)
+        settings, asked = run.config, run.summary.get("eval_problems")
+        if asked and settings.get("eval_problems"):  # a scale's may be more than there were
+            settings["eval_problems"] = min(asked, settings["eval_problems"])
+        return words_to_evaluate(settings, str(run.model.absolute()), follow)
 
 
 def compose(*overrides: str) -> DictConfig:
@@ -94,7 +100,7 @@ def compose(*overrides: str) -> DictConfig:
 
 
 def _start(
-    first: Sequence[str],
+    first: Sequence[str] | Run,
     overrides: Sequence[object],
     config: DictConfig | RunConfig | None,
     objects: dict[str, Any],
@@ -103,10 +109,15 @@ def _start(
     typed_words = _one_run(overrides)
     with ExitStack() as stack:
         own = stack.enter_context(as_settings(**objects))
+        _refuse_twice(own, typed_words)
         out = stack.enter_context(open(os.devnull, "w")) if quiet else None
         console = Console(out)
         with own_hydra():
-            words = [*_words_of(config), *first, *own, *typed_words]
+            if isinstance(first, Run):
+                if (first.config.get("eval") or {}).get("prompt"):  # it is asked with that prompt
+                    own = [word.replace("prompt.reward=", "eval.reward=", 1) for word in own]
+                first = _of_run(first, [*own, *typed_words])
+            words = [*_words_of(config, own), *first, *own, *typed_words]
             asked = check_words(words, note=console.say)
             with composing(asked):
                 cfg = _composed(asked)
@@ -117,14 +128,26 @@ def _start(
     return Run(folder)
 
 
-def _words_of(config: DictConfig | RunConfig | None) -> list[str]:
+def _refuse_twice(own: Sequence[str], words: Sequence[str]) -> None:
+    """`ConfigError` where a word chooses what was given as an argument too: one of them would silently have no effect.
+
+    >>> _refuse_twice(["loss=python:f-1"], ["loss.tau=0.5"])
+    """
+    for word in words:
+        for given in own:
+            if key_of(word) == key_of(given) and "=" in word:
+                name = key_of(given).rpartition(".")[2]
+                raise ConfigError(f"{name}= is given twice, as an argument and as {word}: leave one of them out")
+
+
+def _words_of(config: DictConfig | RunConfig | None, anew: Sequence[str]) -> list[str]:
     if config is None:
         return []
     if not isinstance(config, DictConfig | RunConfig):
         kind = type(config).__name__
         raise ConfigError(f"config= is of type {kind}: give what rlreason.compose(...) returned, and words as texts")
     with composing(read([])):
-        return words_of(config)
+        return words_of(config, anew)
 
 
 def _composed(asked: Asked) -> DictConfig:
