@@ -222,6 +222,13 @@ def test_what_is_no_run_here_is_refused_in_one_line_and_leaves_nothing(words, sa
 
 def test_a_changed_config_is_held_to_the_same_rules(tmp_path):
     config = compose(*TINY)
+    config.data.name = "gsm8k"
+    with pytest.raises(ConfigError, match="call the option: choose the option itself, data=gsm8k"):
+        train(config=config)
+    with pytest.raises(ConfigError, match="choose the option itself, eval.prompt=r1_zero"):
+        compose("eval.prompt=question_only", "eval.prompt.name=R1-zero")
+    assert compose("data.name=mine", "eval.prompt=r1_zero", "eval.prompt.name=r1_zero").data.name == "mine"
+    config = compose(*TINY)
     config.group_size = 3
     with pytest.raises(ConfigError, match="group_size"):
         train(config=config)

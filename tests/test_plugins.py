@@ -274,6 +274,7 @@ def test_what_is_given_anew_takes_the_place_of_a_gone_object():
     rows = [{"question": "1+1?", "answer": 2}, {"question": "2+1?", "answer": 3}]
     with as_settings(reward=gone, data=rows) as own, composing(read([])):
         ran = plain(composed_settings(["data.limit=7", "eval_problems=1", *own]))
+        ran["loss"]["loss_type"] = "python:gone-1"  # no evaluation has a use for it
     with composing(read([])):
         with pytest.raises(ConfigError, match="it was a Python object of the program"):
             words_to_evaluate(ran, "/")
@@ -283,7 +284,7 @@ def test_what_is_given_anew_takes_the_place_of_a_gone_object():
         anew = ["data=stories", "prompt.reward=r1_zero"]
         found = composed_settings([*words_to_evaluate(ran, "/", anew), *anew])
         assert (found.data.name, found.data.get("limit"), found.algorithm) == ("stories", None, "evaluate")
-        found = composed_settings([*words_of(OmegaConf.create(ran), anew), *anew])
+        found = composed_settings([*words_of(OmegaConf.create(ran), [*anew, "loss=gspo"]), *anew])
         assert (found.data.name, found.eval_problems, found.prompt.reward) == ("stories", 1, "r1_zero")
 
 

@@ -52,7 +52,8 @@ def train(
     own, as functions. `quiet`: print nothing. A run that diverged is returned too: see its `status`.
 
     Raises `ConfigError` where the words are refused, `DataError`, `EngineError` or `ResourceError` where the run cannot
-    go on, and KeyboardInterrupt where it was interrupted, after its records were finished.
+    go on, and KeyboardInterrupt where it was interrupted, after its records were finished. SIGTERM ends the whole
+    process, as it does without a run.
     """
     return _start([], overrides, config, {"reward": reward, "loss": loss, "data": data}, quiet)
 
@@ -166,7 +167,7 @@ def _taken(asked: Asked) -> Iterator[Path]:
     A name of its own that holds the time gets a number where the same second has begun another run.
     """
     assert asked.folder is not None
-    folder = asked.folder.absolute()
+    folder = Path(os.path.abspath(asked.folder))  # without any a/.., which would be made on the way
     if not any(word.startswith("hydra.run.dir=") for word in asked.overrides):
         numbered = (folder.with_name(f"{folder.name}_{n}") for n in range(2, 10**6))
         while folder.exists():

@@ -119,6 +119,7 @@ def _check_runs(asked: Asked, note: Callable[[str], object]) -> Path:
 
 
 def _check_writable(folder: Path) -> None:
+    folder = Path(os.path.abspath(folder))  # without any a/.., which would be made first and then be there twice
     place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     missing = [p for p in (folder, *folder.absolute().parents) if not p.exists()]
     try:

@@ -51,8 +51,21 @@ def _iterable(made: Any) -> Iterable[Any]:
 
 
 def _row(made: Any) -> Any:
-    """A `Problem` as the row that it would be read from."""
+    """A `Problem` as the row that it would be read from; numbers of numpy as Python's, and one that is none as absent.
+
+    >>> import numpy
+    >>> _row({"question": "1+1?", "answer": numpy.int64(2), "level": float("nan")})
+    {'question': '1+1?', 'answer': 2, 'level': None}
+    """
+    if isinstance(made, dict):
+        return {key: _value(value) for key, value in made.items()}
     if not isinstance(made, Problem):
         return made
     fields = asdict(made)
     return fields.pop("facts") | fields
+
+
+def _value(value: Any) -> Any:
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        value = value.item()
+    return None if value != value else value  # a table's empty cell is not a number, and equals nothing

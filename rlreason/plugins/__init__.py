@@ -40,6 +40,8 @@ def _function(data: Data) -> str | Callable[..., Any]:
         return data
     if not isinstance(data, Iterable):
         raise ConfigError(f"data={data!r:.60} is neither rows nor a function: give a list of dictionaries")
+    if hasattr(data, "to_dict"):  # a table of pandas
+        data = data.to_dict("records")
     rows = data if isinstance(data, Mapping) else list(data)
 
     def rows_given() -> Any:
