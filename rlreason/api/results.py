@@ -4,8 +4,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from rlreason.records.files import RESPONSES, ROLLOUTS, UNFINISHED, ResponseFile
 from rlreason.errors import ConfigError
+from rlreason.records.files import RESPONSES, ROLLOUTS, UNFINISHED, ResponseFile
 from rlreason.records.reader import RunFolder, refuse_unbegun
 from rlreason.runtime.streams import print_stderr
 

@@ -167,7 +167,7 @@ def _taken(asked: Asked) -> Iterator[Path]:
     A name of its own that holds the time gets a number where the same second has begun another run.
     """
     assert asked.folder is not None
-    folder = Path(os.path.abspath(asked.folder))  # without any a/.., which would be made on the way
+    folder = asked.folder.absolute()
     if not any(word.startswith("hydra.run.dir=") for word in asked.overrides):
         numbered = (folder.with_name(f"{folder.name}_{n}") for n in range(2, 10**6))
         while folder.exists():

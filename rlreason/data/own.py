@@ -1,5 +1,6 @@
 """Problems that a function of the user's own makes, as rows like those of a file."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -45,6 +46,8 @@ def rows_of(data: FunctionDataConfig) -> dict[str, list[Row]]:
 
 
 def _iterable(made: Any) -> Iterable[Any]:
+    if hasattr(made, "iterrows"):  # a table of pandas, which would yield the names of its columns
+        return made.to_dict("records")  # type: ignore[no-any-return]
     if isinstance(made, str | bytes) or not isinstance(made, Iterable):
         raise TypeError(f"it returned {type(made).__name__}, and must return or yield rows")
     return made
@@ -68,4 +71,4 @@ def _row(made: Any) -> Any:
 def _value(value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         value = value.item()
-    return None if value != value else value  # a table's empty cell is not a number, and equals nothing
+    return None if isinstance(value, float) and math.isnan(value) else value  # a table's empty cell
