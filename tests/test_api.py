@@ -211,6 +211,7 @@ def test_a_value_is_spelled_so_that_hydra_reads_it_back(value):
         (["loss.cliprange=0.1"], "has no effect"),
         ([3], "3 is no word"),
         (["hydra.run.dir="], "names no folder"),
+        (["hydra.run.dir=p/../q", "group_size=3"], "group_size"),
     ],
 )
 def test_what_is_no_run_here_is_refused_in_one_line_and_leaves_nothing(words, said, tmp_path, monkeypatch):
@@ -222,6 +223,13 @@ def test_what_is_no_run_here_is_refused_in_one_line_and_leaves_nothing(words, sa
 
 
 def test_a_changed_config_is_held_to_the_same_rules(tmp_path):
+    config = compose(*TINY)
+    config.data.name = "gsm8k"
+    with pytest.raises(ConfigError, match="call the option: choose the option itself, data=gsm8k"):
+        train(config=config)
+    with pytest.raises(ConfigError, match=r"choose the option itself, eval\.prompt=r1_zero"):
+        compose("eval.prompt=question_only", "eval.prompt.name=R1-zero")
+    assert compose("data.name=mine", "eval.prompt=r1_zero", "eval.prompt.name=r1_zero").data.name == "mine"
     config = compose(*TINY)
     config.group_size = 3
     with pytest.raises(ConfigError, match="group_size"):
@@ -261,8 +269,17 @@ def test_the_rows_of_a_run_are_flat_and_ready_for_pandas(tmp_path, done):
     assert load_run(str(run.folder)).accuracy == run.accuracy == run.evaluations[-1]["final/accuracy"]
     with pytest.raises(ConfigError, match=r"no config\.yaml"):
         load_run(tmp_path)
-    with pytest.raises(ConfigError, match="is no folder"):
-        load_run(tmp_path / "nowhere")
+    for nothing in (tmp_path / "nowhere", 3, None):
+        with pytest.raises(ConfigError, match="is no folder"):
+            load_run(nothing)
+
+
+def test_a_broken_file_is_named_once_however_much_is_asked(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("algorithm: grpo\n")
+    (tmp_path / "provenance.json").write_text("{")
+    run = load_run(tmp_path)
+    assert (run.config, run.metrics, run.summary) == ({"algorithm": "grpo"}, [], {})
+    assert capsys.readouterr().err.count("provenance.json is left out") == 1
 
 
 def test_one_response_is_graded():

@@ -159,12 +159,18 @@ def test_partial_credit_is_no_right_answer_and_the_runs_own_threshold_holds(tmp_
         assert (table["saved"][0], table["now"][0]) == ("50.0%", share)
 
 
-def test_a_reward_that_cannot_be_imported_overwrites_no_grades(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("gone", "cure"),
+    [("no.such:reward", "there is no module no in"), ("python:f-12345678", "give Grader(reward=FUNCTION)")],
+)
+def test_a_reward_that_cannot_be_had_overwrites_no_grades(gone, cure, tmp_path, capsys):
     rows = [("38", "38", "correct", 1.0)]
-    run = write_run(tmp_path / "run", "prompt: {reward: 'no.such:reward'}\n", rows)
+    run = write_run(tmp_path / "run", f"prompt: {{reward: '{gone}'}}\n", rows)
     before = saved(run)
     assert regrade(run, "--write") == 2
-    assert "rlreason: no.such:reward fails on every response" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"rlreason: {gone}: " in said
+    assert cure in " ".join(said.split())
     assert saved(run) == before
 
 

@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose
@@ -16,7 +17,7 @@ from omegaconf import OmegaConf
 
 from rlreason import evaluate, train
 from rlreason.analysis.saved_run import read_run
-from rlreason.cli.as_words import words_of
+from rlreason.cli.as_words import composed_settings, plain, words_of, words_to_evaluate
 from rlreason.cli.check import check_words
 from rlreason.cli.flags import composing, read
 from rlreason.config.groups import no_reward
@@ -264,6 +265,95 @@ def test_an_installed_package_announces_names(mine, tmp_path):
     assert Grader(reward="halved").plugin == f"{mine}:half"
 
 
+class Scaled:
+    """A reward with a state."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, response, truth):
+        return self.factor * len(response)
+
+    def judge(self, response, truth):
+        return self(response, truth)
+
+
+def test_the_name_of_an_object_tells_all_that_it_holds():
+    def over(held):
+        return lambda response, truth: held
+
+    def one():
+        return 1
+
+    def two():
+        return 2
+
+    states = [one, two, Scaled(1), Scaled(2), Scaled(1).judge, [one], {"a": two}, {"x", "y"}, torch.zeros(2),
+              torch.ones(2), torch.nn.Linear(1, 1), functools.partial(one), re, Scaled, 1.0, "1.0"]  # fmt: skip
+    made = [
+        *map(over, states),
+        Scaled(1),
+        Scaled(2),
+        Scaled(1).judge,
+        Scaled(2).judge,
+        functools.partial(Scaled(1), "a"),
+    ]
+    names = [objects.label_of(thing) for thing in made]
+    assert len(set(names)) == len(names)
+    assert [objects.label_of(thing) for thing in made] == names
+    assert objects.label_of(Scaled(2).judge) == objects.label_of(Scaled(2).judge)
+    assert len({objects.label_of(over(threading.Lock())) for _ in range(3)}) == 3
+    endless = [one]
+    endless.append(endless)
+    assert objects.label_of(over(endless)) == objects.label_of(over(endless))
+
+
+def test_numbers_of_numpy_and_torch_are_rewards_and_tables_of_pandas_are_rows():
+    returned = [np.float32(0.5), torch.tensor(0.5), np.bool_(True), {"reward": np.int64(1)}, np.ones(2), b"1"]
+
+    def reward(response, truth):
+        return returned[int(response)]
+
+    with Grader(reward=reward) as grader:
+        grades = grader.grade_batch([str(n) for n in range(6)], ["x"] * 6)
+        assert [grade.reward for grade in grades] == [0.5, 0.5, 1, 1, 0, 0]
+        assert [grade.path for grade in grades[4:]] == ["plugin_value"] * 2
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"question": ["1+1?", "2+1?"], "answer": [2, 3], "level": [None, 1.0]})
+    for given in (table, [dict(row) for _, row in table.iterrows()], {"train": table, "validation": table[1:]}):
+        with as_settings(data=given) as words:
+            problems = [p for half in read_splits(of_function(words[0].partition("=")[2]), print) for p in half]
+        assert {p.answer for p in problems} == {"2", "3"}
+        assert [p.facts for p in problems if p.answer == "2"] == [{}]
+
+
+def test_what_is_given_anew_takes_the_place_of_a_gone_object():
+    def gone(response, truth):
+        return 0.5
+
+    rows = [{"question": "1+1?", "answer": 2}, {"question": "2+1?", "answer": 3}]
+    with as_settings(reward=gone, data=rows) as own, composing(read([])):
+        ran = plain(composed_settings(["data.limit=7", "eval_problems=1", *own]))
+        ran["loss"]["loss_type"] = "python:gone-1"  # no evaluation has a use for it
+    with composing(read([])):
+        with pytest.raises(ConfigError, match="it was a Python object of the program"):
+            words_to_evaluate(ran, "/")
+        with as_settings(reward=gone, data=[{"question": "3+1?", "answer": 4}]) as other:
+            found = composed_settings([*words_to_evaluate(ran, "/", other), *other])
+        assert (found.eval_problems, found.prompt.reward) == (None, other[0].partition("=")[2])
+        anew = ["data=stories", "prompt.reward=r1_zero"]
+        found = composed_settings([*words_to_evaluate(ran, "/", anew), *anew])
+        assert (found.data.name, found.data.get("limit"), found.algorithm) == ("stories", None, "evaluate")
+        found = composed_settings([*words_of(OmegaConf.create(ran), [*anew, "loss=gspo"]), *anew])
+        assert (found.data.name, found.eval_problems, found.prompt.reward) == ("stories", 1, "r1_zero")
+
+
+def test_what_is_given_twice_is_refused():
+    for key, word in {"loss": "loss=grpo_clip", "reward": "prompt.reward=r1_zero", "data": "++data=gsm8k"}.items():
+        with pytest.raises(ConfigError, match=f"^{key}= is given twice, as an argument and as"):
+            train(word, **{key: lambda *_: 0})
+
+
 def test_a_function_that_cannot_be_imported_judges_in_its_worker(mine):
     half = importlib.import_module(mine).half
 
@@ -294,7 +384,7 @@ def test_two_threads_with_one_name_do_not_meet_and_nothing_stays():
     together = threading.Barrier(2)
 
     def use(number: int) -> None:
-        held = iter([number])  # no plain value, so both have one name
+        held = iter([number])  # not known to the other
         with as_settings(reward=lambda response, truth: held) as words:
             together.wait(10)
             found[number] = words, objects.find(words[0].partition("=")[2])

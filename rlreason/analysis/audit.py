@@ -71,8 +71,13 @@ def are_correct(grades: Sequence[Grade]) -> list[bool]:
 
 
 def grade_rows(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[Grade]:
-    """The rows' responses graded again, in order; what the grader warns of goes to stderr."""
+    """The rows' responses graded again, in order; what the grader warns of goes to stderr.
+
+    Raises `ConfigError` before any is graded, where a function cannot be had.
+    """
     with graded.grader() as grader, console.wait(f"grading with {graded.reward}"):
+        if grader.plugin and (why := graded.lacking(grader)):
+            raise ConfigError(f"{graded.reward}: {why}")
         grades = grader.grade_batch([row["response"] for row in rows], [row["gold"] for row in rows])
         for warning in [*grading_warnings(grades), *([grader.broken] if grader.broken else [])]:
             print_stderr(f"{graded.reward}: {warning}")

@@ -34,7 +34,8 @@ def train(
     own, as functions. `quiet`: print nothing. A run that diverged is returned too: see its `status`.
 
     Raises `ConfigError` where the words are refused, `DataError`, `EngineError` or `ResourceError` where the run cannot
-    go on, and KeyboardInterrupt where it was interrupted, after its records were finished.
+    go on, and KeyboardInterrupt where it was interrupted, after its records were finished. SIGTERM ends the whole
+    process, as it does without a run.
     """
     from rlreason.api.start import start
 
@@ -53,12 +54,12 @@ def evaluate(
     evaluate("model=local", "model.path=DIR", "data=gsm8k", "data.path=DIR", "eval_problems=200")
     evaluate(run, "eval.samples=4")  # the model that a run has saved, asked as it was at the end of training
     """
-    from rlreason.api.start import of_run, start
+    from rlreason.api.start import start
 
-    first, words = ["algorithm=evaluate"], overrides
+    objects = {"reward": reward, "loss": None, "data": data}
     if overrides and isinstance(overrides[0], Run):
-        first, words = of_run(overrides[0]), overrides[1:]
-    return start(first, words, config, {"reward": reward, "loss": None, "data": data}, quiet)
+        return start(overrides[0], overrides[1:], config, objects, quiet)
+    return start(["algorithm=evaluate"], overrides, config, objects, quiet)
 
 
 def compose(*overrides: str) -> DictConfig:

@@ -4,8 +4,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from rlreason.errors import ConfigError
 from rlreason.records.files import RESPONSES, ROLLOUTS, UNFINISHED, ResponseFile
 from rlreason.records.reader import RunFolder, refuse_unbegun
+from rlreason.runtime.streams import print_stderr
 
 Rows = list[dict[str, Any]]
 
@@ -18,7 +20,10 @@ class Run:
 
     def __init__(self, folder: str | PathLike[str]) -> None:
         """`ConfigError` where the folder is none of a run."""
+        if not isinstance(folder, str | PathLike):
+            raise ConfigError(f"{folder!r:.60} is no folder: give the folder of a run, as printed at its start")
         self.folder = Path(folder).absolute()  # wherever the program goes
+        self._said = set[str]()
         reader = self._reader()
         refuse_unbegun(self.folder)
         _ = reader.config
@@ -28,7 +33,12 @@ class Run:
         return f"Run('{self.folder}': {self.status}{accuracy})"
 
     def _reader(self) -> RunFolder:
-        return RunFolder(self.folder)
+        return RunFolder(self.folder, self._say_once)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            print_stderr(text)
 
     @property
     def status(self) -> str | None:

@@ -16,7 +16,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.api.results import Run
-from rlreason.cli.as_words import remember, words_of, words_to_evaluate
+from rlreason.cli.aliases import translated
+from rlreason.cli.as_words import key_of, remember, words_of, words_to_evaluate
 from rlreason.cli.check import check_words, quoted
 from rlreason.cli.flags import Asked, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
@@ -35,12 +36,16 @@ HYDRAS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")
 _under_way: set[Path] = set()  # folders of this process's runs
 
 
-def of_run(run: Run) -> list[str]:
-    """Words that measure the model of a run."""
+def _of_run(run: Run, anew: Sequence[str]) -> list[str]:
+    """Words that evaluate the run's model as the run did, but for what the words that follow choose anew."""
     if run.model is None:
         raise ConfigError(f"{run.folder} holds no saved model: give a run of save_model=true, or model.path=FOLDER")
-    with own_hydra(), composing(read([])):
-        return words_to_evaluate(run.config, str(run.model.absolute()))
+    with composing(read([])), mistakes_in(anew):
+        follow = translated(quoted(anew, multirun=False), note=lambda _: None)
+        config, asked = run.config, run.summary.get("eval_problems")
+        if asked and config.get("eval_problems"):  # a scale's may be more than there were
+            config["eval_problems"] = min(asked, config["eval_problems"])
+        return words_to_evaluate(config, str(run.model.absolute()), follow)
 
 
 def settings(overrides: Sequence[object]) -> DictConfig:
@@ -52,7 +57,7 @@ def settings(overrides: Sequence[object]) -> DictConfig:
 
 
 def start(
-    first: Sequence[str],
+    first: Sequence[str] | Run,
     overrides: Sequence[object],
     config: DictConfig | RunConfig | None,
     objects: dict[str, Any],
@@ -62,10 +67,15 @@ def start(
     typed_words = _one_run(overrides)
     with ExitStack() as stack:
         own = stack.enter_context(as_settings(**objects))
+        _refuse_twice(own, typed_words)
         out = stack.enter_context(open(os.devnull, "w")) if quiet else None
         console = Console(out)
         with own_hydra():
-            words = [*_words_of(config), *first, *own, *typed_words]
+            if isinstance(first, Run):
+                if (first.config.get("eval") or {}).get("prompt"):  # it is asked with that prompt
+                    own = [word.replace("prompt.reward=", "eval.reward=", 1) for word in own]
+                first = _of_run(first, [*own, *typed_words])
+            words = [*_words_of(config, own), *first, *own, *typed_words]
             asked = check_words(words, note=console.say)
             with composing(asked):
                 cfg = _composed(asked)
@@ -76,14 +86,26 @@ def start(
     return Run(folder)
 
 
-def _words_of(config: DictConfig | RunConfig | None) -> list[str]:
+def _refuse_twice(own: Sequence[str], words: Sequence[str]) -> None:
+    """`ConfigError` where a word chooses what was given as an argument too: one of them would silently have no effect.
+
+    >>> _refuse_twice(["loss=python:f-1"], ["loss.tau=0.5"])
+    """
+    for word in words:
+        for given in own:
+            if key_of(word) == key_of(given) and "=" in word:
+                name = key_of(given).rpartition(".")[2]
+                raise ConfigError(f"{name}= is given twice, as an argument and as {word}: leave one of them out")
+
+
+def _words_of(config: DictConfig | RunConfig | None, anew: Sequence[str]) -> list[str]:
     if config is None:
         return []
     if not isinstance(config, DictConfig | RunConfig):
         kind = type(config).__name__
         raise ConfigError(f"config= is of type {kind}: give what rlreason.compose(...) returned, and words as texts")
     with composing(read([])):
-        return words_of(config)
+        return words_of(config, anew)
 
 
 def _composed(asked: Asked) -> DictConfig:

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
 from typing import Any, cast
 
@@ -30,16 +30,50 @@ def remember(cfg: DictConfig, words: Sequence[str]) -> None:
     cfg._set_flag(_COMPOSED + shlex.join(words), True)
 
 
-def words_of(config: DictConfig | RunConfig) -> list[str]:
+def words_of(config: DictConfig | RunConfig, anew: Sequence[str] = ()) -> list[str]:
     """Words that compose to these settings: those it came from, and one for each value that was changed since.
 
-    Hydra must be ready to compose. `ConfigError` where no words could give them.
+    `anew`: words that follow and choose a part of them anew, which is left to them. Hydra must be ready to compose.
+    `ConfigError` where no words could give them.
     """
     now = plain(config)
     flags = config._metadata.flags or {} if isinstance(config, DictConfig) else {}
     known = [flag.removeprefix(_COMPOSED) for flag in flags if flag.startswith(_COMPOSED)]
-    words = shlex.split(known[-1]) if known else named_options(now)
-    return [*words, *differences(plain(composed_settings(words)), now)]
+    words = without(shlex.split(known[-1]) if known else named_options(now), set(map(key_of, anew)))
+    base = plain(composed_settings(words))
+    return [*words, *differences(base, replaced(now, base, set(map(key_of, anew))))]
+
+
+def key_of(word: str) -> str:
+    """The setting that a word sets, or the place of the option that it chooses.
+
+    >>> key_of("prompt@eval.prompt=r1_zero"), key_of("++data=gsm8k")
+    ('eval.prompt', 'data')
+    """
+    return word.lstrip("+~").partition("=")[0].rpartition("@")[2]
+
+
+def without(words: Sequence[str], keys: Set[str]) -> list[str]:
+    """The words that set none of these, nor anything inside."""
+    return [word for word in words if not any(f"{key_of(word)}.".startswith(f"{key}.") for key in keys)]
+
+
+def replaced(settings: Mapping[str, Any], base: Mapping[str, Any], keys: Set[str], prefix: str = "") -> dict[str, Any]:
+    """The settings, those of `keys` as in `base`.
+
+    >>> replaced({"seed": 1, "prompt": {"reward": "mine"}}, {"prompt": {"reward": "r1_zero"}}, {"prompt.reward"})
+    {'seed': 1, 'prompt': {'reward': 'r1_zero'}}
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        before = base.get(key)
+        if f"{prefix}{key}" in keys:
+            found[key] = before
+        elif isinstance(value, dict) and isinstance(before, dict):
+            found[key] = replaced(value, before, keys, f"{prefix}{key}.")
+        else:
+            found[key] = value
+    return found
 
 
 def composed_settings(words: Sequence[str]) -> DictConfig:
@@ -97,16 +131,28 @@ def spelled(value: Any) -> str:
     return typed_word(value)
 
 
-def words_to_evaluate(settings: Mapping[str, Any], model: str) -> list[str]:
-    """Words of `algorithm=evaluate` on a model folder, asked and judged as in the run that had these settings."""
+def words_to_evaluate(settings: Mapping[str, Any], model: str, anew: Sequence[str] = ()) -> list[str]:
+    """Words of `algorithm=evaluate` on a model folder, asked and judged as in the run that had these settings.
+
+    `anew`: words that follow and choose a part of them anew. Other data are asked whatever data the run had for
+    evaluations, and all of them.
+    """
     kept = {field.name for field in fields(EvaluateConfig)} - {"model"}
+    keys = set(map(key_of, anew)) - {"model"}
+    if "data" in keys:
+        keys |= {"eval.data"}
+    if keys & {"data", "eval.data"}:
+        keys |= {"eval_problems", "eval.problems"}
+    if "prompt.reward" in keys or "eval.prompt.reward" in keys:
+        keys |= {"eval.reward"}
     chosen = named_options({key: settings[key] for key in kept & settings.keys()} | {"algorithm": "evaluate"})
-    words = [*chosen, "model=local", f"model.path={spelled(model)}"]
+    words = [*without(chosen, keys), "model=local", f"model.path={spelled(model)}"]
     base = plain(composed_settings(words))
     same = {key: settings[key] for key in base.keys() & settings.keys() - {"algorithm", "model"}}
     trained = settings.get("model") or {}
     same["model"] = base["model"] | {key: trained[key] for key in SHARED if key in trained}
-    words += differences(base, same)
-    run = cast(RunConfig, OmegaConf.to_object(composed_settings(words)))
+    words += differences(base, replaced(same, base, keys))
+    follow = [word for word in anew if not word.lstrip("+").startswith("hydra")]
+    run = cast(RunConfig, OmegaConf.to_object(composed_settings([*words, *follow])))
     unread = unread_keys(run)  # such as how long training went on
     return [word for word in words if word.partition("=")[0] not in unread]

@@ -57,7 +57,8 @@ def check_words(words: Sequence[str], note: Callable[[str], object] = print) -> 
         if not asked.composes:
             return asked
         with composing(asked), in_one_line(asked.overrides, asked.config_name):
-            asked = replace(asked, overrides=translated(quoted(asked.overrides, asked.multirun), note))
+            words = [_without_detour(word) for word in quoted(asked.overrides, asked.multirun)]
+            asked = replace(asked, overrides=translated(words, note))
             refuse_wrong_choices(asked.overrides)
             if asked.starts:
                 if asked.multirun:
@@ -68,6 +69,19 @@ def check_words(words: Sequence[str], note: Callable[[str], object] = print) -> 
                     asked = replace(asked, overrides=fixed(asked.overrides))
                 _check_question(asked)
     return asked
+
+
+def _without_detour(word: str) -> str:
+    """The run's folder without any a/.. where there is no a: it would be made on the way there, and stay.
+
+    >>> _without_detour("hydra.run.dir=/nowhere/../q"), _without_detour("hydra.run.dir='nowhere/../a=b'")
+    ('hydra.run.dir=/q', "hydra.run.dir='a=b'")
+    """
+    key, _, value = word.partition("=")
+    place = value.strip("'\"")
+    if key not in ("hydra.run.dir", "hydra.sweep.dir") or ".." not in Path(place).parts or Path(place).parent.exists():
+        return word
+    return f"{key}={value.replace(place, os.path.normpath(place))}"
 
 
 def check_rules(asked: Asked) -> None:

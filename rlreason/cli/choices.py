@@ -20,6 +20,7 @@ from rlreason.config.store import resource_dir
 from rlreason.errors import ConfigError
 
 PLUGINS = ("hydra/launcher", "hydra/sweeper")
+NAMED = ("model", "data", "prompt")  # groups whose options have a name among their settings
 SEVERAL = ("experiment", "logger")  # groups of which a run may have several options, as a list
 
 
@@ -33,6 +34,7 @@ def refuse_wrong_choices(overrides: Sequence[str]) -> None:
         except Exception:  # said where it is composed
             continue
         group = override.key_or_group
+        _refuse_mere_name(override, groups, overrides)
         if not group:
             raise ConfigError(f"{word} names no setting in front of the equals sign: write key=value")
         if override.is_hydra_override() and override.is_sweep_override():
@@ -67,6 +69,24 @@ def _refuse_taking_away(override: Override, groups: dict[str, list[str]]) -> Non
         cure = f"{key}=none" if "none" in groups[key] else f"{key}={groups[key][0]}"
         raise ConfigError(f"~{key} takes away what a run needs: choose an option instead, as in {cure}")
     raise ConfigError(f"~{key}: no setting of a run can be taken away: leave this out, or write {key}=VALUE")
+
+
+def _refuse_mere_name(override: Override, groups: dict[str, list[str]], words: Sequence[str]) -> None:
+    """A name is what records call an option: that of another option would be recorded, and nothing else changed."""
+    place, _, last = override.key_or_group.rpartition(".")
+    kind = PLACED.get(place, place)
+    if last != "name" or kind not in NAMED or override.value_type is None:
+        return
+    for value in _values(override):
+        name = str(value.text if isinstance(value, QuotedString) else value)
+        option = name.lower().replace("-", "_")
+        other = option in groups[kind] or (kind in SETTINGS and ":" in name)
+        chosen = {f"{key}={found}" for key in (place, f"{kind}@{place}") for found in (name, option)}
+        if other and not chosen & {word.lstrip("+") for word in words}:
+            raise ConfigError(
+                f"{override.input_line} changes only what records call the option: choose the option itself, "
+                f"{place}={option if option in groups[kind] else name}"
+            )
 
 
 def _refuse_unknown(override: Override, group: str, offered: list[str]) -> None:

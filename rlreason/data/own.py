@@ -1,5 +1,6 @@
 """Problems that a function of the user's own makes, as rows like those of a file."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -45,14 +46,29 @@ def rows_of(data: FunctionDataConfig) -> dict[str, list[Row]]:
 
 
 def _iterable(made: Any) -> Iterable[Any]:
+    if hasattr(made, "iterrows"):  # a table of pandas, which would yield the names of its columns
+        return made.to_dict("records")  # type: ignore[no-any-return]
     if isinstance(made, str | bytes) or not isinstance(made, Iterable):
         raise TypeError(f"it returned {type(made).__name__}, and must return or yield rows")
     return made
 
 
 def _row(made: Any) -> Any:
-    """A `Problem` as the row that it would be read from."""
+    """A `Problem` as the row that it would be read from; numbers of numpy as Python's, and one that is none as absent.
+
+    >>> import numpy
+    >>> _row({"question": "1+1?", "answer": numpy.int64(2), "level": float("nan")})
+    {'question': '1+1?', 'answer': 2, 'level': None}
+    """
+    if isinstance(made, dict):
+        return {key: _value(value) for key, value in made.items()}
     if not isinstance(made, Problem):
         return made
     fields = asdict(made)
     return fields.pop("facts") | fields
+
+
+def _value(value: Any) -> Any:
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        value = value.item()
+    return None if isinstance(value, float) and math.isnan(value) else value  # a table's empty cell

@@ -11,6 +11,7 @@ from rlreason.config.groups import GradingConfig
 from rlreason.errors import ConfigError
 from rlreason.grading.grader import Grader
 from rlreason.grading.verifiers import reward_name
+from rlreason.plugins.objects import GIVEN
 
 SETTINGS = tuple(field.name for field in fields(GradingConfig))
 
@@ -35,3 +36,13 @@ class RunGrading(NamedTuple):
             raise ConfigError(f"grading.{key} in the config of the run cannot be used ({reason}): mend it") from None
         assert isinstance(config, GradingConfig)
         return Grader(config, self.reward, symbolic=symbolic)
+
+    def lacking(self, grader: Grader) -> str:
+        """Why this process cannot have the function that graded the run, and what to do; empty where it can."""
+        why = grader.wait()
+        if not why or not self.reward.startswith(f"{GIVEN}:"):
+            return why
+        return (
+            "it was a Python object of the program that started the run, so only Python can grade with it again: give "
+            "Grader(reward=FUNCTION).grade_batch(...) what load_run(RUN).responses holds"
+        )

@@ -40,7 +40,7 @@ def _function(data: Data) -> str | Callable[..., Any]:
         return data
     if not isinstance(data, Iterable):
         raise ConfigError(f"data={data!r:.60} is neither rows nor a function: give a list of dictionaries")
-    rows = data if isinstance(data, Mapping) else list(data)
+    rows = data if isinstance(data, Mapping) or hasattr(data, "iterrows") else list(data)
 
     def rows_given() -> Any:
         """Rows that were given as a Python object. The run has their hash, `data_hash`, and no source of them."""

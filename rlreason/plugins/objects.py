@@ -9,17 +9,19 @@ import re
 import sys
 import textwrap
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rlreason.errors import ConfigError
 
 GIVEN = "python"  # stands in place of the module where an object has none that can be imported
-PLAIN = (int, float, str, bool, type(None), tuple, list, dict)  # values whose text tells all of them
+PLAIN = (int, float, complex, str, bytes, bool, type(None))  # values whose text tells all of them
 
 _known: dict[str, Any] = {}
 _lock = threading.Lock()
@@ -71,17 +73,73 @@ def import_path(thing: Any) -> str | None:
 
 
 def label_of(thing: Any) -> str:
-    """A name for an object that cannot be imported: what it is called, and a hash of its source and of its values."""
+    """A name for an object that cannot be imported: what it is called, and a hash of its source and of all it holds.
+
+    What holds something that cannot be hashed, such as a lock, has another name each time.
+    """
     function = thing.func if isinstance(thing, partial) else getattr(thing, "function", thing)
     called = getattr(function, "__name__", type(function).__name__)
-    values = [getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)]
-    if isinstance(thing, partial):
-        values += [thing.args, thing.keywords]
-    with suppress(TypeError, ValueError):
-        held = inspect.getclosurevars(function)
-        values += [v for _, v in sorted({**held.globals, **held.nonlocals}.items()) if isinstance(v, PLAIN)]
-    digest = hashlib.sha256(f"{source_of(thing)}{values!r}".encode()).hexdigest()[:8]
+    try:
+        state = _state(thing, {})
+    except RecursionError:  # a long chain of objects
+        state = uuid.uuid4().hex
+    digest = hashlib.sha256(state.encode(errors="replace")).hexdigest()[:8]
     return f"{GIVEN}:{re.sub(r'[^0-9A-Za-z_]', '', called) or 'function'}-{digest}"
+
+
+def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
+    """A text that differs where two values may behave differently, and is the same in every process if it can be.
+
+    `seen`: the number of each value on the way, and the value, so that it lives as long as its id is needed.
+    """
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if id(value) in seen:
+        return f"number {seen[id(value)][0]} again"
+    seen[id(value)] = len(seen), value
+    held: list[Any]
+    if (inspect.isroutine(value) or isinstance(value, type)) and (place := import_path(value)):
+        return f"{place} {source_of(value)}"
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if isinstance(value, list | tuple):
+        held = list(value)
+    elif isinstance(value, set | frozenset):
+        held = sorted(_state(one, seen) for one in value)
+    elif isinstance(value, dict):
+        held = [part for item in value.items() for part in item]
+    elif isinstance(value, partial):
+        held = [value.func, value.args, value.keywords]
+    elif inspect.ismethod(value):
+        held = [value.__func__, value.__self__]
+    elif inspect.isfunction(value):
+        held = [value.__defaults__, value.__kwdefaults__]
+        with suppress(TypeError, ValueError):
+            names = inspect.getclosurevars(value)
+            held += sorted({**names.globals, **names.nonlocals}.items())
+        held.append(source_of(value) or value.__code__.co_code.hex())
+    elif isinstance(value, type) or inspect.isroutine(value):
+        held = [value.__module__, value.__qualname__, source_of(value)]
+    elif hasattr(value, "__dict__") and _plainly_made(type(value)):
+        held = [type(value), vars(value)]
+    else:
+        return _pickled(value)
+    return f"{type(value).__name__}({', '.join(_state(one, seen) for one in held)})"
+
+
+def _plainly_made(kind: Any) -> bool:
+    """Whether all that an object of this class holds are its attributes: it has no part written in C, and no slots."""
+    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    return plain and not any("__slots__" in vars(one) for one in kind.__mro__)
+
+
+def _pickled(value: Any) -> str:
+    import cloudpickle
+
+    try:
+        return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
+    except Exception:  # pickle's own, or that of an object which refuses
+        return uuid.uuid4().hex
 
 
 def source_of(thing: Any) -> str:
@@ -91,7 +149,8 @@ def source_of(thing: Any) -> str:
     """
     function = thing.func if isinstance(thing, partial) else getattr(thing, "function", thing)
     with suppress(TypeError, OSError):
-        return textwrap.dedent(inspect.getsource(function if inspect.isroutine(function) else type(function)))
+        its_own = inspect.isroutine(function) or isinstance(function, type)
+        return textwrap.dedent(inspect.getsource(function if its_own else type(function)))
     return ""
 
 

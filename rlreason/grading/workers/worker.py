@@ -80,7 +80,24 @@ def _load(plugin: str | None, pickled: bytes | None) -> Callable[[Any], dict[str
         import cloudpickle
 
         function = judging(cloudpickle.loads(pickled), plugin)
-    return lambda request: {"value": function(*request)}
+    return lambda request: {"value": plain(function(*request))}
+
+
+def plain(value: Any) -> Any:
+    """A reward as JSON can carry it: a number of numpy or torch as Python's, and what is no number as its text.
+
+    >>> import numpy
+    >>> plain({"reward": numpy.float32(0.5), "format_reward": numpy.bool_(True)}), plain([1])
+    ({'reward': 0.5, 'format_reward': True}, '[1]')
+    """
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):  # of an array with several numbers
+        if isinstance(found := value.item(), bool | int | float):
+            return found
+    return repr(value)[:MAX_REASON]
 
 
 def _answer(handle: Callable[[Any], dict[str, Any]], request: Any) -> dict[str, Any]:
