@@ -54,7 +54,7 @@ def wind_up(
         try_to(console, lambda: components.policy.save(records.model))
     if draws:
         try_to(console, lambda: draw_curves(RunFolder(folder)))
-    try_to(console, lambda: records.loggers.finish({"status": "interrupted"}))
+    try_to(console, records.loggers.interrupted)
     try_to(console, lambda: show_loggers(console, records.loggers))
     return far
 

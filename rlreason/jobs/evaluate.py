@@ -43,7 +43,7 @@ def asked(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[
         announce(console, run, components, records.folder, records.resumed)
         yield components, respond(run, components, records, console)
     except KeyboardInterrupt:
-        components.loggers.finish({"status": "interrupted"})
+        components.loggers.interrupted()
         show_loggers(console, components.loggers)
         raise
     finally:

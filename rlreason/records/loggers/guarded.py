@@ -23,7 +23,8 @@ from rlreason.records.loggers.wandb_logger import WandbLogger
 
 SERVICES: dict[str, type[Logger]] = {"wandb": WandbLogger, "tensorboard": TensorBoardLogger, "trackio": TrackioLogger}
 QUEUED = 1000  # calls that may wait for a slow logger
-GIVEN_UP_S = 10.0  # that a failed run waits for its loggers
+GIVEN_UP_S = 10.0  # that a failed run waits for its loggers,
+STOPPED_S = 20.0  # and one that was interrupted: somebody waits for it to end
 REASON_CHARS = 200
 
 
@@ -152,9 +153,14 @@ class Loggers:
         self._report()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run came to an end of its own, or was interrupted. A second end is none."""
+        """The run came to an end of its own. A second end is none."""
         shown = sendable(summary)
         self._end("could not end in order", lambda logger: logger.finish(shown), self._limit_s)
+
+    def interrupted(self) -> None:
+        """The run was interrupted: what it has sent is finished as far as the time allows."""
+        shown, limit_s = {"status": "interrupted"}, min(STOPPED_S, self._limit_s)
+        self._end("could not end in order", lambda logger: logger.finish(shown), limit_s)
 
     def abandon(self) -> None:
         """The run failed; after another end, nothing."""
