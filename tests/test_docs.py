@@ -56,6 +56,7 @@ NOT_EXECUTED = {
     r"uv run": "needs uv, and starts what `python -m rlreason` starts",
     r"python benchmarks/gpu_check\.py": "is the check to run on a GPU",
     r"(tensorboard|trackio|wandb) ": "needs a browser or an account; tests/test_loggers.py reads what was logged",
+    r"source \.venv/bin/activate": "changes the shell that it is typed into: the tests run in that environment",
     r'eval "\$\(~': "names an environment of the reader's own",
     r"rlreason inspect$": "names a verb, and no run",
     r"cd examples": "is where the commands after it are executed: in a copy of that folder",
