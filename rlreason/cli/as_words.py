@@ -39,9 +39,10 @@ def words_of(config: DictConfig | RunConfig, anew: Sequence[str] = ()) -> list[s
     now = plain(config)
     flags = config._metadata.flags or {} if isinstance(config, DictConfig) else {}
     known = [flag.removeprefix(_COMPOSED) for flag in flags if flag.startswith(_COMPOSED)]
-    words = without(shlex.split(known[-1]) if known else named_options(now), set(map(key_of, anew)))
+    keys = set(map(key_of, anew))
+    words = without(shlex.split(known[-1]) if known else named_options(now), keys)
     base = plain(composed_settings(words))
-    return [*words, *differences(base, replaced(now, base, set(map(key_of, anew))))]
+    return [*words, *differences(base, replaced(now, base, keys))]
 
 
 def key_of(word: str) -> str:

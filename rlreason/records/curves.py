@@ -91,7 +91,8 @@ def draw_panel(ax: Any, rows: Rows, panel: Panel) -> None:
     ax.grid(alpha=0.25)
     if heading.startswith("accuracy"):
         _, rewards = series(rows, "reward/mean")  # of one's own, it may lie anywhere
-        ax.set_ylim(min([-0.02, *(1.05 * value for value in rewards)]), max([1.02, *(1.05 * v for v in rewards)]))
+        low, high = min([0, *rewards]), max([1, *rewards])
+        ax.set_ylim(low - 0.02 * (high - low), high + 0.02 * (high - low))
     elif heading.startswith(("response", "entropy", "clip")):
         ax.set_ylim(bottom=0)
     if len(drawn) > 1:
