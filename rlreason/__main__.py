@@ -1,6 +1,7 @@
-"""`rlreason ...` and `python -m rlreason ...`: a verb starts no run, anything else are the settings of runs to start.
+"""`rlreason ...` and `python -m rlreason ...`: a verb reads runs, anything else are the settings of runs to start.
 
-Nothing slow is imported before signals are heeded, and a verb imports neither Hydra's command line nor torch.
+Nothing slow is imported before signals are heeded, and a verb imports neither Hydra's command line nor torch, but for
+`rerun`, which starts a run.
 """
 
 import sys

@@ -1,11 +1,15 @@
-"""What a training run that a signal stopped leaves behind: rows, status, model and curves as of its last update."""
+"""What a training run that did not come to its end leaves behind: a checkpoint, and after a signal everything else.
+
+After a signal that is rows, status, model and curves as of the last update.
+"""
 
 from collections.abc import Callable
+from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 
-from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.config.training import TrainingConfig
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, EngineError
+from rlreason.progress.keeper import Keeper
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
 from rlreason.records.curves import draw_curves
@@ -17,41 +21,46 @@ from rlreason.runtime import signals
 from rlreason.setup.components import Components
 from rlreason.setup.run_summary import show_loggers
 
+AHEAD_S = 8.0  # that a stop waits for what is being sampled ahead: without it, the run goes on from further back
+
 
 def wind_up(
     run: TrainingConfig,
     components: Components,
-    prefetcher: RolloutPrefetcher | None,
+    keeper: Keeper | None,
     records: RunWriter,
     counters: Counters,
     console: Console,
     why: str,
 ) -> str:
-    """Stop sampling, finish the records, save the model; returns how far the run got.
+    """Stop sampling, write a checkpoint, finish the records, save the model; returns how far the run got.
 
-    The status is written first, so that it is right whatever becomes of the rest. `prefetcher`: None before step 1.
+    The status is written first, so that it is right whatever becomes of the rest. `keeper`: None before the run had
+    its parts.
     """
     signals.arrived()
     folder, learned = records.folder, counters.train_step
     if (folder / SUMMARY).exists():
         return "when everything was recorded"
-    far = how_far(prefetcher, learned)
+    far = how_far(keeper, learned)
     saves = run.save_model and learned > 0 and not records.model.exists()
-    draws = records.evaluated
+    draws, keeps = records.evaluated, keeper is not None and keeper.begun and run.checkpoint.every != 0
 
     def last_row() -> None:
         if learned > records.train_step:  # the newest update had no row yet
             records.metrics(counters.row() | counters.newest)
 
-    leaves = " and ".join(["model"] * saves + ["curves"] * draws) or "records"
+    left = " and ".join(["a checkpoint"] * keeps + ["model"] * saves + ["curves"] * draws) or "records"
     try_to(console, lambda: write_status(folder, "interrupted", f"{why} {far}"))
-    try_to(console, lambda: console.say(f"stopping {far}; leaving {leaves} (a second signal leaves at once)"))
+    try_to(console, lambda: console.say(f"stopping {far}; leaving {left} (a second signal leaves at once)"))
+    if keeper is not None and keeps:
+        try_to(console, lambda: keep(keeper, console))
     try_to(console, components.close)  # what is being sampled ahead ends with its engine
-    if prefetcher is not None:
-        try_to(console, prefetcher.close)
+    if keeper is not None:
+        try_to(console, keeper.prefetcher.close)
     try_to(console, last_row)
-    if saves:
-        try_to(console, lambda: components.policy.save(records.model))
+    if saves and keeper is not None:
+        try_to(console, keeper.save_model)
     if draws:
         try_to(console, lambda: draw_curves(RunFolder(folder)))
     try_to(console, records.loggers.interrupted)
@@ -59,12 +68,26 @@ def wind_up(
     return far
 
 
-def how_far(prefetcher: RolloutPrefetcher | None, updates: int) -> str:
+def keep(keeper: Keeper, console: Console) -> None:
+    """Write a checkpoint of where the run is. What is being sampled ahead is waited for, because it belongs to it."""
+    with suppress(NotInTime):
+        keeper.prefetcher.drain(AHEAD_S)
+    if keeper.write() is None:
+        console.say("! no checkpoint of this place: what was sampled ahead had not ended; the run goes on from before")
+
+
+def keep_what_is_there(error: BaseException, keeper: Keeper | None, console: Console) -> None:
+    """After an error of the engine, which says nothing about the trainer: write a checkpoint of where that is."""
+    if isinstance(error, EngineError) and keeper is not None and keeper.begun and keeper.settings.every != 0:
+        try_to(console, keeper.write)
+
+
+def how_far(keeper: Keeper | None, updates: int) -> str:
     """The step that a run stopped in, and the optimizer updates that it had made: "in step 2 of 8, after 1 ..."."""
-    if prefetcher is None or not prefetcher.begun:
+    if keeper is None or not (begun := max(keeper.prefetcher.begun, keeper.position.finished)):
         return "before the first step"
     made = f"{updates} optimizer update{'s' * (updates != 1)}"
-    return f"in step {prefetcher.begun} of {prefetcher.n_steps}, after {made}"
+    return f"in step {begun} of {keeper.prefetcher.n_steps}, after {made}"
 
 
 def try_to(console: Console, act: Callable[[], object]) -> None:

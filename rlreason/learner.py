@@ -30,8 +30,6 @@ from rlreason.types import Collected, Sample
 if TYPE_CHECKING:
     from rlreason.engines.base import Sampling
 
-Counted = Callable[[dict[str, float]], None]  # is called with an update's metrics as soon as its weights have moved
-
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
@@ -49,6 +47,9 @@ class Update:
 
     metrics: dict[str, float]  # over all response tokens of the batch
     entropies: list[float | None]  # nats, sample by sample: mean over the response under the weights before the step
+
+
+Counted = Callable[[Update], object]  # is called with an update as soon as its weights have moved
 
 
 @dataclass(slots=True)
@@ -87,16 +88,22 @@ class Learner:
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
     def learn(
-        self, collected: Collected, step: int, schedule: LearningRateSchedule, sampling: "Sampling", counted: Counted
+        self,
+        collected: Collected,
+        step: int,
+        schedule: LearningRateSchedule,
+        sampling: "Sampling",
+        counted: Counted,
+        taken: int = 0,
     ) -> Iterator[Update]:
-        """Take the optimizer steps of step 1, 2, ... of a run, each when it is asked for.
+        """Take the optimizer steps of step 1, 2, ... of a run, each when it is asked for; all but the first `taken`.
 
         The train-inference mismatch is measured in the first, whose weights are those that sampled.
         """
-        if collected.restart:
+        if collected.restart and not taken:
             self.restart()
         count, comparable = len(collected.batches), self._as_sampled(collected, sampling)
-        for place, batch in enumerate(collected.batches):
+        for place, batch in list(enumerate(collected.batches))[taken:]:
             rate = schedule.at(0 if collected.restart else step - 1, place, count, restarts=collected.restart)
             yield self._update(batch, rate, sampling.min_tokens if comparable and place == 0 else None, counted)
 
@@ -117,7 +124,7 @@ class Learner:
         between the engine's log-probabilities and ours is measured from token `mismatch_from` on (before it, the
         engine sampled under a ban on ending), or not at all.
         """
-        return self._update(samples, learning_rate, mismatch_from, lambda metrics: None).metrics
+        return self._update(samples, learning_rate, mismatch_from, lambda update: None).metrics
 
     def _update(
         self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, counted: Counted
@@ -128,9 +135,9 @@ class Learner:
                 group["lr"] = learning_rate
         gathered = self._backward(samples, mismatch_from)
         with held():
-            metrics = self._step(gathered)
-            counted(metrics)
-        return Update(metrics, gathered.entropies)
+            update = Update(self._step(gathered), gathered.entropies)
+            counted(update)
+        return update
 
     def restart(self) -> None:
         """Back to the weights that the learner was made with, and an optimizer that has seen nothing."""

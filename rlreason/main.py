@@ -7,6 +7,7 @@ are answered at once.
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,42 +21,49 @@ from rlreason.cli.entry import run_cli
 from rlreason.cli.flags import Asked, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.queries import answer, rerun_config
+from rlreason.cli.resume_word import continued
 from rlreason.cli.verbs import refuse_wrong_verb, verbs_help
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.jobs.run import run_job
 from rlreason.records.console import Console
+from rlreason.records.files import HYDRA
 from rlreason.records.status import ending, read_status, sweep_code
 from rlreason.records.undo import Ended, undone_when_refused
 from rlreason.runtime import signals
 from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.runtime.secrets import redacted, redacted_settings
 from rlreason.runtime.stderr_log import stderr_logged
 from rlreason.sweeps.processes import PATIENCE_S, Sweep
 from rlreason.sweeps.table import runs_table
 
 
-def main(cfg: DictConfig) -> float:
-    """One job: a whole run, or, inside a sweep, the start of a process of its own."""
+def main(cfg: DictConfig, words: Sequence[str] = ()) -> float:
+    """One job: a whole run, or, inside a sweep, the start of a process of its own.
+
+    `words`: those of the command line that starts the run.
+    """
     try:
         if HydraConfig.get().mode is RunMode.MULTIRUN:
             return start_sweep_run(cfg)
         with stderr_logged():
-            return job(cfg)
+            return job(cfg, words)
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
         if signals.asked():  # what fails because everything ends is no error of its own
             raise KeyboardInterrupt from None
         raise Ended(error, run_folder()) from error
 
 
-def job(cfg: DictConfig) -> float:
+def job(cfg: DictConfig, words: Sequence[str]) -> float:
     """A run in this process. It ends the process itself where its end has an exit code of its own."""
     run = typed(cfg, of_sweep=SWEEP_VARIABLE in os.environ)
-    config = OmegaConf.to_yaml(cfg, resolve=True)
+    config = redacted_settings(OmegaConf.to_yaml(cfg, resolve=True))
     sweep = HydraConfig.get().runtime.choices.get("sweep")
     if sweep and SWEEP_VARIABLE not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
     folder = run_folder()
-    accuracy = run_job(run, folder, config, sys.argv[1:], Console())
+    hide_in_hydras_files(folder)
+    accuracy = run_job(run, folder, config, words, Console())
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)
     return accuracy
@@ -66,10 +74,18 @@ def run_folder() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
+def hide_in_hydras_files(folder: Path) -> None:
+    """Hydra writes its own view of the settings, and the words as they were typed, before a run begins."""
+    for path in (folder / HYDRA).glob("*.yaml"):
+        text = path.read_text(encoding="utf-8")
+        if (plain := redacted(text)) != text:
+            path.write_text(plain, encoding="utf-8")
+
+
 def start_sweep_run(cfg: DictConfig) -> float:
     """One run of a sweep, in a process of its own; its accuracy is what a sweeper such as Optuna's goes by."""
     typed(cfg, of_sweep=True)
-    config, hydra_config = OmegaConf.to_yaml(cfg, resolve=True), HydraConfig.get()
+    config, hydra_config = redacted_settings(OmegaConf.to_yaml(cfg, resolve=True)), HydraConfig.get()
     folder, name = Path(hydra_config.runtime.output_dir), Path(hydra_config.sweep.dir).name
     return Sweep.of_environment().run(name, folder, list(hydra_config.overrides.task), config).accuracy
 
@@ -83,39 +99,54 @@ def cli() -> None:
 
 
 def command() -> int:
-    """Check the words, then answer them or start what they ask for; returns the exit code."""
-    words = sys.argv[1:]
+    """Do what the words of this process ask; returns the exit code."""
+    return do(sys.argv[1:])
+
+
+def do(words: Sequence[str]) -> int:
+    """Check the words, then answer them or start what they ask for; returns the exit code.
+
+    `resume=RUN` among them stands for the words that started RUN.
+    """
     with mistakes_in(words):
         refuse_wrong_verb(words)
         register()
         OmegaConf.register_new_resolver("verbs", verbs_help, replace=True)  # for --help: conf/config.yaml
+        resumed = continued(words)
+        words = resumed.words
+        if resumed.sweep:
+            os.environ[SWEEP_VARIABLE] = resumed.sweep  # its settings are checked, and its loggers group it, as before
+    with mistakes_in(words):
         question = not read(words).starts
-        asked = check_words(words, note=partial(print, file=sys.stderr if question else sys.stdout))
+        note = partial(print, file=sys.stderr if question else sys.stdout)
+        for line in resumed.notes:
+            note(f"note: {line}")
+        asked = check_words(words, note)
         try:
             with (
                 composing(asked) as hydra,
                 in_one_line(asked.overrides, asked.config_name, composing=not asked.starts),
             ):
-                return start_runs(hydra, asked) if asked.starts else answer_question(asked)
+                return start_runs(hydra, asked, words) if asked.starts else answer_question(asked)
         except Ended as end:
             error = end.error
         raise error  # with its own cause and traceback
 
 
-def start_runs(hydra: Hydra, asked: Asked) -> int:
+def start_runs(hydra: Hydra, asked: Asked, words: Sequence[str]) -> int:
     """Start the run or the sweep."""
     if asked.multirun:
         return start_sweep(hydra, asked)
     assert asked.folder is not None
     with undone_when_refused(asked.folder):
-        hydra.run(asked.config_name, main, [*asked.overrides, "hydra.mode=RUN"])
+        hydra.run(asked.config_name, partial(main, words=words), [*asked.overrides, "hydra.mode=RUN"])
     return 0
 
 
 def answer_question(asked: Asked) -> int:
     """Answer a question."""
     if file := asked.flags.get("experimental_rerun"):
-        main(rerun_config(file))
+        main(rerun_config(file), sys.argv[1:])
         return 0
     answer(asked)
     if asked.flags.keys() & {"cfg", "info"}:

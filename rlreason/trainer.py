@@ -1,23 +1,23 @@
-"""The loop: collect -> learn -> weight sync -> evaluate -> record."""
+"""The loop: collect -> learn -> weight sync -> record -> evaluate -> checkpoint."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 
 import torch
 
 from rlreason.algorithms.prefetch import RolloutPrefetcher
-from rlreason.algorithms.rollouts import rollout_metrics, score_samples
+from rlreason.algorithms.rollouts import score_samples
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.evaluator import Evaluated, Validation, fell_to_zero
-from rlreason.grading.metrics import grading_metrics
-from rlreason.interrupted import wind_up
+from rlreason.interrupted import keep_what_is_there, wind_up
 from rlreason.learner import Learner, Update
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.optimization import LearningRateSchedule, averaged, evaluation_due
+from rlreason.progress.keeper import Keeper
+from rlreason.progress.step import Step
 from rlreason.records.console import Console, Stopwatch
 from rlreason.records.counters import Counters
 from rlreason.records.curves import draw_curves
@@ -26,11 +26,11 @@ from rlreason.records.monitors import Monitors
 from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
+from rlreason.runtime.signals import held
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import Components, build_components
 from rlreason.setup.learner import make_learner
 from rlreason.setup.run_summary import closing, header, shown_generations, summed_up
-from rlreason.types import Collected, Sample
 
 
 def train(run: RunConfig, records: RunWriter, console: Console) -> float:
@@ -40,76 +40,36 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
     counters.start()
     card = run.card()
     records.document(OBJECTIVE, card.markdown)
-    components, prefetcher = build_components(run, records.folder, console), None
+    components, trainer = build_components(run, records.folder, console, records.resumed_from), None
     try:
         algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
         records.loggers = components.loggers
         header(console, run, components, records.folder, algorithm.n_steps)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         prefetcher = RolloutPrefetcher(algorithm, ahead=run.rollout.async_level > 0)
-        return Trainer(run, components, prefetcher, learner, records, console, counters).loop()
+        trainer = Trainer(run, components, prefetcher, learner, records, console, counters)
+        return trainer.loop()
     except BaseException as error:
+        keeper = None if trainer is None else trainer.keeper
         if signals.asked() is None and not isinstance(error, KeyboardInterrupt):
+            keep_what_is_there(error, keeper, console)
             raise
         stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
-        far = wind_up(run, components, prefetcher, records, counters, console, signals.why_stopped(stop))
+        far = wind_up(run, components, keeper, records, counters, console, signals.why_stopped(stop))
         raise type(stop)(f"{stop} {far}".strip()) from None
     finally:
         components.close()  # first, so that what is being sampled ahead ends
-        if prefetcher is not None:
-            prefetcher.close()
+        if trainer is not None:
+            trainer.prefetcher.close()
         components.loggers.abandon()  # where nothing has ended them, the run failed
 
 
 @dataclass
-class Step:
-    """What one step of a run has collected and learned so far, and the numbers that are recorded of it."""
-
-    number: int  # 1, 2, ...
-    collected: Collected
-    weight_version: int  # of the engine when all was sampled
-    clock: Stopwatch
-    updates: list[Update] = field(default_factory=list)
-    synced: dict[str, float] = field(default_factory=dict)  # metrics of the weight sync
-
-    @property
-    def count(self) -> int:
-        """How many updates learn from what was collected."""
-        return len(self.collected.batches)
-
-    @cached_property
-    def samples(self) -> list[Sample]:
-        """What was sampled, with the entropies that the first update has measured. Ask when it is done."""
-        if not self.updates:
-            return self.collected.samples
-        learned = zip(self.collected.batches[0], self.updates[0].entropies, strict=True)
-        measured = {id(sample): entropy for sample, entropy in learned}
-        return [replace(s, entropy=measured.get(id(s))) if s.entropy is None else s for s in self.collected.samples]
-
-    @cached_property
-    def sampled(self) -> dict[str, float]:
-        """Metrics of what was sampled and how it was graded."""
-        if not (samples := self.samples):
-            return self.collected.metrics
-        staleness = self.weight_version - sum(s.response.weight_version for s in samples) / len(samples)
-        graded = grading_metrics([s.grade for s in samples])
-        return self.collected.metrics | rollout_metrics(samples) | graded | {"rollout/staleness": staleness}
-
-    def row(self) -> dict[str, float]:
-        """The newest update; the first one's row has what was sampled for the step, and the last one's its times."""
-        newest = self.updates[-1].metrics if self.updates else {}
-        last = self.synced | self.clock.laps if len(self.updates) == self.count else {}
-        return newest | (self.sampled if len(self.updates) < 2 else {}) | last
-
-    @cached_property
-    def metrics(self) -> dict[str, float]:
-        """The whole step in numbers. Ask when it is over."""
-        return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced | self.clock.laps
-
-
-@dataclass
 class Trainer:
-    """A training run: its parts, and the loop over its steps."""
+    """A training run: its parts, and the loop over its steps.
+
+    What a checkpoint keeps changes in blocks that no signal interrupts, which end with `keeper.settle`.
+    """
 
     run: TrainingConfig
     components: Components
@@ -126,73 +86,131 @@ class Trainer:
         self.monitors = monitors_of(run, console)
         problems = parts.eval_problems, parts.final_problems
         self.validation = Validation(parts.evaluator, *problems, records, self.monitors, counters, console)
+        self.keeper = Keeper(
+            run.checkpoint, parts.policy, parts.engine, self.learner, self.prefetcher, parts.graders(), records,
+            counters, self.monitors, self.validation,
+        )  # fmt: skip
+        self.position = self.keeper.position
 
     def loop(self) -> float:
         """Every step of a run, from the first evaluation to the closing table; returns the final accuracy."""
-        before = after = self.validation.evaluate(step=0)
-        shown_generations(self.console, before.samples, self.components.eval_problems, self.run.log_generations)
-        self.console.start(self.n_steps)
-        self.console.step(0, self.validation.accuracy, before.metrics, keep=True)
-        status, reason = self.monitors.verdict()
-        for number in range(1, self.n_steps + 1):
-            if status != "finished":
+        position, validation = self.position, self.validation
+        self.begin()
+        for number in range(position.finished + 1, self.n_steps + 1):
+            if position.status != "finished":
                 break
-            step = self.collect(number)
+            step = position.step or self.collect(number)
             self.learn(step)
-            status, reason = diverged(step, self.learner)
-            self.sync(step, status)
-            self.record(step)
-            if status == "finished":
-                status, reason = self.monitors.verdict()
+            if not position.recorded:
+                status, reason = diverged(step, self.learner)
+                self.sync(step, status)
+                self.record(step, status, reason)
 
-            last = number == self.n_steps or status != "finished"
+            last = number == self.n_steps or position.status != "finished"
+            if last:
+                self.keep()
             width = Fraction(1, 1 if self.prefetcher.ahead else max(step.count, 1))  # of the step's last update
             asked = not last and due(self.run, Fraction(number), width, self.n_steps)
-            if asked or (last and status != "diverged:weights"):
-                after = self.validation.evaluate(number, last)
-            self.console.step(number, self.validation.accuracy, step.metrics, keep=last or asked)
-        return self.finish(before, after, status, reason)
+            if (asked or (last and position.status != "diverged:weights")) and position.evaluated != number:
+                self.evaluate(number, Fraction(number), last)
+            self.console.step(number, validation.accuracy, step.metrics, keep=last or asked)
+            with held():
+                position.end_step(number)
+                self.keeper.settle(drawn=True)
+            if not last and self.keeper.due():
+                self.keep()
+        return self.finish()
+
+    def begin(self) -> None:
+        """The first evaluation; or everything as it was at the checkpoint that the run goes on from."""
+        if (checkpoint := self.records.checkpoint) is None:
+            before = self.evaluate(0, Fraction(0))
+            shown_generations(self.console, before.samples, self.components.eval_problems, self.run.log_generations)
+            self.position.status, self.position.reason = self.monitors.verdict()
+        else:
+            with self.console.wait("going on from the checkpoint"):
+                before = self.keeper.restore(checkpoint)
+        position = self.position
+        if position.finished >= self.n_steps or position.status != "finished":
+            return
+        self.console.start(self.n_steps, position.finished)
+        if checkpoint is None:
+            self.console.step(0, self.validation.accuracy, before.metrics, keep=True)
 
     def collect(self, number: int) -> Step:
         """Sample, grade, compute advantages; score what learning will not score under the weights that sampled."""
         self.counters.resume()
         clock = Stopwatch()
+        clock.laps |= self.keeper.take_lap()
         with self.console.wait(f"step {number}", logged=True, more=self.components.rollouts.drawn):
             collected = self.prefetcher.next(number)
-        self.counters.sampled(collected.samples)
         weight_version = self.engine.weight_version
         clock.lap("rollout")
         by_learning = self.learner.scores_by_learning(collected, self.components.sampling)
         unscored = [s for s in collected.samples if s.entropy is None and not (by_learning and s.has_loss)]
+        scored = collected
         if unscored:
             with self.console.wait(f"step {number}: measuring log-probabilities", logged=True):
-                scored = score_samples(unscored, self.components.scorer)
-            by_id = {id(sample): with_scores for sample, with_scores in zip(unscored, scored, strict=True)}
-            collected = replace(collected, samples=[by_id.get(id(s), s) for s in collected.samples])
-        return Step(number, collected, weight_version, clock)
+                with_scores = score_samples(unscored, self.components.scorer)
+            by_id = {id(sample): found for sample, found in zip(unscored, with_scores, strict=True)}
+            scored = replace(collected, samples=[by_id.get(id(s), s) for s in collected.samples])
+        with held():
+            self.counters.sampled(collected.samples)
+            self.position.step = step = Step(number, scored, weight_version, clock)
+            self.prefetcher.taken(number)
+            self.keeper.settle(drawn=True)
+        return step
 
     def learn(self, step: Step) -> None:
         """Take the step's updates; between two of them, an evaluation may be due."""
-        sampling, counted = self.components.sampling, self.counters.learned
-        updates = self.learner.learn(step.collected, step.number, self.schedule, sampling, counted)
-        for update in self.console.each(f"step {step.number}: update", updates, step.count):
+
+        def counted(update: Update) -> None:
+            self.counters.learned(update.metrics)
             step.updates.append(update)
-            if len(step.updates) < step.count:
-                self.records.metrics(self.counters.row() | step.row())
-                done = step.number - 1 + Fraction(len(step.updates), step.count)
-                if not self.prefetcher.ahead and due(self.run, done, Fraction(1, step.count), self.n_steps):
-                    self.evaluate_within(step)
+            self.keeper.settle()
+
+        taken, sampling = len(step.updates), self.components.sampling
+        if not self.position.recorded:
+            self.counters.resume()
+        if taken and not self.position.recorded:  # before the run was interrupted
+            self.between_updates(step)
+        updates = self.learner.learn(step.collected, step.number, self.schedule, sampling, counted, taken)
+        for _ in self.console.each(f"step {step.number}: update", updates, step.count, taken):
+            self.between_updates(step)
         step.clock.lap("train")
 
-    def evaluate_within(self, step: Step) -> None:
+    def between_updates(self, step: Step) -> None:
+        """Write an update's row, unless it is the last one's; evaluate where that is due."""
+        if (taken := len(step.updates)) == step.count:
+            return
+        if self.position.rows < taken:
+            with held():
+                self.records.metrics(self.counters.row() | step.row())
+                self.position.rows = taken
+                self.keeper.settle()
+        done = step.number - 1 + Fraction(taken, step.count)
+        asked = not self.prefetcher.ahead and due(self.run, done, Fraction(1, step.count), self.n_steps)
+        if asked and self.position.evaluated != done:
+            self.evaluate_within(step, done)
+
+    def evaluate_within(self, step: Step, done: Fraction) -> None:
         """Evaluate the weights as they are between two updates; the time is none of the step's."""
         step.clock.lap("train")
         self.engine.load_weights(self.policy)
-        self.validation.evaluate(step.number - 1, between_updates=True)
+        self.evaluate(step.number - 1, done, between_updates=True)
         learned = averaged([update.metrics for update in step.updates])
         self.console.step(step.number, self.validation.accuracy, learned, keep=True)
         self.counters.resume()
         step.clock.skip()
+
+    def evaluate(self, step: int, done: Fraction, last: bool = False, between_updates: bool = False) -> Evaluated:
+        """Evaluate the weights as they are, behind so many steps."""
+        measured = self.validation.measure(step, last)
+        with held():
+            evaluated = self.validation.record(measured, step, between_updates)
+            self.position.evaluated = done
+            self.keeper.settle(drawn=True)
+        return evaluated
 
     def sync(self, step: Step, status: str) -> None:
         """Hand the new weights to the engine; what is sampled ahead keeps those that it began with."""
@@ -202,20 +220,35 @@ class Trainer:
                 step.synced = self.engine.load_weights(self.policy)
         step.clock.lap("sync")
 
-    def record(self, step: Step) -> None:
+    def record(self, step: Step, status: str, reason: str) -> None:
         """Write down what the step has come to, and warn of what went wrong quietly in it."""
         number, samples = step.number, step.samples
-        self.records.metrics(self.counters.row() | step.row())
-        if samples and (every := self.run.save_rollouts_every) and number % every == 0:
-            self.records.responses(ROLLOUTS, number, samples, self.components.train_problems)
-        self.monitors.check(number, step.metrics)
-        for name, notice in step.collected.notices.items():
-            self.monitors.warn(number, name, notice)
-        self.monitors.check_grades(number, self.components.grader.warnings([s.grade for s in samples]))
+        with held():
+            self.records.metrics(self.counters.row() | step.row())
+            if samples and (every := self.run.save_rollouts_every) and number % every == 0:
+                self.records.responses(ROLLOUTS, number, samples, self.components.train_problems)
+            self.monitors.check(number, step.metrics)
+            for name, notice in step.collected.notices.items():
+                self.monitors.warn(number, name, notice)
+            self.monitors.check_grades(number, self.components.grader.warnings([s.grade for s in samples]))
+            ends = (status, reason) if status != "finished" else self.monitors.verdict()
+            self.position.status, self.position.reason = ends
+            self.position.recorded = True
+            self.keeper.settle()
 
-    def finish(self, before: Evaluated, after: Evaluated, status: str, reason: str) -> float:
+    def keep(self) -> None:
+        """Write a checkpoint, unless the settings want none."""
+        if self.run.checkpoint.every == 0:
+            return
+        self.counters.pause()
+        with self.console.wait("writing a checkpoint", logged=True):
+            self.keeper.write()
+
+    def finish(self) -> float:
         """Decide how the run ended, save the model, write the summary, draw the curves; returns the accuracy."""
         run, console, records, components = self.run, self.console, self.records, self.components
+        before, after = self.validation.history[0], self.validation.history[-1]
+        status, reason = self.position.status, self.position.reason
         self.counters.pause()
         if status == "finished":
             status, reason = self.monitors.verdict()
@@ -227,12 +260,13 @@ class Trainer:
             console.say(f"! {status}: {reason}{cure}")
         if run.save_model:
             with console.wait("saving the model"):
-                self.policy.save(records.model)
+                self.keeper.save_model()
         summary = summed_up(components, status, reason, before, after) | {
             "notices": dict(self.monitors.counts),
             **{name: round(value, 1) for name, value in self.counters.row().items()},
             "seconds": round(self.counters.row()["time/total"], 1),
             "threads": torch.get_num_threads(),
+            "checkpoints": self.keeper.cost.summary(),
         }
         with console.wait("drawing the curves"):
             draw_curves(RunFolder(records.folder))

@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.killed import AT, SIGNAL, follow
+
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = [
     "model.width=32", "model.warm_start.steps=4", "n_steps=2", "rollout_batch_size=16", "group_size=4",
@@ -67,4 +69,5 @@ def _run(words: tuple[str, ...], cwd: Path, env: dict[str, str], said: Path) -> 
     sys.argv = ["rlreason", *words]
     from rlreason.__main__ import main
 
+    follow(env.get(AT), env.get(SIGNAL))
     main()

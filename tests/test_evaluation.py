@@ -173,7 +173,7 @@ WRITTEN = ("config.yaml", "provenance.json", "status.json", "metrics.jsonl")  # 
 def entered(folder, config, algorithm="evaluate") -> tuple[bool, list[str]]:
     said: list[str] = []
     config = f"algorithm: {algorithm}\nseed: 0\n{config}"
-    return RunWriter(folder, config, resume=True, say=said.append).resumed, said
+    return RunWriter(folder, config, trains=False, say=said.append).resumed, said
 
 
 def test_only_the_same_settings_go_on_in_a_folder(tmp_path):

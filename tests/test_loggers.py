@@ -19,7 +19,7 @@ from wandb.proto import wandb_internal_pb2
 
 from rlreason.config.groups import LOGGERS, LoggerConfig
 from rlreason.records.files import CONTENTS, SUMMARY
-from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, Row
+from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, Known, Row, Sent
 from rlreason.records.loggers.guarded import QUEUED, SERVICES, Loggers
 from rlreason.records.loggers.wandb_logger import WandbLogger
 from rlreason.records.writer import RunWriter
@@ -71,7 +71,7 @@ def logger(place, monkeypatch):
     def make(variables: dict[str, str] | None = None, **settings: Any) -> WandbLogger:
         for name, value in (variables or {}).items():
             monkeypatch.setenv(name, value)
-        made.append(WandbLogger(place, LoggerConfig(wandb=True, **settings), {"seed": 0}))
+        made.append(WandbLogger(place, LoggerConfig(wandb=True, **settings), {"seed": 0}, Known(f"run{len(made)}")))
         return made[-1]
 
     wandb.teardown()  # W&B reads its variables once in a process
@@ -97,7 +97,7 @@ def test_nothing_is_printed_and_the_place_is_shown(logger, capfd):
     made = logger({"WANDB_SILENT": "false"}, mode="offline")
     assert Path(made.place.split()[-1].strip("'")).samefile(made.run.settings.sync_dir)
     made.log(ROW)
-    made.finish({"accuracy": 1.0})
+    made.finish({"accuracy": 1.0}, ROW)
     assert capfd.readouterr() == ("", "")
     assert logger(mode="disabled").place == ""
 
@@ -159,7 +159,7 @@ def test_every_row_and_every_table_stands_at_its_counters(logger):
     made = logger(mode="offline")
     made.log(ROW)
     made.table("rollouts", 2, [dict.fromkeys(COLUMNS, 0)], {name: ROW[name] for name in COUNTERS})
-    made.finish({"accuracy": 1.0})
+    made.finish({"accuracy": 1.0}, ROW)
     wandb.teardown()  # waits until everything is written
     found = records(next(Path("lr=1").rglob("*.wandb")))
     axes = {r.metric.name or r.metric.glob_name: r.metric.step_metric for r in found if r.HasField("metric")}
@@ -228,7 +228,11 @@ def test_runs_at_once_share_nothing_and_leave_the_callers_own_run_alone(place):
     mine = wandb.init(mode="offline", dir=str(place.parent), settings={"silent": True, "console": "off"})
     loggers = [Loggers(), Loggers()]
     settings = LoggerConfig(wandb=True, mode="offline")
-    threads = [threading.Thread(target=one.start, args=(settings, place, {})) for one in loggers]
+    folders = [place / "a", place / "b"]
+    for folder in folders:
+        folder.mkdir()
+    starts = zip(loggers, folders, strict=True)
+    threads = [threading.Thread(target=one.start, args=(settings, folder, {})) for one, folder in starts]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -326,7 +330,10 @@ class Slow:
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
         self._do("table")
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def sent(self) -> Sent | None:
+        return None
+
+    def finish(self, summary: Mapping[str, Any], counters: Row) -> None:
         self._do("finish")
 
     def abandon(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlreason.algorithms.problem_sampler import ProblemSampler
 from rlreason.algorithms.rollouts import Rollouts
@@ -23,6 +23,15 @@ class Algorithm(Protocol):
         """The samples of step 1, 2, ... `n_steps`, cut into optimizer steps."""
         ...
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the steps so far have moved, in plain values: which problems come next."""
+        ...
+
+    def put(self, state: dict[str, Any]) -> None:
+        """Go on from this state."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Online:
@@ -36,6 +45,15 @@ class Online:
     group_size: int
     epochs: int
     batch_size: int
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Which problems come next."""
+        return self.questions.state
+
+    def put(self, state: dict[str, Any]) -> None:
+        """Go on from this state."""
+        self.questions.state = state
 
     def batches(self, step: int, samples: Sequence[Sample]) -> list[list[Sample]]:
         """The samples cut into the optimizer steps of a step's epochs."""

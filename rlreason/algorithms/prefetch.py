@@ -16,7 +16,7 @@ CLOSING_S = 10.0  # a last decoding step, a last score
 
 
 class RolloutPrefetcher:
-    """`next(step)` for steps 1, 2 ... in order."""
+    """`next(step)`, then `taken(step)`, for steps 1, 2 ... in order."""
 
     def __init__(self, algorithm: Algorithm, ahead: bool = False) -> None:
         self.algorithm, self.ahead = algorithm, ahead
@@ -31,18 +31,35 @@ class RolloutPrefetcher:
         )
 
     def next(self, step: int) -> Collected:
-        """What this step has collected; with `ahead`, the following one begins to be sampled."""
+        """What this step has collected. `taken` is to follow, when it is in hand."""
         self.begun = step
-        collected = self.algorithm.collect(step) if self._next is None else self._next.result()
+        return self.algorithm.collect(step) if self._next is None else self._next.result()
+
+    def taken(self, step: int) -> None:
+        """What this step has collected is in hand; with `ahead`, the following one begins to be sampled."""
         self._next = None
         if self.ahead and step < self.n_steps:
             self._next = self._executor.submit(self.algorithm.collect, step + 1)
-        return collected
 
-    def drain(self) -> None:
-        """Wait until nothing is being sampled; an error of sampling ahead is raised here."""
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is being sampled ahead."""
+        return self._next is None or self._next.done()
+
+    def ready(self) -> Collected | None:
+        """What has been sampled ahead to its end and is not in hand."""
+        future = self._next
+        return future.result() if future is not None and future.done() and future.exception() is None else None
+
+    def put(self, collected: Collected) -> None:
+        """What was sampled ahead for the next step, before the run was interrupted."""
+        self._next = Future()
+        self._next.set_result(collected)
+
+    def drain(self, limit_s: float | None = None) -> None:
+        """Wait until nothing is being sampled, `limit_s` seconds at most; an error of sampling ahead is raised here."""
         if self._next is not None:
-            self._next.result()
+            self._next.result(limit_s)
 
     def close(self) -> None:
         """Sampling ahead ends with its engine and its grader, which are to be closed before."""

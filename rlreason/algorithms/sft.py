@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from random import Random
+from typing import Any
 
 from rlreason.types import Collected, Grade, Response, Sample
 
@@ -43,6 +44,14 @@ class SFT:
     def n_steps(self) -> int:
         """Optimizer steps, the last of which may be smaller."""
         return math.ceil(self.total / self.batch_size)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Nothing: the traces of a step follow from its number."""
+        return {}
+
+    def put(self, state: dict[str, Any]) -> None:
+        """Nothing to go on from."""
 
     def collect(self, step: int) -> Collected:
         """The step's traces as its one batch; nothing is sampled."""

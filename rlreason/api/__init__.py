@@ -29,6 +29,7 @@ def train(
     """Start the run that these words of the command line ask for, and return it when it has ended.
 
         run = train("loss=grpo_clip", "n_steps=20", "hydra.run.dir=runs/clip")
+        run = train("resume=runs/clip", "n_steps=40")  # goes on with it, in its folder
 
     `config`: what `compose` returned, changed or not; `overrides` then come on top. `reward`, `loss`, `data`: of your
     own, as functions. `quiet`: print nothing. A run that diverged is returned too: see its `status`.

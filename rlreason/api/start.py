@@ -22,6 +22,7 @@ from rlreason.cli.check import check_words, quoted
 from rlreason.cli.flags import Asked, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.own_hydra import own_hydra
+from rlreason.cli.resume_word import continued
 from rlreason.config.run import RunConfig
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
@@ -29,7 +30,9 @@ from rlreason.jobs.run import run_job
 from rlreason.plugins import as_settings
 from rlreason.records.console import Console
 from rlreason.records.undo import undone_when_refused
+from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.process_state import process_state_kept
+from rlreason.runtime.secrets import redacted_settings
 
 #: Settings of Hydra's that a run in this process has: where it writes, and where options are found.
 HYDRAS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")
@@ -51,7 +54,7 @@ def _of_run(run: Run, anew: Sequence[str]) -> list[str]:
 def settings(overrides: Sequence[object]) -> DictConfig:
     """What the words compose to; see `rlreason.compose`."""
     with own_hydra():
-        asked = check_words(["--cfg=job", *_one_run(overrides)], note=print)
+        asked = check_words(["--cfg=job", *continued(_one_run(overrides)).words], note=print)
         with composing(asked):
             return _composed(asked)
 
@@ -75,15 +78,32 @@ def start(
                 if (first.config.get("eval") or {}).get("prompt"):  # it is asked with that prompt
                     own = [word.replace("prompt.reward=", "eval.reward=", 1) for word in own]
                 first = _of_run(first, [*own, *typed_words])
-            words = [*_words_of(config, own), *first, *own, *typed_words]
-            asked = check_words(words, note=console.say)
+            resumed = continued([*_words_of(config, own), *first, *own, *typed_words])
+            stack.enter_context(_of_sweep(resumed.sweep))
+            for line in resumed.notes:
+                console.say(f"note: {line}")
+            asked = check_words(resumed.words, note=console.say)
             with composing(asked):
                 cfg = _composed(asked)
-            run = typed(cfg)
+            run = typed(cfg, of_sweep=resumed.sweep is not None)
             folder = stack.enter_context(_taken(asked))
         stack.enter_context(process_state_kept())
-        run_job(run, folder, OmegaConf.to_yaml(cfg), asked.overrides, console)
+        run_job(run, folder, redacted_settings(OmegaConf.to_yaml(cfg)), asked.words(), console)
     return Run(folder)
+
+
+@contextmanager
+def _of_sweep(name: str | None) -> Iterator[None]:
+    """In this block a run that a sweep had started is one of that sweep again; None: it was none."""
+    before = os.environ.get(SWEEP_VARIABLE)
+    if name is not None:
+        os.environ[SWEEP_VARIABLE] = name
+    try:
+        yield
+    finally:
+        if name is not None:
+            os.environ.pop(SWEEP_VARIABLE, None)
+            os.environ.update({} if before is None else {SWEEP_VARIABLE: before})
 
 
 def _refuse_twice(own: Sequence[str], words: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ def of_verb(verb: Verb, before: Sequence[str], word: str) -> list[str]:
     if word.startswith("-") or taker(parser, before) or not left:
         return flagged
     if left[0].metavar == "RUN":
-        return flagged + _runs_or_files(word, many, given)
+        return flagged + runs_or_files(word, many, given)
     return flagged + _values(left[0], word)
 
 
@@ -63,7 +63,7 @@ def paths(word: str) -> list[str]:
     return found
 
 
-def _runs_or_files(word: str, many: bool, given: Sequence[str]) -> list[str]:
+def runs_or_files(word: str, many: bool = False, given: Sequence[str] = ()) -> list[str]:
     """Run folders below runs/ that begin like this, or else files. `many`: folders of several runs too."""
     runs = list(_runs_in(RUNS))
     there = [str(place) for place in (*runs, *({run.parent for run in runs} if many else ()))]

@@ -11,7 +11,7 @@ from omegaconf import BooleanNode, Container, DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlreason.cli.aliases import NAMES, PLACED, translated
-from rlreason.cli.candidates import of_flags, paths, taker
+from rlreason.cli.candidates import of_flags, paths, runs_or_files, taker
 from rlreason.cli.choices import PLUGINS
 from rlreason.cli.flags import Asked, composing, flags_parser, read
 from rlreason.cli.suggestions import chosen, options
@@ -23,6 +23,7 @@ from rlreason.config.store import register
 from rlreason.errors import ConfigError
 from rlreason.objectives.rules import OPTIONS
 
+RESUME = "resume="  # see resume_word.py
 LISTS = ("experiment", "logger")  # groups of which a run may have several options, as in [a,b]
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "model.cache")  # settings that name a place to write to
 
@@ -32,13 +33,16 @@ def of_runs(before: Sequence[str], word: str) -> list[str]:
     parser = flags_parser()
     if word.startswith("-") or taker(parser, before):
         return of_flags(parser, before, word)
+    if word.startswith(RESUME):
+        return [f"{RESUME}{run}" for run in runs_or_files(word.removeprefix(RESUME))]
     try:
         asked = read([one for one in before if not "--version".startswith(one)])
     except ConfigError:  # in words that are not in question
         asked = Asked({}, [one for one in before if "=" in one and not one.startswith("-")])
     register()
     with composing(asked):
-        return of_flags(parser, before, word) + of_override(word, _composed(asked), asked.multirun)
+        others = [RESUME] * (not asked.multirun and len(word) > 1)  # rarely meant where any word may follow
+        return of_flags(parser, before, word) + others + of_override(word, _composed(asked), asked.multirun)
 
 
 def _composed(asked: Asked) -> DictConfig:

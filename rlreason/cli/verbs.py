@@ -1,4 +1,4 @@
-"""The verbs: `rlreason VERB ...` starts no run; most read what runs have left.
+"""The verbs: `rlreason VERB ...` reads what runs have left; `rerun` alone starts one, by the words of another.
 
 One table stands behind dispatch, --help and suggestions.
 
@@ -43,6 +43,9 @@ VERBS = (
     Verb("inspect", "rlreason.analysis.inspect", "RUN", "responses, with a guess at what went wrong in each"),
     Verb("compare", "rlreason.analysis.compare", "RUN ...", "best_of_n curves of several runs in one picture"),
     Verb("curves", "rlreason.analysis.curves", "RUN", "draw curves.png again, also of a run that is under way"),
+    Verb(
+        "rerun", "rlreason.rerun", "RUN [WORD ...]", "the same again: what differs here, and whether it comes out equal"
+    ),
     Verb("completion", "rlreason.cli.completion", "SHELL", "what makes bash, fish or zsh complete words with Tab"),
 )
 #: Ways to use a verb that have a line of their own in --help.
@@ -89,8 +92,11 @@ def parser_of(verb: Verb) -> Parser:
     return parser
 
 
-def run_verb(verb: Verb, words: Sequence[str]) -> None:
-    """Do what `rlreason VERB WORDS` asks and show its answer; `ConfigError` for a user's mistake."""
+def run_verb(verb: Verb, words: Sequence[str]) -> int:
+    """Do what `rlreason VERB WORDS` asks and show its answer; returns the exit code.
+
+    `ConfigError` for a user's mistake.
+    """
     module = import_module(verb.module)
     arguments = parser_of(verb).parse_args(_json_alone(words))
     refuse_no_run(arguments)
@@ -106,12 +112,13 @@ def run_verb(verb: Verb, words: Sequence[str]) -> None:
     figures = json.dumps(finite({"verb": verb.name, **answer.figures}), indent=1, default=str)
     if target == STDOUT:
         print(figures)
-        return
+        return answer.exit_code
     if answer.text:
         console.table(answer.text)
     if target:
         write_whole(Path(target), figures + "\n")
         console.say(f"figures: {target}")
+    return answer.exit_code
 
 
 def refuse_no_run(arguments: argparse.Namespace) -> None:

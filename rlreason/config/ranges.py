@@ -58,6 +58,8 @@ RANGES: dict[str, Range] = {
     "eval_every": OR_NONE,
     "save_rollouts_every": OR_NONE,
     "n_steps": STEPS,
+    "checkpoint.every": Range(0, MOST, "null lets the run decide, and 0 writes none"),
+    "checkpoint.keep": Range(1, MOST, "the newest has to stay: try 2"),
     "epochs": Range(0, LARGE, above=True),
     # GRPO and expert iteration
     "loss.cliprange": Range(0, LARGE, above=True),

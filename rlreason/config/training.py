@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from omegaconf import MISSING
 
+from rlreason.config.checkpoints import CheckpointConfig
 from rlreason.config.optimization import OptimizationConfig
 from rlreason.config.run import RunConfig
 from rlreason.objectives.card import Card, imitation_card
@@ -31,6 +32,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     eval_every: int | None = None  # steps between evaluations; null: at least ten in all; 0: only before and after
     save_rollouts_every: int = 1  # steps between those whose responses are kept in rollouts/; 0: none are
     save_model: bool = True  # the trained model is kept in model/
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     @property
     def problems_on_the_way(self) -> int | None:

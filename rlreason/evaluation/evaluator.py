@@ -83,6 +83,17 @@ class Evaluated:
     metrics: dict[str, float]  # eval/... of all samples to the interim problems: comparable with the others
     whole: dict[str, float]  # eval/... of everything that was asked: in the last evaluation, the whole split
     problems: Sequence[Problem]  # everything that was asked
+    last: bool  # whether that was the whole split
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """An evaluation that is not written down yet."""
+
+    evaluated: Evaluated
+    samples: list[Sample]  # all of them, problem by problem
+    prompts: list[str]  # the text that each was a response to
+    seconds: float
 
 
 @dataclass
@@ -98,33 +109,38 @@ class Validation:
     console: Console
     history: list[Evaluated] = field(default_factory=list)
 
-    def evaluate(self, step: int, last: bool = False, between_updates: bool = False) -> Evaluated:
-        """Sample, score, record, warn. `step`: how many steps are finished, for file names and warnings."""
+    def measure(self, step: int, last: bool = False) -> "Measured":
+        """Sample, score and warn. `step`: how many steps are finished, for warnings."""
         self.counters.pause()
         evaluator, started = self.evaluator, time.monotonic()
         asked = self.final_problems if last else self.interim_problems
         name, again = ("last evaluation", False) if last else ("evaluation", bool(self.history))
         with self.console.wait(name, logged=again, more=evaluator.rollouts.drawn):
             found = evaluator.evaluate(asked, step, self.monitors)
-        evaluated = self._compared(found, asked)
-        final = {name.replace("eval/", "final/"): value for name, value in found.metrics.items()} if last else {}
+        evaluated = self._compared(found, asked, last)
+        return Measured(evaluated, found.samples, evaluator.prompts(found.samples), time.monotonic() - started)
+
+    def record(self, measured: "Measured", step: int, between_updates: bool = False) -> Evaluated:
+        """Write an evaluation down. `step`: for the file's name, as in `measure`."""
+        evaluated = measured.evaluated
+        whole = evaluated.whole if evaluated.last else {}
+        final = {name.replace("eval/", "final/"): value for name, value in whole.items()}
         self.counters.eval_step += 1
-        seconds = {"time/eval": time.monotonic() - started}
-        self.records.metrics(self.counters.row() | evaluated.metrics | final | seconds)
+        self.records.metrics(self.counters.row() | evaluated.metrics | final | {"time/eval": measured.seconds})
         update = self.counters.train_step if between_updates else None
-        prompts = evaluator.prompts(found.samples)
-        self.records.responses(EVALS, step, found.samples, asked, update=update, prompts=prompts)
+        samples, prompts = measured.samples, measured.prompts
+        self.records.responses(EVALS, step, samples, evaluated.problems, update=update, prompts=prompts)
         self.history.append(evaluated)
         return evaluated
 
-    def _compared(self, found: Evaluation, asked: Sequence[Problem]) -> Evaluated:
+    def _compared(self, found: Evaluation, asked: Sequence[Problem], last: bool) -> Evaluated:
         """Split off the part that is comparable with the other evaluations of the run."""
         n, samples, metrics = self.evaluator.settings.samples, found.samples, found.metrics
         if asked is not self.interim_problems:
             places = {p.id: place for place, p in enumerate(asked)}
             samples = [s for p in self.interim_problems for s in found.samples[places[p.id] * n :][:n]]
             metrics = eval_metrics(samples, self.evaluator.sampling)
-        return Evaluated(samples[::n], metrics, found.metrics, asked)
+        return Evaluated(samples[::n], metrics, found.metrics, asked, last)
 
     @property
     def accuracy(self) -> float:

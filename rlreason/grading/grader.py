@@ -118,10 +118,10 @@ class Grader:
         jobs = [self._job(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
         fresh: dict[Key, Grade] = {}
         known = self._cache.known(job for job in jobs if isinstance(job, tuple))
-        todo = list(dict.fromkeys(job for job in jobs if isinstance(job, tuple) and job not in known))
+        todo = list(dict.fromkeys(job for job in jobs if isinstance(job, tuple) and not known.get(job)))
         if todo:
             fresh = self._plugged(todo) if self.plugin else self._compared(todo)
-        grades, worked_out = list[Grade](), set(todo)
+        grades, worked_out = list[Grade](), {job for job in todo if job not in known}
         for job in jobs:
             if isinstance(job, Grade):
                 grades.append(job)
@@ -132,6 +132,14 @@ class Grader:
                 grades.append(replace(known.get(job) or fresh[job], milliseconds=None, remembered=True))
         self._cache.remember(known, fresh)
         return grades
+
+    def remembered(self) -> list[str]:
+        """Which pairs it has graded and remembers, for a checkpoint."""
+        return self._cache.digests()
+
+    def put_remembered(self, pairs: Sequence[str]) -> None:
+        """Count these pairs as graded before: what is counted of a run is the same after it was interrupted."""
+        self._cache.put(pairs)
 
     def unearnable(self, ground_truths: Sequence[GroundTruth]) -> list[int]:
         """Indices of the ground truths that are not graded right when a response states them word for word.

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from rlreason.grading.workers.pool import Reply
+from rlreason.runtime.secrets import redacted_leaves
 
 MAX_LINES = 1000
 MAX_CHARS = 400
@@ -29,7 +30,7 @@ class IncidentLog:
         record = {
             "time": round(time.time(), 1),
             "status": reply.status,
-            "error": reply.error,
+            "error": redacted_leaves(reply.error),
             "answer": answer[:MAX_CHARS],
             "answer_chars": len(answer),
             "gold": ground_truth[:MAX_CHARS],

@@ -15,6 +15,7 @@ from rlreason.records.files import RESPONSES
 from rlreason.records.rows import numbered_row
 from rlreason.records.writer import RunWriter
 from rlreason.setup.components import Components, build_components
+from rlreason.setup.origin import facts_of
 from rlreason.setup.run_summary import describe_job, show_loggers, shown
 
 SHOWN_CHARS = 400  # of a response in the terminal
@@ -40,6 +41,7 @@ def asked(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[
     components = build_components(run, records.folder, console)
     records.loggers = components.loggers
     try:
+        records.add_provenance(facts_of(run, components))
         announce(console, run, components, records.folder, records.resumed)
         yield components, respond(run, components, records, console)
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from rlreason.records.files import CONTENTS
 from rlreason.records.status import read_status, write_status, written_at
 from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
+from rlreason.runtime.lock import run_lock
 
 
 def run_job(run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console) -> float:
@@ -24,15 +25,17 @@ def run_job(run: RunConfig, folder: Path, config: str, words: Sequence[str], con
     refuse_own_input(run, folder, CONTENTS)
     before = written_at(folder)
     try:
-        with signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
+        with run_lock(folder, console.say), signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
             with console.wait("loading torch and transformers"):
                 if run.trains:
                     from rlreason.trainer import train as start
                 else:
                     from rlreason.jobs.start import start
                 from rlreason.setup.probe import own_sources
-            schemas, sources, resume = schemas_of(run), own_sources(run), not run.trains
-            records = RunWriter(folder, config, words, schemas=schemas, sources=sources, resume=resume, say=console.say)
+            schemas, sources = schemas_of(run), own_sources(run)
+            records = RunWriter(
+                folder, config, words, schemas=schemas, sources=sources, trains=run.trains, say=console.say
+            )
             return start(run, records, console)
     except BaseException as error:
         if signals.asked() and not isinstance(error, KeyboardInterrupt):

@@ -97,7 +97,7 @@ class Console:
     logged_after_s = 10.0  # and is printed to a log file
 
     def __init__(self, out: TextIO | None = None) -> None:
-        self.n_steps = 0  # of the table of steps
+        self.n_steps = self.done = 0  # of the table of steps; done before its first row
         self.out = out or sys.stdout or open(os.devnull, "w")  # noqa: SIM115
         self.began: float | None = None
         self.live = self.out.isatty()
@@ -119,9 +119,12 @@ class Console:
             self._wipe()
             print(text, file=self.out, flush=True)
 
-    def start(self, n_steps: int) -> None:
-        """Print the heading of the table of so many steps, and start the clock of its `time` and `left`."""
-        self.began, self.n_steps = time.monotonic(), n_steps
+    def start(self, n_steps: int, done: int = 0) -> None:
+        """Print the heading of the table of so many steps, and start the clock of its `time` and `left`.
+
+        `done`: steps that the run had finished when it was interrupted.
+        """
+        self.began, self.n_steps, self.done = time.monotonic(), n_steps, done
         self.say()
         self.table(self._in_columns([c.title if self._is_wide() else c.short for c in COLUMNS]))
 
@@ -159,9 +162,9 @@ class Console:
             self._waits.remove(wait)
             watcher.join(1.0)
 
-    def each(self, what: str, items: Iterator[T], count: int) -> Iterator[T]:
-        """So many items of an iterator, each of which is waited for as `what 3/16`."""
-        for place in range(count):
+    def each(self, what: str, items: Iterator[T], count: int, done: int = 0) -> Iterator[T]:
+        """What is left of so many items after `done` ones, each waited for as `what 3/16`."""
+        for place in range(done, count):
             with self.wait(f"{what} {place + 1}/{count}", logged=True):
                 item = next(items)
             yield item
@@ -203,7 +206,7 @@ class Console:
 
     def _row(self, step: int, accuracy: float, m: Mapping[str, float]) -> str:
         spent = time.monotonic() - self.began if self.began is not None else 0.0
-        left = clock(spent / step * (self.n_steps - step)) if step else ""
+        left = clock(spent / (step - self.done) * (self.n_steps - step)) if step > self.done else ""
         numbers = [next((f"{m[key]:{form}}" for key in keys if key in m), "") for keys, form in CELLS]
         return self._in_columns([f"{step}/{self.n_steps}", f"{accuracy:.3f}", *numbers, clock(spent), left])
 

@@ -60,6 +60,20 @@ class Counters:
         self.train_step += not update.get("train/empty_updates")
         self.tokens_trained += int(update.get("train/tokens", 0))
 
+    def state(self) -> dict[str, float]:
+        """The counters as they stand now, with the metrics of the newest update."""
+        return self.row() | {f"newest/{name}": value for name, value in self.newest.items()}
+
+    def put(self, state: Mapping[str, float]) -> None:
+        """Go on counting from here, now."""
+        self.rollout_step, self.train_step = int(state["rollout_step"]), int(state["train_step"])
+        self.eval_step = int(state["eval_step"])
+        self.tokens_generated, self.tokens_trained = int(state["tokens/generated"]), int(state["tokens/trained"])
+        self.seconds_active, self.active_since = state["time/active"], None
+        self.seconds_total, self.began = state["time/total"], time.monotonic()
+        own = {name.removeprefix("newest/"): value for name, value in state.items() if name.startswith("newest/")}
+        self.newest = own
+
     def row(self) -> dict[str, float]:
         """The counters as they stand now, under the names above."""
         now = time.monotonic()

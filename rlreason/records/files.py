@@ -1,7 +1,7 @@
 """What stands in a run folder: its names, and the version of their contents. No other package spells these names.
 
     config.yaml provenance.json status.json objective.md metrics.jsonl curves.png summary.json log.txt
-    rollouts/step_00001.jsonl evals/step_00000.jsonl model/
+    rollouts/step_00001.jsonl evals/step_00000.jsonl model/ checkpoints/
 
 A run with a reward, data or a loss of the user's own keeps their sources in `own_functions.txt`.
 A job that does not train leaves `responses.jsonl` and `pass_rates.jsonl` instead of the last line, best of N its curves
@@ -18,15 +18,20 @@ HYDRA = ".hydra"  # what Hydra writes before the run begins
 CONFIG = "config.yaml"  # every setting with its value
 STATUS = "status.json"  # how the run stands or ended
 PROVENANCE = "provenance.json"  # commit, command, versions; the version of the folder and the schemas of its settings
+CHANGES = "changes.patch"  # what differs from that commit, without secrets
 OBJECTIVE = "objective.md"
 FUNCTIONS = "own_functions.txt"  # sources of the user's own rewards, data and losses
 METRICS = "metrics.jsonl"  # grows by a row at a time
 SUMMARY = "summary.json"  # written last
 CURVES = "curves.png"
 INCIDENTS = "grading_incidents.jsonl"
+GROWING = (METRICS, INCIDENTS)  # by a line at a time; a checkpoint knows how long they were
 ENGINE_LOG = "vllm.log"
 MODEL = "model"
+CHECKPOINTS = "checkpoints"  # a folder for each; see records/checkpoints.py
+STATE, TENSORS, MANIFEST = "state.json", "state.safetensors", "manifest.json"  # in a checkpoint, with MODEL
 WANDB, TENSORBOARD = "wandb", "tensorboard"  # folders of loggers
+LOGGERS = "loggers.json"  # logger -> the name that its service knows the run by
 ROLLOUTS, EVALS = "rollouts", "evals"  # folders with a file of responses for each step
 RESPONSES = "responses.jsonl"  # of a job that does not train, in the order of the problems
 UNFINISHED = "responses.unfinished.jsonl"  # those of an interrupted job, in the order in which they ended
@@ -34,9 +39,9 @@ PASS_RATES = "pass_rates.jsonl"
 BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE = "best_of_n.csv", "best_of_n.png"
 CASES = "inspect.md"
 CONTENTS = (
-    CONFIG, STATUS, PROVENANCE, OBJECTIVE, FUNCTIONS, METRICS, CURVES, INCIDENTS, ROLLOUTS, EVALS, MODEL,
-    f"{MODEL}.partial", WANDB, TENSORBOARD, ENGINE_LOG, LOG, RESPONSES, UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS,
-    BEST_OF_N_PICTURE, CASES,
+    CONFIG, STATUS, PROVENANCE, CHANGES, OBJECTIVE, FUNCTIONS, METRICS, CURVES, INCIDENTS, ROLLOUTS, EVALS, MODEL,
+    f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, ENGINE_LOG, LOG, RESPONSES, UNFINISHED, PASS_RATES,
+    BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES,
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
 

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 Metrics = Mapping[str, float]
 MOST_CUT = 0.5  # of the responses, above which there is a notice
@@ -76,6 +77,14 @@ class Monitors:
             text = f"{share:.0%} of the responses were cut at {self.eval_limit}"
             cure = "raise it, as what is cut before its answer counts as wrong"
             self.warn(step, "truncated_evaluation", f"{'' if step is None else 'in evaluation: '}{text}: {cure}")
+
+    def state(self) -> dict[str, Any]:
+        """What was noticed so far, in plain values."""
+        return {"counts": dict(self.counts), "stopped": self.stopped}
+
+    def put(self, state: Mapping[str, Any]) -> None:
+        """Go on from what was noticed before."""
+        self.counts, self.stopped = Counter(state["counts"]), state["stopped"]
 
     def verdict(self) -> tuple[str, str]:
         """(status, reason): whether a check that was asked to stop the run has done so."""

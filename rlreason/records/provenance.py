@@ -1,38 +1,167 @@
-"""What `provenance.json` tells of a run: enough to repeat it on another machine."""
+"""What `provenance.json` tells of a run: enough to repeat it on another machine, and to see what is different there."""
 
+import os
 import platform
 import shlex
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rlreason import __version__
+from rlreason.records.code_state import commit_of, own_code, package_digest
 from rlreason.records.files import VERSION
+from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.processors import usable_processors
+from rlreason.runtime.secrets import redacted_words
 
-PACKAGES = ("torch", "transformers", "math-verify", "hydra-core", "vllm", "flash-attn")
+PACKAGES = (
+    "torch", "transformers", "numpy", "tokenizers", "safetensors", "math-verify", "hydra-core", "omegaconf", "vllm",
+    "flash-attn", "bitsandbytes", "peft",
+)  # fmt: skip
+#: Variables of the environment that decide numbers or speed. No other one is written down.
+VARIABLES = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED",
+    "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_ATTENTION_BACKEND",
+)  # fmt: skip
+DRIVER = Path("/proc/driver/nvidia")
+CODE = ("rlreason", "commit", "code", "own_code")
+MACHINE = ("python", "platform", "cpu_count")
 
 
 def provenance(schemas: Mapping[str, str], words: Sequence[str] = ()) -> dict[str, Any]:
     """The version of the folder, and where, when and by what the run was started: a command line of these words.
 
-    `schemas`: which classes its settings are of, by their names in `config.store.SCHEMAS`.
+    `schemas`: which classes its settings are of, by their names in `config.store.SCHEMAS`. Nothing that needs torch:
+    see `setup.origin` for that.
     """
     return {
         "schema_version": VERSION,
         "schemas": dict(schemas),
-        "rlreason": __version__,
-        "commit": _commit(),
-        "command": shlex.join(["python", "-m", "rlreason", *words]),
+        "command": shlex.join(["python", "-m", "rlreason", *redacted_words(words)]),
+        "directory": _directory(),  # what the paths in it start from
+        **({"sweep": sweep} if (sweep := os.environ.get(SWEEP_VARIABLE)) else {}),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **environment(),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """The code, the libraries and the machine of this process."""
+    return {
+        "rlreason": __version__,
+        "commit": commit_of(),
+        "code": package_digest(),
+        **({"own_code": own} if (own := own_code()) else {}),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": usable_processors(),  # that this process may use
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "hardware": hardware(),
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, memory and graphics cards as the system names them, without loading a library for it."""
+    gpus, driver = list(_gpus()), _line(DRIVER / "version", "NVRM version:")
+    return {
+        "cpu": _line(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
+        "processors": os.cpu_count(),  # that there are
+        "memory_gb": _memory_gb(),
+        **({"gpus": gpus} if gpus else {}),
+        **({"driver": driver} if driver else {}),
+    }
+
+
+def part_line(earlier: Mapping[str, Any]) -> str:
+    """A line on an earlier part of a run that was resumed, from its provenance: when, by what code, how it ended.
+
+    >>> part_line({"started": "2026-01-31T12:00:00+0000", "commit": "0123456789abcdef+changes",
+    ...            "command": "python -m rlreason seed=1", "ended": "2026-01-31T12:05:00+0000",
+    ...            "status": "interrupted", "reason": "by SIGTERM in step 3"})
+    '2026-01-31T12:00:00+0000, commit 0123456789+changes, python -m rlreason seed=1: interrupted by SIGTERM in step 3'
+    >>> part_line({"started": "2026-01-31T12:00:00+0000", "status": "running"})
+    '2026-01-31T12:00:00+0000: ended without a word (killed, or the machine went down)'
+    """
+    status, reason = str(earlier.get("status") or "running"), str(earlier.get("reason") or "")
+    ended = "ended without a word (killed, or the machine went down)"
+    if status != "running":
+        ended = f"{status} {reason}".strip()
+    commit = f"commit {short(earlier['commit'])}" if earlier.get("commit") else ""
+    about = ", ".join(filter(None, (str(earlier.get("started") or "at an unknown time"), commit, _typed(earlier))))
+    return f"{about}: {ended}"
+
+
+def code_differs(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """A sentence where the code of a run is another than that of its earlier part; "" where it is the same.
+
+    >>> code_differs({"commit": "0" * 40}, {"commit": "1" * 40})
+    'the code has changed: commit 0000000000 then, commit 1111111111 now'
+    >>> code_differs({"commit": "0" * 40, "code": "ab"}, {"commit": "0" * 40, "code": "ab"})
+    ''
+    """
+    keys = [key for key in CODE if key in earlier and earlier[key] != now.get(key)]
+    if not keys and (earlier.get("changes") or {}).get("digest") == (now.get("changes") or {}).get("digest"):
+        return ""
+    if "code" not in keys and "code" in earlier and "own_code" not in keys:
+        return ""  # another commit or change, of tests or documents: the package is the same
+    then, here = _named_code(earlier), _named_code(now)
+    if then == here:
+        then, here = f"{then} (code {earlier.get('code')})", f"{here} (code {now.get('code')})"
+    return f"the code has changed: {then} then, {here} now"
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    """One line for each of these facts, and for each inside a group of them, that is another now.
+
+    A fact that one of the two does not know is left out, but inside a group: there it was not there.
+
+    >>> differences({"python": "3.11", "packages": {"torch": "2.11"}}, {"python": "3.12", "packages": {}},
+    ...             ["python", "packages"])
+    ['python: 3.11 then, 3.12 now', 'packages.torch: 2.11 then, none now']
+    """
+    found = []
+    for key in keys:
+        if key not in then or key not in now:
+            continue
+        a, b = then[key], now[key]
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            names = list(dict.fromkeys((*a, *b)))
+            inner = differences({n: a.get(n) for n in names}, {n: b.get(n) for n in names}, names)
+            found += [f"{key}.{line}" for line in inner]
+        elif a != b:
+            found.append(f"{key}: {_said(a)} then, {_said(b)} now")
+    return found
+
+
+def short(commit: str) -> str:
+    """A commit as people quote it.
+
+    >>> short("0123456789abcdef+changes")
+    '0123456789+changes'
+    """
+    plain, plus, rest = str(commit).partition("+")
+    return plain[:10] + plus + rest
+
+
+def _typed(told: Mapping[str, Any]) -> str:
+    return str(told.get("command") or "")
+
+
+def _named_code(told: Mapping[str, Any]) -> str:
+    commit, changes = told.get("commit"), (told.get("changes") or {}).get("digest")
+    named = f"commit {short(commit)}" if commit else f"rlreason {told.get('rlreason')} (no git)"
+    own = told.get("own_code") or {}
+    named += f" ({changes})" if changes else ""
+    return f"{named} with own code {short(own['commit'])} {own.get('digest', '')}".rstrip() if own else named
+
+
+def _said(value: Any) -> str:
+    text = "none" if value in (None, "", [], {}) else str(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _version(package: str) -> str | None:
@@ -42,15 +171,29 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
-    """The checkout's commit, with `+changes` when files differ from it; None outside a checkout."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    git = ["git", "-C", str(root)]
-    try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit + ("+changes" if changed.strip() else "")
+def _directory() -> str | None:
+    with suppress(OSError):  # it may be gone
+        return str(Path.cwd())
+    return None
+
+
+def _memory_gb() -> float | None:
+    with suppress(AttributeError, OSError, ValueError):  # not every system tells
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    return None
+
+
+def _gpus() -> Iterator[str]:
+    with suppress(OSError):
+        for place in sorted((DRIVER / "gpus").iterdir()):
+            if model := _line(place / "information", "Model"):
+                yield model
+
+
+def _line(path: Path, begins: str) -> str:
+    """What stands behind the colon of a file's first line that begins like this; "" where there is none."""
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith(begins):
+                return " ".join(line.partition(":")[2].split())
+    return ""

@@ -1,5 +1,6 @@
-"""Whether a job that does not train goes on with what an interrupted one left in its folder."""
+"""Whether a run goes on with what an interrupted one left in its folder, and what of its records stays then."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,30 @@ import yaml
 
 from rlreason.config.former_names import renewed
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONFIG, UNFINISHED
+from rlreason.records.checkpoints import checkpoints_in, newest_good, read_state
+from rlreason.records.files import (
+    CHECKPOINTS,
+    CONFIG,
+    CURVES,
+    EVALS,
+    METRICS,
+    MODEL,
+    ROLLOUTS,
+    SUMMARY,
+    UNFINISHED,
+    response_files,
+)
+from rlreason.records.loggers.resumed import Resumed
+from rlreason.records.status import ending, read_status
+from rlreason.runtime.atomic_files import explained
 
 #: Settings that an interrupted job may go on without: they change its speed, its memory or what it shows.
 HARMLESS = ("threads", "log_generations", "micro_batch_tokens", "rollout.max_rows", "rollout.kv_cache_gb")
+#: Settings that a training run may go on with others of, by their names or those of their groups.
+MAY_CHANGE = (
+    "n_steps", "eval_every", "save_rollouts_every", "save_model", "threads", "log_generations", "checkpoint", "logger",
+    "waits", "guards.parity", "rollout.timeout_s",
+)  # fmt: skip
 
 
 def goes_on(folder: Path, config: str) -> bool:
@@ -25,7 +46,7 @@ def goes_on(folder: Path, config: str) -> bool:
     before, now = _flat(path.read_text(encoding="utf-8")), _flat(config)
     if before.get("algorithm") != now.get("algorithm"):
         return False
-    if different := changed(before, now):
+    if different := changed(before, now, HARMLESS):
         raise ConfigError(
             f"hydra.run.dir={folder} holds an interrupted run with other settings ({different}): "
             "type its command again to go on with it, or choose another folder"
@@ -33,14 +54,92 @@ def goes_on(folder: Path, config: str) -> bool:
     return True
 
 
-def changed(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The first setting in which two configs differ, as text; empty when only speed and display do.
+def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) -> Path | None:
+    """The checkpoint from which a training run with this config goes on; None: it begins anew.
+
+    A finished run goes on where it is to have more steps now. `ConfigError` where the folder holds a run with other
+    settings, but for those of `MAY_CHANGE`, or one that has nothing left to do.
+    """
+    path = folder / CONFIG
+    if not path.exists() or not checkpoints_in(folder):
+        return None
+    before, now = _flat(path.read_text(encoding="utf-8")), _flat(config)
+    finished = (folder / SUMMARY).exists()
+    if different := changed(before, now, MAY_CHANGE):
+        kind = "a finished run" if finished else "an interrupted run"
+        raise ConfigError(
+            f"hydra.run.dir={folder} holds {kind} with other settings ({different}): type its command again to go on "
+            f"with it (resume={folder}), or choose another folder"
+        )
+    if finished and not _has_more_to_do(folder, before, now):
+        more = f"to give it more steps than its {before.get('n_steps')}, type resume={folder} n_steps=MORE"
+        raise ConfigError(f"hydra.run.dir={folder} holds a finished run: choose another folder, or {more}")
+    checkpoint = newest_good(folder, say)
+    if checkpoint is not None and (steps := now.get("n_steps")) and read_state(checkpoint)["begun"] > steps:
+        begun = read_state(checkpoint)["begun"]
+        raise ConfigError(f"n_steps={steps}: the run in {folder} has come to step {begun}: give it at least so many")
+    return checkpoint
+
+
+def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a run that came to an end of its own can go on: it finished all its steps, and there are more now."""
+    if ending(read_status(folder) or "finished") is not ending("finished"):
+        return False
+    old, new = before.get("n_steps"), now.get("n_steps")
+    return isinstance(old, int) and isinstance(new, int) and new > old
+
+
+def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
+    """Take the records of a run back to where a checkpoint was written; returns what was cut off.
+
+    Files of responses behind it go, and so do the model, the curves and the summary of what came after.
+    """
+    rows = 0
+    for name, size in state["offsets"].items():
+        path = folder / name
+        with explained(path), path.open("r+b") as file:
+            file.seek(size)
+            rows += file.read().count(b"\n") if name == METRICS else 0
+            file.truncate(size)
+    kept = {ROLLOUTS: state["recorded"], EVALS: len(state["history"])}
+    rollouts = [file for file in response_files(folder, ROLLOUTS) if (file.step or 0) > kept[ROLLOUTS]]
+    evaluations = response_files(folder, EVALS)[kept[EVALS] :]
+    with explained(folder):
+        for file in (*rollouts, *evaluations):
+            file.path.unlink()
+        for old in (folder / CHECKPOINTS).glob("*.partial"):
+            _remove(old)
+        for name in (MODEL, CURVES):
+            _remove(folder / name)
+        if (summary := folder / SUMMARY).exists():
+            summary.rename(folder / f"summary_of_{state['recorded']}_steps.json")
+    return Resumed(rows, frozenset((file.kind, file.step or 0) for file in (*rollouts, *evaluations)))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        for inner in path.iterdir():
+            _remove(inner)
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
+
+
+def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...] = HARMLESS) -> str:
+    """The settings in which two configs differ, as text: three at most; empty where only the `allowed` ones do.
 
     >>> changed({"seed": 0, "sampling.max_tokens": 48}, {"seed": 0, "sampling.max_tokens": 64})
     'sampling.max_tokens=48 there, 64 here'
+    >>> changed({"logger.mode": None}, {"logger.mode": "offline"}, ("logger",))
+    ''
     """
-    keys = [k for k in dict.fromkeys((*old, *new)) if old.get(k) != new.get(k) and k not in HARMLESS]
-    return f"{keys[0]}={old.get(keys[0])} there, {new.get(keys[0])} here" if keys else ""
+    keys = [
+        key
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key) and not any(key == name or key.startswith(f"{name}.") for name in allowed)
+    ]
+    said = [f"{key}={old.get(key)} there, {new.get(key)} here" for key in keys[:3]]
+    return "; ".join(said) + f"; and {len(keys) - 3} more" * (len(keys) > 3)
 
 
 def _flat(config: str) -> dict[str, Any]:

@@ -3,21 +3,27 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
+from rlreason.records.checkpoints import read_state
+from rlreason.records.code_state import keep_changes
 from rlreason.records.loggers.guarded import Loggers
+from rlreason.records.loggers.resumed import Resumed
 from rlreason.records.provenance import provenance
 from rlreason.records.reader import RunFolder
 from rlreason.records.response_log import ResponseLog
-from rlreason.records.resume import goes_on
+from rlreason.records.resume import cut_back, goes_on, where_it_goes_on
 from rlreason.records.rows import Row, finite, response_row, write_rows
 from rlreason.records.status import write_status
 from rlreason.runtime.atomic_files import append_line, whole, write_whole
+from rlreason.runtime.secrets import redacted
 from rlreason.runtime.signals import held
 from rlreason.runtime.stderr_log import log_stderr_in
+from rlreason.runtime.streams import print_stderr
 from rlreason.types import Problem, Sample
 
 ROWS_SENT = 32  # of a step's responses go to the loggers; the run folder has all of them
@@ -27,9 +33,9 @@ class RunWriter:
     """Writes one run folder. A finished run is never overwritten; what a broken-off one left is set aside.
 
     `words`: those of the command line that starts the run. `schemas`: which classes the settings are of
-    (`config.store.schemas_of`). `sources`: setting -> source of each function of the user's own. `resume`: an
-    interrupted run with the same settings goes on, in which case `resumed` is true; with others it is refused. `say`
-    prints what is set aside.
+    (`config.store.schemas_of`). `sources`: setting -> source of each function of the user's own. `trains`: whether it
+    is a training run, which goes on from a checkpoint; None: it goes on from nothing. An interrupted run with the same
+    settings goes on, in which case `resumed` is true; with others it is refused. `say` prints what is set aside.
     """
 
     def __init__(
@@ -40,30 +46,51 @@ class RunWriter:
         *,
         schemas: Mapping[str, str] | None = None,
         sources: Mapping[str, str] | None = None,
-        resume: bool = False,
-        say: Callable[[str], None] | None = None,
+        trains: bool | None = None,
+        say: Callable[[str], None] = print_stderr,
     ) -> None:
-        refuse_occupied(folder)
+        self.checkpoint = None if not trains else where_it_goes_on(folder, config, say)  # to go on from
+        if self.checkpoint is None:
+            refuse_occupied(folder)
         self.folder = folder
         self.loggers = Loggers()  # set by the caller: they log in this folder, so they are made later
         folder.mkdir(parents=True, exist_ok=True)
-        self.resumed = resume and goes_on(folder, config)
+        self.resumed = self.checkpoint is not None or (trains is False and goes_on(folder, config))
         origin = provenance(schemas or {}, words) | ({"own_functions": list(sources)} if sources else {})
         if self.resumed:
             earlier = RunFolder(folder).provenance
             origin["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]  # each may be of another commit
-        elif (aside := set_aside(folder)) and say:
+        elif aside := set_aside(folder):
             say(f"a broken-off run was here: its records are now in {aside}")
         write_status(folder, "running")
         log_stderr_in(folder)
-        self.document(files.PROVENANCE, json.dumps(origin, indent=2) + "\n")
+        self._origin = origin
+        self.add_provenance(keep_changes(folder))
         self.document(files.CONFIG, config)
         if sources:
-            self.document(files.FUNCTIONS, "\n\n".join(f"# {key}\n\n{text}" for key, text in sources.items()))
+            self.document(files.FUNCTIONS, "\n\n".join(f"# {key}\n\n{redacted(text)}" for key, text in sources.items()))
         self.train_step = 0.0  # of the newest row
         self.evaluated = False  # whether there is a row of an evaluation
         self.log: ResponseLog | None = None
-        self.document(files.METRICS, "")
+        self.resumed_from: Resumed | None = None  # what was recorded behind the checkpoint, and is recorded again
+        if self.checkpoint is None:
+            self.document(files.METRICS, "")
+        else:
+            self.resumed_from = cut_back(folder, read_state(self.checkpoint))
+            self.evaluated = True
+
+    def add_provenance(self, facts: Mapping[str, Any]) -> None:
+        """Write down more of what the run is made of, beside what `provenance.json` tells already."""
+        self._origin |= facts
+        self.document(files.PROVENANCE, json.dumps(finite(self._origin), indent=2) + "\n")
+
+    def offsets(self) -> dict[str, int]:
+        """How long the files are, in bytes, that grow by a line at a time."""
+        found = {}
+        for name in files.GROWING:
+            with suppress(FileNotFoundError):
+                found[name] = (self.folder / name).stat().st_size
+        return found
 
     @property
     def model(self) -> Path:

@@ -1,3 +1,4 @@
 """Variables of the environment by which processes of this program tell each other something."""
 
 SWEEP_VARIABLE = "RLREASON_JOB_OF_SWEEP"  # the sweep's name, for the processes that a sweep starts
+STACKS_VARIABLE = "RLREASON_STACKS"  # the file for a process's stacks on SIGUSR1 (stacks.py)

@@ -1,7 +1,8 @@
 """What libraries print on standard error during a run goes into the run's `log.txt` instead of the terminal.
 
 Python's warnings, log messages and what native code prints all end there. Lines of our own (`rlreason: ...`) and
-errors that end a thread or the process still reach the terminal.
+errors that end a thread or the process still reach the terminal. Passwords, keys and tokens are hidden in the log: as
+it is written where Python writes, and what native code wrote when the run ends.
 """
 
 import faulthandler
@@ -18,6 +19,8 @@ from typing import IO, TextIO
 
 from rlreason.errors import ConfigError
 from rlreason.runtime import early_signals, signals
+from rlreason.runtime.atomic_files import whole
+from rlreason.runtime.secrets import plainly_redacted
 
 NAME = "log.txt"
 OURS = "rlreason: "
@@ -42,7 +45,7 @@ class StderrFilter(io.TextIOBase):
                 self.terminal.flush()
             else:
                 with suppress(OSError):  # a full disk is no reason to stop a library
-                    self.log.write(part)
+                    self.log.write(plainly_redacted(part))
         return len(text)
 
     def flush(self) -> None:
@@ -78,7 +81,7 @@ class _StderrFile:
         with suppress(OSError), (folder / NAME).open("ab", buffering=0) as log:  # a full disk ends the run elsewhere
             self.path = folder / NAME
             os.dup2(log.fileno(), 2)
-            log.write(self.so_far())
+            log.write(_redacted_bytes(self.so_far()))
             self.spool.truncate(0)
 
     def so_far(self) -> bytes:
@@ -86,11 +89,14 @@ class _StderrFile:
         return self.spool.read()
 
     def tidy(self) -> None:
-        """Remove the log where it is empty."""
+        """Remove the log where it is empty, and hide what native code wrote into it that nobody else may read."""
         if self.path is not None:
             with suppress(OSError):
                 if not self.path.stat().st_size:
                     self.path.unlink()
+                elif (now := _redacted_bytes(before := self.path.read_bytes())) != before:
+                    with whole(self.path) as partial:
+                        partial.write_bytes(now)
 
 
 _active: list[_StderrFile] = []
@@ -147,6 +153,11 @@ def log_stderr_in(folder: Path) -> None:
     """Write what was and will be printed on standard error into the folder's `log.txt`."""
     for file in _active:
         file.move_to(folder)
+
+
+def _redacted_bytes(text: bytes) -> bytes:
+    """A log without secrets, whatever its encoding."""
+    return plainly_redacted(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def _show(args: threading.ExceptHookArgs, terminal: TextIO) -> None:

@@ -13,6 +13,7 @@ class Answer(NamedTuple):
 
     text: str
     figures: dict[str, Any]
+    exit_code: int = 0  # of the run that it started, if it starts one
 
 
 class Parser(argparse.ArgumentParser):

@@ -21,6 +21,7 @@ from rlreason.model.policy import Policy
 from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.records.loggers.guarded import Loggers
+from rlreason.records.loggers.resumed import Resumed
 from rlreason.setup.data import Loaded, load_data
 from rlreason.setup.engine import check_engine, demand_of, make_engine
 from rlreason.setup.fits import Part, parts, room_of, too_long
@@ -59,17 +60,21 @@ class Components:
     loggers: Loggers  # where metrics are sent besides the run folder
     seconds_to_build: float
 
+    def graders(self) -> list[Grader]:
+        """Each grader once, in an order that is always the same."""
+        named = (self.grader, self.evaluator.grader, self.evaluator.second_grader)
+        return list({id(grader): grader for grader in named if grader is not None}.values())
+
     def close(self) -> None:
         """End the engine and every grader, whatever becomes of the one before."""
         try:
             self.engine.close()
         finally:
-            for grader in (self.grader, self.evaluator.grader, self.evaluator.second_grader):
-                if grader is not None:
-                    grader.close()
+            for grader in self.graders():
+                grader.close()
 
 
-def build_components(run: RunConfig, folder: Path, console: Console) -> Components:
+def build_components(run: RunConfig, folder: Path, console: Console, resumed: Resumed | None = None) -> Components:
     """Everything that can be wrong in what was asked is found before a model is trained: cheapest checks first."""
     began = time.monotonic()
     prepare(run)
@@ -78,7 +83,7 @@ def build_components(run: RunConfig, folder: Path, console: Console) -> Componen
     with given_up(graders, loggers):
         if run.logger.chosen:
             with console.wait("starting the loggers"):
-                loggers.start(run.logger, folder, asdict(run))
+                loggers.start(run.logger, folder, asdict(run), resumed)
         loaded, lessons = read_all(run, graders, console)
         with console.wait("loading the model"):
             policy = make_policy(run, lessons)

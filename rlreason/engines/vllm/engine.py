@@ -76,6 +76,7 @@ class VLLMEngine:
         memory = plan_memory(self.policy, device, self.max_len, self.max_rows, self.rollout.kv_cache_gb)
         self.say(f"starting vLLM {vllm.__version__} in {str(dtype).removeprefix('torch.')}: {memory} ...")
         arguments = llm_arguments(dtype, self.max_len, self.max_rows, memory, device, self.sleeps)
+        self.arguments = arguments  # for provenance
         threads = torch.get_num_threads()
 
         def start() -> Any:

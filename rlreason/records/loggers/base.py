@@ -1,13 +1,16 @@
 """What a logger of a run is, and over which counter each metric is drawn."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rlreason.config.groups import LoggerConfig
 
 Row = Mapping[str, float]
+Table = tuple[str, int]  # (rollouts or evals, step)
 
 #: What is shown of a response.
 COLUMNS = (
@@ -24,14 +27,64 @@ COUNTERS = ("rollout_step", "train_step", "eval_step")
 LIMIT_S = 60.0  # that a run waits for a service, at its start and at its end
 
 
+class Known(NamedTuple):
+    """The name that a service knows a run by, and whether this process goes on with the run."""
+
+    id: str
+    goes_on: bool = False
+
+
+@dataclass
+class Sent:
+    """What a service holds already of what it will be offered; each is passed over once.
+
+    `metrics`: (metric, value of its counter) -> how often. `rows`: first rows to pass over whatever is in them.
+    """
+
+    metrics: Counter[tuple[str, int]] = field(default_factory=Counter)
+    tables: Counter[Table] = field(default_factory=Counter)
+    rows: int = 0
+
+    def add(self, row: Mapping[str, object]) -> None:
+        """The service holds this row, which has every counter."""
+        counters = {name: int(float(str(row[name]))) for name in COUNTERS if name in row}
+        for name in row:
+            if (axis := axis_of(name)) in counters and name not in COUNTERS:
+                self.metrics[name, counters[axis]] += 1
+
+    def new_in(self, row: Row) -> Row | None:
+        """The row without the metrics that are there already; None where that leaves none."""
+        if self.rows:
+            self.rows -= 1
+            return None
+        if not self.metrics:  # always, in a run that does not go on
+            return row
+        there = {name for name in row if name not in COUNTERS and self._take(name, int(row[axis_of(name)]))}
+        left = {name: value for name, value in row.items() if name not in there}
+        return None if there and left.keys() <= set(COUNTERS) else left
+
+    def has_table(self, name: str, step: int) -> bool:
+        """Whether the table is there already."""
+        self.tables[name, step] -= 1
+        return self.tables[name, step] >= 0
+
+    def _take(self, name: str, step: int) -> bool:
+        if found := self.metrics.get((name, step), 0):
+            self.metrics[name, step] = found - 1
+        return found > 0
+
+
 class Logger(Protocol):
     """One run in one service. Anything here may raise or hang: `guarded.Loggers` sees to that."""
 
     cure: str  # what a user can do where it fails; that of the class where it does not start
     place: str  # where a person finds the run, or the command that shows it; may be empty
 
-    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any]) -> None:
-        """Start a run in the service. `folder` is the run's, `config` all its settings as nested dicts."""
+    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], known: Known) -> None:
+        """Start a run in the service, or go on with it. `config`: all settings of the run in `folder`, nested dicts."""
+
+    def sent(self) -> Sent | None:
+        """What the service holds of the run that goes on; None where that cannot be asked."""
 
     def log(self, row: Row) -> None:
         """One row of metrics, every counter in it."""
@@ -39,8 +92,8 @@ class Logger(Protocol):
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
         """Responses of a step to read, with `COLUMNS`; `name` is `rollouts` or `evals`."""
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run came to an end of its own, or was interrupted."""
+    def finish(self, summary: Mapping[str, Any], counters: Row) -> None:
+        """The run came to an end of its own, or was interrupted, at these counters."""
 
     def abandon(self) -> None:
         """The run failed."""

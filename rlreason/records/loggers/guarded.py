@@ -16,10 +16,12 @@ from typing import Any
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.config.packages import PACKAGES
-from rlreason.records.loggers.base import COLUMNS, COUNTERS, LIMIT_S, Logger, sendable
+from rlreason.records.loggers.base import COLUMNS, COUNTERS, LIMIT_S, Known, Logger, Row, Sent, sendable
+from rlreason.records.loggers.resumed import Resumed, caught_up, identities, kept_rows, kept_tables
 from rlreason.records.loggers.tensorboard_logger import TensorBoardLogger
 from rlreason.records.loggers.trackio_logger import TrackioLogger
 from rlreason.records.loggers.wandb_logger import WandbLogger
+from rlreason.runtime.secrets import redacted_leaves
 
 SERVICES: dict[str, type[Logger]] = {"wandb": WandbLogger, "tensorboard": TensorBoardLogger, "trackio": TrackioLogger}
 QUEUED = 1000  # calls that may wait for a slow logger
@@ -44,6 +46,7 @@ class Guarded:
     def __init__(self, name: str, cure: str) -> None:
         self.name, self.cure, self.failure, self.said = name, cure, "", False
         self.logger: Logger | None = None
+        self.sent = Sent()  # what comes and is there already
         self._calls: Queue[Call] = Queue(QUEUED)
         Thread(target=self._work, name=f"logger {name}", daemon=True).start()
 
@@ -51,14 +54,34 @@ class Guarded:
         """Have the logger do something, after what it was given before."""
         return self._put(Call(fails, lambda: self.logger and act(self.logger), last))
 
-    def start(self, make: Callable[[], Logger], until: float) -> None:
-        """Make the logger, and wait for it, up to a time on the monotonic clock."""
+    def start(self, make: Callable[[], Logger], until: float, catch_up: Callable[[Logger], Sent] | None = None) -> None:
+        """Make the logger, have it catch up, and wait for it, up to a time on the monotonic clock."""
 
         def made() -> None:
             self.logger = logger = make()
             self.cure = logger.cure
+            if catch_up is not None:
+                self.sent = catch_up(logger)
 
         self.wait(self._put(Call("could not start", made)), until)
+
+    def log(self, row: Row) -> Call:
+        """A row, without what is there already."""
+
+        def act(logger: Logger) -> None:
+            if (left := self.sent.new_in(row)) is not None:
+                logger.log(left)
+
+        return self.put("failed", act)
+
+    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> Call:
+        """A table that is not there already."""
+
+        def act(logger: Logger) -> None:
+            if not self.sent.has_table(name, step):
+                logger.table(name, step, rows, counters)
+
+        return self.put("failed", act)
 
     def wait(self, call: Call, until: float) -> None:
         """Wait for a call to be done, up to a time on the monotonic clock; one that failed is not waited for again."""
@@ -122,25 +145,38 @@ class Loggers:
         self._counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self._ended = False
 
-    def start(self, settings: LoggerConfig, folder: Path, config: Mapping[str, Any]) -> None:
-        """Start the chosen ones, one after the other: what they import is not made for two threads."""
-        for name in settings.chosen:
-            service = SERVICES[name]
-            self.add(name, partial(service, folder, settings, sendable(config)), service.cure)
+    def start(
+        self, settings: LoggerConfig, folder: Path, config: Mapping[str, Any], resumed: Resumed | None = None
+    ) -> None:
+        """Start the chosen ones, one after the other: what they import is not made for two threads.
 
-    def add(self, name: str, make: Callable[[], Logger], cure: str) -> None:
-        """Start one. `cure`: what a user can do where that fails."""
+        `resumed`: the run goes on from a checkpoint, and each logger with its own run in the service.
+        """
+        if not settings.chosen:
+            return
+        known, catch_up = identities(folder, settings.chosen, resumed is not None), None
+        if resumed is not None:
+            rows, tables = [self._whole(row) for row in kept_rows(folder)], list(kept_tables(folder))
+            catch_up = partial(caught_up, rows=rows, tables=tables, resumed=resumed)
+        shown = sendable(redacted_leaves(config))
+        for name in settings.chosen:
+            service, run = SERVICES[name], Known(known[name], resumed is not None)
+            self.add(name, partial(service, folder, settings, shown, run), service.cure, catch_up)
+
+    def add(
+        self, name: str, make: Callable[[], Logger], cure: str, catch_up: Callable[[Logger], Sent] | None = None
+    ) -> None:
+        """Start one. `cure`: what a user can do where that fails; `catch_up`: what it does first in a resumed run."""
         guarded = Guarded(name, cure)
         self._guarded.append(guarded)
-        guarded.start(make, time.monotonic() + self._limit_s)
+        guarded.start(make, time.monotonic() + self._limit_s, catch_up)
         self._report()
 
     def log(self, row: dict[str, float]) -> None:
         """One row of metrics; it gets the newest value of the counters that it lacks."""
-        self._counters |= {name: row[name] for name in COUNTERS if name in row}
-        whole = self._counters | row
+        whole = self._whole(row)
         for guarded in self._guarded:
-            guarded.put("failed", lambda logger: logger.log(whole))
+            guarded.log(whole)
         self._report()
 
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -149,18 +185,18 @@ class Loggers:
             return
         counters, shown = dict(self._counters), [{name: sendable(row[name]) for name in COLUMNS} for row in rows]
         for guarded in self._guarded:
-            guarded.put("failed", lambda logger: logger.table(name, step, shown, counters))
+            guarded.table(name, step, shown, counters)
         self._report()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The run came to an end of its own. A second end is none."""
-        shown = sendable(summary)
-        self._end("could not end in order", lambda logger: logger.finish(shown), self._limit_s)
+        shown, counters = sendable(summary), dict(self._counters)
+        self._end("could not end in order", lambda logger: logger.finish(shown, counters), self._limit_s)
 
     def interrupted(self) -> None:
         """The run was interrupted: what it has sent is finished as far as the time allows."""
-        shown, limit_s = {"status": "interrupted"}, min(STOPPED_S, self._limit_s)
-        self._end("could not end in order", lambda logger: logger.finish(shown), limit_s)
+        shown, counters, limit_s = {"status": "interrupted"}, dict(self._counters), min(STOPPED_S, self._limit_s)
+        self._end("could not end in order", lambda logger: logger.finish(shown, counters), limit_s)
 
     def abandon(self) -> None:
         """The run failed; after another end, nothing."""
@@ -176,6 +212,11 @@ class Loggers:
         """Where a person finds the run in each service, as far as it can be found there; what became of the others."""
         places = {g.name: g.failure or (g.logger.place if g.logger else "") for g in self._guarded}
         return {name: place for name, place in places.items() if place}
+
+    def _whole(self, row: dict[str, float]) -> dict[str, float]:
+        """The row with the newest value of the counters that it lacks."""
+        self._counters |= {name: row[name] for name in COUNTERS if name in row}
+        return self._counters | row
 
     def _end(self, fails: str, act: Callable[[Logger], object], limit_s: float) -> None:
         if self._ended:

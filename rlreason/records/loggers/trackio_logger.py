@@ -9,10 +9,11 @@ from typing import Any
 import yaml
 
 from rlreason.config.groups import LoggerConfig
-from rlreason.records.loggers.base import COLUMNS, Row
+from rlreason.records.loggers.base import COLUMNS, Known, Row, Sent
 from rlreason.records.loggers.silence import listen, silence
 from rlreason.runtime.environment import SWEEP_VARIABLE
 
+OWN = {"step", "timestamp"}  # columns of its store
 WARNS = "_emit_nonfatal_warning"  # what Trackio says through it, it goes on after
 
 
@@ -21,7 +22,7 @@ class TrackioLogger:
 
     cure = "see that Trackio's folder (TRACKIO_DIR) can be written, or choose logger=none"
 
-    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], known: Known) -> None:
         import trackio
         from trackio import run, utils
 
@@ -43,28 +44,42 @@ class TrackioLogger:
             auto_log_cpu=False,
         )
         trackio.config = callers
+        self._run.id = known.id  # nothing was sent yet; Trackio's own way to go on takes the newest run of this name
+        self._store = vars(trackio)["SQLiteStorage"]
         self._heard.clear()  # it started
         self._lost = dict[str, str]()  # what the run warns of, in threads of Trackio's too
         vars(self._run)["_warn_once"] = self._lost.setdefault
-        self._step = 0  # the newest train_step
         self.place = elsewhere or f"trackio show --project {shlex.quote(project)}"
+
+    def sent(self) -> Sent | None:
+        """What stands in Trackio's store on this computer; None where the run is kept elsewhere."""
+        if not self._local:
+            return None
+        sent, run = Sent(), self._run
+        if run.id not in [record["id"] for record in self._store.get_run_records(run.project)]:
+            return sent
+        for row in self._store.get_logs(run.project, run.name, run_id=run.id):
+            tables = {name: value for name, value in row.items() if name.startswith("generations/")}
+            sent.add({name: value for name, value in row.items() if name not in tables.keys() | OWN})
+            for name, value in tables.items():
+                sent.tables[name.partition("/")[2], int(value["_value"][0]["step"])] += 1
+        return sent
 
     def log(self, row: Row) -> None:
         """One row; what Trackio could not keep of those before is an error here."""
-        self._step = int(row["train_step"])
-        self._run.log(dict(row), step=self._step)
+        self._run.log(dict(row), step=int(row["train_step"]))
         if self._local:
             self._check()
 
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
         """The responses of a step as a table."""
         data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
-        self._run.log({f"generations/{name}": self._table(["step", *COLUMNS], data)}, step=self._step)
+        self._run.log({f"generations/{name}": self._table(["step", *COLUMNS], data)}, step=int(counters["train_step"]))
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: Mapping[str, Any], counters: Row) -> None:
         """The summary as text, and everything to its place."""
         text = yaml.safe_dump(summary, sort_keys=False, allow_unicode=True)
-        self._run.log({"summary": self._text(f"```yaml\n{text}```")}, step=self._step)
+        self._run.log({"summary": self._text(f"```yaml\n{text}```")}, step=int(counters["train_step"]))
         self.abandon()
         self._check()
 

@@ -2,15 +2,19 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rlreason.config.groups import LOGGERS, LoggerConfig
-from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, LIMIT_S, Row
+from rlreason.records.code_state import changes_of
+from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, LIMIT_S, Known, Row, Sent
 from rlreason.records.loggers.silence import listen, silence
+from rlreason.records.loggers.wandb_files import parts, sent_in
 from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.runtime.secrets import HIDDEN, redacted_words
 
 #: Seconds that W&B waits for its server at the start, and at the end: a little less than the run waits for W&B.
 TIMEOUTS = {"init_timeout": LIMIT_S / 2, "finish_timeout": 0.75 * LIMIT_S}
@@ -25,7 +29,7 @@ def changed(wandb: Any) -> dict[str, Any]:
     return {name: getattr(now, name) for name in names if getattr(now, name) != getattr(before, name)}
 
 
-def chosen(settings: LoggerConfig, folder: Path, own: Any, new: dict[str, Any]) -> dict[str, Any]:
+def chosen(settings: LoggerConfig, folder: Path, own: Any, new: dict[str, Any], known: Known) -> dict[str, Any]:
     """Arguments of `wandb.init`: what the user set, and our defaults where W&B has no value of its own.
 
     `own` are W&B's settings from its variables and files. What stands there is not passed, so it holds, except for what
@@ -37,11 +41,23 @@ def chosen(settings: LoggerConfig, folder: Path, own: Any, new: dict[str, Any]) 
     kept = {key: value for key, value in given.items() if value is not None}
     place = {} if "WANDB_DIR" in os.environ else {"dir": str(folder)}
     ours = new | {"silent": True, "finish_timeout_raises": True, "reinit": "create_new"}  # beside the user's own runs
+    ours |= kept_from_wandb(sys.argv, Path.cwd())
     ours |= {"console": "off"} if own.console == "auto" else {}  # a run reports for itself
     ours |= {key: value for key, value in TIMEOUTS.items() if f"WANDB_{key.upper()}" not in os.environ}
+    place |= {} if own.run_id else {"id": known.id}
+    place |= {"resume": "allow"} if known.goes_on and not own.resume else {}
     return (
         place | {"settings": ours} | {key: value for key, value in defaults.items() if value and not named[key]} | kept
     )
+
+
+def kept_from_wandb(words: Sequence[str], here: Path) -> dict[str, bool]:
+    """Settings by which W&B leaves out the command line, and the difference of a checkout, where they hold a secret."""
+    root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), None)
+    changes = None if root is None else changes_of(root)
+    found = {"x_disable_meta": redacted_words(words) != list(words)}
+    found |= {"disable_git": changes is not None and HIDDEN in changes.patch}
+    return {name: True for name, hidden in found.items() if hidden}
 
 
 def refuse_without_login(settings: LoggerConfig, own: Any) -> None:
@@ -59,7 +75,7 @@ class WandbLogger:
 
     cure = "run `wandb login`, set WANDB_API_KEY, or use logger.mode=offline"
 
-    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], known: Known) -> None:
         import wandb
         from wandb.errors import term
 
@@ -68,7 +84,8 @@ class WandbLogger:
         new = changed(wandb)
         own = wandb.setup().settings.model_copy(update=new)
         refuse_without_login(settings, own)
-        self.run = wandb.init(**chosen(settings, folder, own, new), config=config)
+        self.run = wandb.init(**chosen(settings, folder, own, new, known), config=config)
+        self._step: int | None = None  # W&B's own counter, where it does not know how far the run was
         self._table = wandb.Table
         self.place, self.cure = found(self.run)
         for counter in COUNTERS:
@@ -77,16 +94,28 @@ class WandbLogger:
             for name in names:
                 self.run.define_metric(name, step_metric=counter)
 
+    def sent(self) -> Sent | None:
+        """What stands in W&B's files on this computer, in so far as it has reached the server of an online run."""
+        if self.run.disabled:
+            return Sent()
+        here = Path(self.run.settings.sync_dir)
+        before = [path for path in parts(here.parent, self.run.id) if path.parent.name != here.name]
+        if is_offline(self.run):
+            sent, self._step = sent_in(before)
+            return sent
+        received = int(self.run.starting_step)
+        return None if received and not before else sent_in(before, received)[0]
+
     def log(self, row: Row) -> None:
         """One row."""
-        self.run.log(dict(row))
+        self._log(dict(row))
 
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
         """The responses of a step as a table, at the counters of the newest row."""
         data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
-        self.run.log({f"generations/{name}": self._table(["step", *COLUMNS], data), **counters})
+        self._log({f"generations/{name}": self._table(["step", *COLUMNS], data), **counters})
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: Mapping[str, Any], counters: Row) -> None:
         """The summary, and everything sent; `TimeoutError` where that takes too long."""
         self.run.summary.update(dict(summary))
         self.run.finish()
@@ -97,12 +126,26 @@ class WandbLogger:
         """Ended as a failed run."""
         self.run.finish(exit_code=1)
 
+    def _log(self, values: dict[str, Any]) -> None:
+        if self._step is None:
+            return self.run.log(values)
+        self.run.log(values, step=self._step, commit=True)
+        self._step += 1
+
+
+def is_offline(run: Any) -> bool:
+    """Whether nothing is sent to a server while the run goes on."""
+    return run.settings.mode in ("offline", "dryrun")
+
 
 def found(run: Any) -> tuple[str, str]:
     """(where a person finds a W&B run, empty where it is switched off; what to do when it fails)."""
     if run.disabled:
         return "", "leave logger=wandb out"
-    upload = f"wandb sync {shlex.quote(os.path.relpath(run.settings.sync_dir))}"
-    if run.settings.mode in ("offline", "dryrun"):
+    here = Path(run.settings.sync_dir)
+    before = [path.parent for path in parts(here.parent, run.id) if path.parent.name != here.name]
+    folders = [*before, here] if is_offline(run) else [here]  # W&B puts the parts of one run together
+    upload = f"wandb sync {' '.join(shlex.quote(os.path.relpath(folder)) for folder in folders)}"
+    if is_offline(run):
         return f"offline; to upload it: {upload}", f"see that {run.settings.sync_dir} can be written"
     return str(run.url or ""), f"what was logged is on the disk; to upload it later: {upload}"

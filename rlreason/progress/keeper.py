@@ -1,0 +1,226 @@
+"""Writes a run's checkpoints, and puts a run back to where one of them was written."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlreason.algorithms.prefetch import RolloutPrefetcher
+from rlreason.config.checkpoints import CheckpointConfig
+from rlreason.engines.base import Engine
+from rlreason.errors import ConfigError
+from rlreason.evaluation.evaluator import Evaluated, Validation
+from rlreason.grading import Grader
+from rlreason.learner import Learner
+from rlreason.model.policy import Policy
+from rlreason.progress.due import BYTES_PER_S, Cost, checkpoint_due
+from rlreason.progress.plain import (
+    collected_from,
+    plain_collected,
+    plain_sample,
+    plain_step,
+    sample_from,
+    step_from,
+    to_show,
+)
+from rlreason.progress.position import Mark, Position
+from rlreason.progress.tensors import (
+    adapters,
+    moments,
+    random_states,
+    read_tensors,
+    set_moments,
+    set_random_states,
+    set_weights,
+    write_tensors,
+)
+from rlreason.records.checkpoints import (
+    checkpoints_in,
+    linked,
+    name_of,
+    pruned,
+    read_state,
+    remove,
+    write_checkpoint,
+)
+from rlreason.records.counters import Counters
+from rlreason.records.files import CHECKPOINTS, MODEL
+from rlreason.records.monitors import Monitors
+from rlreason.records.writer import RunWriter
+from rlreason.types import Problem
+
+ACCURACY = "eval/accuracy"
+
+
+@dataclass
+class Keeper:
+    """Knows the parts of a run that a checkpoint holds."""
+
+    settings: CheckpointConfig
+    policy: Policy
+    engine: Engine
+    learner: Learner
+    prefetcher: RolloutPrefetcher
+    graders: Sequence[Grader]
+    records: RunWriter
+    counters: Counters
+    monitors: Monitors
+    validation: Validation
+    position: Position = field(default_factory=Position)
+    mark: Mark = field(default_factory=Mark)
+    began: float = field(default_factory=time.monotonic)
+    best: float = -1.0  # accuracy of the checkpoints so far
+    accuracies: dict[str, float] = field(default_factory=dict)  # of the checkpoints, where they were evaluated
+
+    def __post_init__(self) -> None:
+        size = sum(p.numel() * p.element_size() for p in self.policy.model.parameters())
+        size += 2 * sum(p.numel() * 4 for p in self.learner.parameters)
+        self.cost, self._told = Cost(size / BYTES_PER_S), 0.0
+        self.newest: tuple[Path, float] | None = None  # the newest one, and how many updates its model has seen
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything to go on with."""
+        return bool(self.validation.history)
+
+    def settle(self, drawn: bool = False) -> None:
+        """The run is between two acts: keep what moves. To be called in a block that no signal interrupts.
+
+        `drawn`: sampling and grading rest, and what they have moved counts.
+        """
+        self.mark = Mark(
+            self.counters.state(),
+            self.monitors.state(),
+            self.records.offsets(),
+            random_states(),
+            self.engine.weight_version,
+            self._draws() if drawn and self.prefetcher.settled else self.mark.draws,
+        )
+
+    def _draws(self) -> dict[str, Any]:
+        return {"algorithm": self.prefetcher.algorithm.state, "graders": [g.remembered() for g in self.graders]}
+
+    def due(self) -> bool:
+        """Whether the settings ask for a checkpoint behind the step that has just ended."""
+        elapsed, done, newest = time.monotonic() - self.began, self.position.finished, self.validation.history[-1]
+        best = self.position.evaluated == done and newest.metrics[ACCURACY] > self.best
+        return checkpoint_due(done, self.settings.every, best, elapsed, self.cost)
+
+    def take_lap(self) -> dict[str, float]:
+        """Seconds of the checkpoints since it was asked last, as a metric; empty where there were none."""
+        spent, self._told = self.cost.seconds - self._told, self.cost.seconds
+        return {"time/checkpoint": spent} if spent else {}
+
+    def write(self) -> Path | None:
+        """Write where the run is, and remove what the settings do not keep; None where that is written already.
+
+        `UnwritableError` where the system refuses: what was there before stays.
+        """
+        counters = self.mark.counters
+        name = name_of(counters["rollout_step"], counters["train_step"], counters["eval_step"])
+        if (path := self.records.folder / CHECKPOINTS / name).exists() or not self.begun:
+            return path if self.begun else None
+        if self.prefetcher.ready() is not None:
+            self.mark.draws = self._draws()
+        elif not self.prefetcher.settled:  # its sampling moves what would have to be kept
+            return None
+        began = time.monotonic()
+        plain, tensors = self._parts()
+        write_checkpoint(self.records.folder, name, plain, lambda folder: write_tensors(folder, self.policy, tensors))
+        if plain["accuracy"] is not None:
+            self.accuracies[name] = plain["accuracy"]
+            self.best = max(self.best, plain["accuracy"])
+        names = [found.name for found in checkpoints_in(self.records.folder)]
+        for old in pruned(names, self.accuracies, self.settings.keep):
+            remove(self.records.folder / CHECKPOINTS / old)
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        self.cost.add(time.monotonic() - began, size)
+        self.newest = path, counters["train_step"]
+        return path
+
+    def _parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Where the run is, in plain values and in tensors."""
+        position, mark = self.position, self.mark
+        plain_moments, tensors = moments(self.learner)
+        plain_generators, states = mark.generators
+        step, ahead = position.step, self.prefetcher.ready()
+        first, *others = self.validation.history
+        evaluated = position.evaluated == (position.finished if step is None else step.number)
+        at_rest = step is None or position.recorded
+        plain = {
+            "position": position.plain(),
+            "begun": position.finished + (step is not None),
+            "recorded": position.finished + position.recorded,
+            "step": None if step is None else plain_step(step),
+            "ahead": None if ahead is None else plain_collected(ahead),
+            "counters": mark.counters,
+            "monitors": mark.monitors,
+            "offsets": mark.offsets,
+            "weight_version": mark.weight_version,
+            "draws": mark.draws,
+            "generators": plain_generators,
+            "optimizer": plain_moments,
+            "accuracy": self.validation.history[-1].metrics[ACCURACY] if evaluated and at_rest else None,
+            "history": [plain_evaluated(e, e is first or e is self.validation.history[-1]) for e in (first, *others)],
+        }
+        return plain, tensors | states | adapters(self.policy)
+
+    def restore(self, path: Path) -> Evaluated:
+        """Put every part of the run back to where the checkpoint was written; returns the newest evaluation.
+
+        `ConfigError` where it does not fit.
+        """
+        plain, tensors = read_state(path), read_tensors(path)
+        set_weights(self.policy, path, tensors)
+        if len(plain["optimizer"]) != len(self.learner.parameters):
+            raise ConfigError(f"{path} is of another model or other adapters: choose another folder")
+        set_moments(self.learner, plain["optimizer"], tensors)
+        self.counters.put(plain["counters"])
+        self.monitors.put(plain["monitors"])
+        step = None if plain["step"] is None else step_from(plain["step"])
+        self.position.put(plain["position"], step)
+        draws, ahead = plain["draws"], plain["ahead"]
+        self.prefetcher.algorithm.put(draws["algorithm"])
+        for grader, remembered in zip(self.graders, draws["graders"], strict=True):
+            grader.put_remembered(remembered)
+        if ahead is not None:
+            self.prefetcher.put(collected_from(ahead))
+        interim, final = self.validation.interim_problems, self.validation.final_problems
+        self.validation.history[:] = [evaluated_from(row, interim, final) for row in plain["history"]]
+        self.engine.load_weights(self.policy)
+        self.engine.weight_version = plain["weight_version"]
+        set_random_states(plain["generators"], tensors)
+        self.mark = Mark(
+            plain["counters"], plain["monitors"], plain["offsets"], random_states(), plain["weight_version"], draws
+        )
+        for found in checkpoints_in(self.records.folder):
+            if (accuracy := read_state(found)["accuracy"]) is not None:
+                self.accuracies[found.name] = accuracy
+        self.best = max(self.accuracies.values(), default=-1.0)
+        return self.validation.history[-1]
+
+    def save_model(self) -> None:
+        """The model as it is now into `model/`; where a checkpoint holds it already, the disk keeps it once."""
+        if self.newest is not None and self.newest[1] == self.counters.train_step and self.newest[0].is_dir():
+            linked(self.newest[0] / MODEL, self.records.model)
+        else:
+            self.policy.save(self.records.model)
+
+
+def plain_evaluated(evaluated: Evaluated, shown: bool) -> dict[str, Any]:
+    """An evaluation in plain values; its samples, as far as a person reads them, where it is `shown` in the end."""
+    return {
+        "metrics": evaluated.metrics,
+        "whole": evaluated.whole,
+        "last": evaluated.last,
+        "samples": [plain_sample(to_show(sample)) for sample in evaluated.samples] if shown else [],
+    }
+
+
+def evaluated_from(plain: dict[str, Any], interim: Sequence[Problem], final: Sequence[Problem]) -> Evaluated:
+    """The evaluation that `plain_evaluated` was given."""
+    samples = [sample_from(row) for row in plain["samples"]]
+    return Evaluated(samples, plain["metrics"], plain["whole"], final if plain["last"] else interim, plain["last"])

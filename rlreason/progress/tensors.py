@@ -1,0 +1,115 @@
+"""The tensors that a run goes on with, apart from its model's weights: moments, random states, adapters.
+
+By name, as safetensors holds them; what is no tensor goes into plain values.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlreason.errors import ConfigError
+from rlreason.learner import Learner
+from rlreason.model.policy import Policy
+from rlreason.records.files import MODEL, TENSORS
+from rlreason.runtime.atomic_files import explained
+
+Plain = dict[str, Any]
+MOMENTS, WEIGHTS, GENERATORS = "optimizer.", "weight.", "generator."
+
+
+def random_states() -> tuple[Plain, dict[str, Tensor]]:
+    """The generators of the whole process: Python's and numpy's in plain values, torch's as tensors."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    plain = {"python": random.getstate(), "numpy": [kind, np.asarray(keys).tolist(), *rest]}
+    tensors = {f"{GENERATORS}cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        tensors |= {f"{GENERATORS}cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    return plain, tensors
+
+
+def set_random_states(plain: Plain, tensors: dict[str, Tensor]) -> None:
+    """Put every generator back; those of GPUs as far as there are as many."""
+    version, keys, gauss = plain["python"]
+    random.setstate((version, tuple(keys), gauss))
+    kind, words, *rest = plain["numpy"]
+    np.random.set_state((kind, np.array(words, np.uint32), *rest))
+    torch.set_rng_state(tensors[f"{GENERATORS}cpu"])
+    for i in range(torch.cuda.device_count()):
+        if (state := tensors.get(f"{GENERATORS}cuda.{i}")) is not None:
+            torch.cuda.set_rng_state(state, i)
+
+
+def moments(learner: Learner) -> tuple[list[Plain], dict[str, Tensor]]:
+    """What the optimizer keeps of each trained parameter, in their order: plain values, and tensors by name."""
+    plain: list[Plain] = []
+    tensors: dict[str, Tensor] = {}
+    for i, parameter in enumerate(learner.parameters):
+        kept = learner.optimizer.state.get(parameter, {})
+        plain.append({name: value for name, value in kept.items() if not isinstance(value, Tensor)})
+        tensors |= {f"{MOMENTS}{i}.{name}": value for name, value in kept.items() if isinstance(value, Tensor)}
+    return plain, tensors
+
+
+def set_moments(learner: Learner, plain: list[Plain], tensors: dict[str, Tensor]) -> None:
+    """Give the optimizer what `moments` took from it.
+
+    Not through the optimizer's own way, which would turn 8-bit moments into the parameters' type.
+    """
+    found: list[Plain] = [dict(kept) for kept in plain]
+    for name, tensor in tensors.items():
+        if name.startswith(MOMENTS):
+            number, _, key = name.removeprefix(MOMENTS).partition(".")
+            found[int(number)][key] = tensor
+    learner.optimizer.state.clear()
+    for parameter, kept in zip(learner.parameters, found, strict=True):
+        if kept:  # torch keeps its count of steps on the processor, where the others lie beside the parameter
+            learner.optimizer.state[parameter] = {
+                key: value.to(parameter.device) if isinstance(value, Tensor) and key != "step" else value
+                for key, value in kept.items()
+            }
+
+
+def adapters(policy: Policy) -> dict[str, Tensor]:
+    """Trained weights that a saved model folder holds merged into others, by name: those of LoRA."""
+    named = policy.model.named_parameters()
+    return {f"{WEIGHTS}{name}": p.detach() for name, p in named if p.requires_grad and ".lora_" in name}
+
+
+def write_tensors(folder: Path, policy: Policy, tensors: dict[str, Tensor]) -> None:
+    """`model/` and the tensors in the folder of a checkpoint."""
+    policy.save(folder / MODEL)
+    stored: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():  # safetensors takes no two that share memory
+        tensor = tensor.detach().cpu().contiguous()
+        apart[name] = tensor.clone() if tensor.data_ptr() in stored else tensor
+        stored.add(tensor.data_ptr())
+    with explained(folder / TENSORS):
+        save_file(apart, folder / TENSORS)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, without the model's."""
+    return load_file(folder / TENSORS)
+
+
+def set_weights(policy: Policy, folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Give the policy the weights of a checkpoint: its adapters, or else every weight of its model folder."""
+    if own := adapters(policy):
+        with torch.no_grad():
+            for name, live in own.items():
+                live.copy_(tensors[name])
+        return
+    saved: dict[str, Tensor] = {}
+    for file in sorted((folder / MODEL).glob("*.safetensors")):
+        saved |= load_file(file)
+    with torch.no_grad():
+        for name, live in policy.named_weights():
+            if name not in saved or saved[name].shape != live.shape:
+                raise ConfigError(f"{folder / MODEL} lacks the weight {name} of this model: choose another folder")
+            live.copy_(saved[name])

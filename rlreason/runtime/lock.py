@@ -1,0 +1,157 @@
+"""One process, and in it one run, for each run folder: a lock that ends with the process that holds it.
+
+The kernel keeps the lock, on `RUN/.lock`, and gives it up when the process ends, however that ends; so a file that a
+killed process left behind locks nothing. Processes that the run starts do not inherit it. Within one process, such a
+lock would not hold two runs apart: a set of the folders that are in use does.
+
+The time of that file's last change is the run's sign of life: see `alive`.
+"""
+
+import errno
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rlreason.errors import ConfigError
+from rlreason.runtime.atomic_files import explained
+from rlreason.runtime.signals import held
+
+NAME = ".lock"
+EVERY_S = 1.0  # between two signs of life: this is asked after every token
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # what file systems without locks answer
+CURE = "wait for it, or choose another folder"
+
+_held: set[Path] = set()  # locks of this process
+_guard = threading.Lock()
+_shown_at = -EVERY_S  # on the monotonic clock
+
+
+@contextmanager
+def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """In this block no other process, and nothing else in this one, has the folder by this function.
+
+    The folder is made where it is missing, and removed again where nothing was written into it. `ConfigError` where
+    another has it; `UnwritableError` where it cannot be made. Where the file system knows no locks, one line is said.
+    """
+    path = Path(os.path.realpath(folder)) / NAME
+    made = _made(path.parent)
+    try:
+        with _own(path, folder):
+            with held():  # else a signal could come between the lock and the block that gives it back
+                file = _acquired(path, folder, say)
+            try:
+                yield
+            finally:
+                _released(path, file)
+    finally:
+        with suppress(OSError):
+            for empty in made:
+                empty.rmdir()
+
+
+def alive() -> None:
+    """Say that the work goes on: sets the time of the lock files of this process, at most once a second.
+
+    To be called from the work itself and from no timer: a sweep ends a run that shows no sign of life for
+    `waits.run_s` seconds. It knows nothing of which run in the process goes on.
+    """
+    global _shown_at
+    now = time.monotonic()
+    if now - _shown_at < EVERY_S:
+        return
+    _shown_at = now
+    for path in list(_held):
+        with suppress(OSError):  # by its path: closing a file that was opened for it would give the lock up
+            os.utime(path)
+
+
+def sign_of_life(folder: Path) -> int | None:
+    """When the run in this folder last said that it goes on: a number that changes; None before its first."""
+    try:
+        return (folder / NAME).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _made(folder: Path) -> list[Path]:
+    """Make the folder; returns it and those above it as far as they were missing, itself first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+@contextmanager
+def _own(path: Path, folder: Path) -> Iterator[None]:
+    """Hold the folder against other runs in this process."""
+    with _guard:
+        if path in _held:
+            raise ConfigError(f"hydra.run.dir={folder} is being written by another run of this process: {CURE}")
+        _held.add(path)
+    try:
+        yield
+    finally:
+        _held.discard(path)
+
+
+def _acquired(path: Path, folder: Path, say: Callable[[str], None]) -> int:
+    """The open, locked file, in which stands who we are."""
+    while True:
+        with explained(path):
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                holder = os.read(file, 4096).decode("utf-8", "replace")
+                os.close(file)
+                raise ConfigError(f"hydra.run.dir={folder} is being written by {_named(holder)}: {CURE}") from None
+            if error.errno not in WITHOUT_LOCKS:
+                os.close(file)
+                with explained(path):
+                    raise
+            say(
+                f"! {folder} lies on a file system without locks ({os.strerror(error.errno)}): nothing holds a "
+                "second run off this folder"
+            )
+        if _is_still(path, file):
+            break
+        os.close(file)  # whoever had it has removed it meanwhile
+    with suppress(OSError):  # on a full disk the lock holds all the same
+        os.ftruncate(file, 0)
+        os.write(file, f"{os.getpid()}\n{time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+    return file
+
+
+def _released(path: Path, file: int) -> None:
+    if os.getpid() == _pid_in(file):  # and not a fork, whose lock it never was
+        with suppress(OSError):
+            path.unlink()
+    os.close(file)
+
+
+def _pid_in(file: int) -> int:
+    """The process that wrote the file; this one where it says nothing, as on a full disk."""
+    first = os.pread(file, 32, 0).split(b"\n")[0]
+    return int(first) if first.isdigit() else os.getpid()
+
+
+def _is_still(path: Path, file: int) -> bool:
+    """Whether the path leads to this very file."""
+    with suppress(OSError):
+        return os.path.samestat(path.stat(), os.fstat(file))
+    return False
+
+
+def _named(holder: str) -> str:
+    """Who has a lock, by the text in its file.
+
+    >>> _named("12\\n2026-01-02 03:04:05\\n"), _named("")
+    ('process 12 since 2026-01-02 03:04:05', 'another process')
+    """
+    lines = holder.splitlines()
+    return f"process {lines[0]} since {lines[1]}" if len(lines) > 1 else "another process"

@@ -1,0 +1,50 @@
+"""What two runs must have in common to be called equal: every metric but the times, responses, weights, the summary."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+UNEQUAL = ("time/", "grading/ms_")  # what a clock decides
+OF_THE_SUMMARY = ("status", "reason", "accuracy", "accuracy_before", "accuracy_after", "length", "notices", "eval_problems")
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """The rows of metrics without what a clock decides."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith(UNEQUAL)} for line in lines]
+
+
+def responses_of(run: Path) -> dict[str, str]:
+    """File -> text of every file of responses."""
+    return {str(p.relative_to(run)): p.read_text() for kind in ("rollouts", "evals") for p in (run / kind).glob("*")}
+
+
+def weights_of(run: Path) -> dict[str, bytes]:
+    """Weight -> its bytes, of the model that the run left."""
+    return {name: w.numpy().tobytes() for name, w in load_file(run / "model" / "model.safetensors").items()}
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    """What the summary says of the run's course."""
+    summary = json.loads((run / "summary.json").read_text())
+    return {name: summary.get(name) for name in OF_THE_SUMMARY}
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """In what two finished runs differ, in words; empty where they are equal bit for bit."""
+    said = []
+    a, b = rows_of(one), rows_of(other)
+    if len(a) != len(b):
+        said.append(f"{len(a)} rows of metrics and {len(b)}")
+    for number, (row, twin) in enumerate(zip(a, b, strict=False), 1):
+        keys = [key for key in row.keys() | twin.keys() if row.get(key) != twin.get(key)]
+        said += [f"row {number}: {key} is {row.get(key)} and {twin.get(key)}" for key in sorted(keys)]
+    texts, others = responses_of(one), responses_of(other)
+    said += [name for name in sorted(texts.keys() | others.keys()) if texts.get(name) != others.get(name)]
+    if weights_of(one) != weights_of(other):
+        said.append("the weights differ")
+    if summary_of(one) != summary_of(other):
+        said.append(f"the summaries differ: {summary_of(one)} and {summary_of(other)}")
+    return said
