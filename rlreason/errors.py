@@ -22,6 +22,12 @@ class EngineError(ConfigError):
     exit_code = 1
 
 
+class WaitError(ConfigError):
+    """A wait for another process went on longer than its limit. The run can go on later."""
+
+    exit_code = 1
+
+
 class ResourceError(ConfigError):
     """Too little memory or disk for the run."""
 

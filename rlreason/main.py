@@ -26,6 +26,7 @@ from rlreason.cli.verbs import refuse_wrong_verb, verbs_help
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.jobs.run import run_job
+from rlreason.jobs.silent import ended_when_it_hangs
 from rlreason.records.console import Console
 from rlreason.records.files import HYDRA
 from rlreason.records.status import ending, read_status, sweep_code
@@ -33,6 +34,7 @@ from rlreason.records.undo import Ended, undone_when_refused
 from rlreason.runtime import signals
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.secrets import redacted, redacted_settings
+from rlreason.runtime.stacks import listen
 from rlreason.runtime.stderr_log import stderr_logged
 from rlreason.sweeps.processes import PATIENCE_S, Sweep
 from rlreason.sweeps.table import runs_table
@@ -63,7 +65,8 @@ def job(cfg: DictConfig, words: Sequence[str]) -> float:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
     folder = run_folder()
     hide_in_hydras_files(folder)
-    accuracy = run_job(run, folder, config, words, Console())
+    with ended_when_it_hangs(run, folder):
+        accuracy = run_job(run, folder, config, words, Console())
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)
     return accuracy
@@ -84,15 +87,17 @@ def hide_in_hydras_files(folder: Path) -> None:
 
 def start_sweep_run(cfg: DictConfig) -> float:
     """One run of a sweep, in a process of its own; its accuracy is what a sweeper such as Optuna's goes by."""
-    typed(cfg, of_sweep=True)
+    run = typed(cfg, of_sweep=True)
     config, hydra_config = redacted_settings(OmegaConf.to_yaml(cfg, resolve=True)), HydraConfig.get()
     folder, name = Path(hydra_config.runtime.output_dir), Path(hydra_config.sweep.dir).name
-    return Sweep.of_environment().run(name, folder, list(hydra_config.overrides.task), config).accuracy
+    words, limit_s = list(hydra_config.overrides.task), run.waits.run_s
+    return Sweep.of_environment().run(name, folder, words, config, limit_s).accuracy
 
 
 def cli() -> None:
     """Do what the settings and flags on the command line ask, and end the process. A user's mistake: exit code 2."""
     signals.follow()
+    listen()
     of_sweep = SWEEP_VARIABLE in os.environ
     # The sweep waits longer than its run may take; what it passes on to the run is no second signal there.
     run_cli(command, patient=(signal.SIGTERM,)) if of_sweep else run_cli(command, limit_s=PATIENCE_S + 10)

@@ -1,6 +1,5 @@
 """The loop: collect -> learn -> weight sync -> record -> evaluate -> checkpoint."""
 
-import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -17,7 +16,7 @@ from rlreason.learner import Learner, Update
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.optimization import LearningRateSchedule, averaged, evaluation_due
 from rlreason.progress.keeper import Keeper
-from rlreason.progress.step import Step
+from rlreason.progress.step import Step, diverged
 from rlreason.records.console import Console, Stopwatch
 from rlreason.records.counters import Counters
 from rlreason.records.curves import draw_curves
@@ -30,6 +29,7 @@ from rlreason.runtime.signals import held
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import Components, build_components
 from rlreason.setup.learner import make_learner
+from rlreason.setup.origin import facts_of
 from rlreason.setup.run_summary import closing, header, shown_generations, summed_up
 
 
@@ -44,6 +44,10 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
     try:
         algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
         records.loggers = components.loggers
+        facts = facts_of(run, components)
+        if records.resumed:
+            records.refuse_other_inputs(facts)
+        records.add_provenance(facts)
         header(console, run, components, records.folder, algorithm.n_steps)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         prefetcher = RolloutPrefetcher(algorithm, ahead=run.rollout.async_level > 0)
@@ -261,6 +265,7 @@ class Trainer:
         if run.save_model:
             with console.wait("saving the model"):
                 self.keeper.save_model()
+        self.keeper.prune(keep=1)  # enough to give the run more steps
         summary = summed_up(components, status, reason, before, after) | {
             "notices": dict(self.monitors.counts),
             **{name: round(value, 1) for name, value in self.counters.row().items()},
@@ -290,16 +295,3 @@ def monitors_of(run: TrainingConfig, console: Console) -> Monitors:
 def due(run: TrainingConfig, done: Fraction, width: Fraction, n_steps: int) -> bool:
     """Whether the settings ask for an evaluation behind the update that ends at `done` steps."""
     return evaluation_due(done, width, n_steps, run.eval_every, run.longest_without_evaluation)
-
-
-def diverged(step: Step, learner: Learner) -> tuple[str, str]:
-    """(status, reason) after the updates of a step."""
-    updates = [update.metrics for update in step.updates]
-    if any(not math.isfinite(u.get("train/loss", 0.0)) for u in updates):
-        return "diverged:loss", f"the loss of step {step.number} is no number"
-    tried = [u for u in updates if not u["train/empty_updates"]]
-    if tried and all(u["train/skipped_updates"] for u in tried):
-        return "diverged:gradient", f"no update of step {step.number} had a finite gradient"
-    if updates and not learner.weights_are_finite():
-        return "diverged:weights", f"weights are no numbers after step {step.number}"
-    return "finished", ""

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shlex
+import shutil
 import textwrap
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import translated
+from rlreason.cli.as_words import key_of
 from rlreason.cli.flags import composing, read
 from rlreason.cli.multirun import composed, fixed, runs_of
 from rlreason.cli.verbs import named_verb
@@ -165,6 +167,21 @@ def runs(words: Sequence[str]) -> list[list[str]]:
     with composing(asked):
         ours = translated(asked.overrides, note=lambda text: None)
         return [list(run) for run in runs_of(ours, asked.multirun, asked.config_name)]
+
+
+def resumed(words: Sequence[str], place: Path) -> list[str]:
+    """The words of a command that goes on with a run, for a copy of it in `place`, which was killed at its very end.
+
+    Where more steps are asked for, it is a copy of the finished run, which gets one more.
+    """
+    run = Path(next(word for word in words if key_of(word) == "resume").partition("=")[2])
+    copy = Path(shutil.copytree(run, place / "resumed"))
+    others = [word for word in words if key_of(word) not in ("resume", "n_steps")]
+    if len(others) + 1 < len(words):
+        return [f"resume={copy}", f"n_steps={MOST['n_steps'] + 1}", *others]
+    (copy / "summary.json").unlink()
+    (copy / "status.json").write_text('{"status": "running", "reason": "", "time": ""}\n')
+    return [f"resume={copy}", *others]
 
 
 def keep_the_rules(words: Sequence[str], real: Mapping[str, str]) -> None:

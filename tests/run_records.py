@@ -1,4 +1,7 @@
-"""What two runs must have in common to be called equal: every metric but the times, responses, weights, the summary."""
+"""What two runs must have in common to be called equal: metrics, responses, weights, summary, checkpoints.
+
+Only what a clock decides may differ.
+"""
 
 import json
 from pathlib import Path
@@ -7,7 +10,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 UNEQUAL = ("time/", "grading/ms_")  # what a clock decides
-OF_THE_SUMMARY = ("status", "reason", "accuracy", "accuracy_before", "accuracy_after", "length", "notices", "eval_problems")
+OF_THE_MACHINE = ("seconds", "threads", "checkpoints")  # in a summary
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
@@ -29,7 +32,13 @@ def weights_of(run: Path) -> dict[str, bytes]:
 def summary_of(run: Path) -> dict[str, Any]:
     """What the summary says of the run's course."""
     summary = json.loads((run / "summary.json").read_text())
-    return {name: summary.get(name) for name in OF_THE_SUMMARY}
+    return {k: v for k, v in summary.items() if not k.startswith(UNEQUAL) and k not in OF_THE_MACHINE}
+
+
+def states_of(run: Path) -> dict[str, dict[str, bytes]]:
+    """Checkpoint -> what it holds as tensors, such as the optimizer's moments, with their bytes."""
+    found = {path.parent.name: load_file(path) for path in run.glob("checkpoints/step_*/state.safetensors")}
+    return {name: {key: t.numpy().tobytes() for key, t in tensors.items()} for name, tensors in found.items()}
 
 
 def differences(one: Path, other: Path) -> list[str]:
@@ -45,6 +54,8 @@ def differences(one: Path, other: Path) -> list[str]:
     said += [name for name in sorted(texts.keys() | others.keys()) if texts.get(name) != others.get(name)]
     if weights_of(one) != weights_of(other):
         said.append("the weights differ")
-    if summary_of(one) != summary_of(other):
-        said.append(f"the summaries differ: {summary_of(one)} and {summary_of(other)}")
+    a, b = summary_of(one), summary_of(other)
+    said += [f"summary: {k} is {a.get(k)} and {b.get(k)}" for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
+    states, others = states_of(one), states_of(other)
+    said += [f"the tensors of {name} differ" for name in states.keys() & others.keys() if states[name] != others[name]]
     return said

@@ -28,6 +28,7 @@ from doc_blocks import (
     documents,
     is_verb,
     keep_the_rules,
+    resumed,
     runs,
     small,
     small_python,
@@ -36,6 +37,8 @@ from doc_blocks import (
     words_of,
 )
 from hydra import compose
+from killed import AT
+from run_records import differences
 
 from rlreason import train
 from rlreason.cli.aliases import translated
@@ -73,6 +76,7 @@ SHOWN = {
     "The same question, before and after": "what the demo prints: tests/test_end_to_end.py has its words",
     "runs/grpo/": "a run's folder: its files are looked for below",
     "conf/  multirun_sweeps/  prompts/": "the map: its files are looked for below",
+    "checkpoints/step_": "a checkpoint: its files are looked for below",
     "the command    __main__": "a picture of tests/test_imports.py's table",
     "rlreason/": "the packages: tests/test_layout.py looks for each",
     "Trainer.collect    RolloutPrefetcher": "the calls of one step, in words",
@@ -171,6 +175,7 @@ def test_every_command_of_the_readme_composes():
             if not command.place.startswith("README") or why_not(command) or words is None or is_verb(words):
                 continue
             try:
+                words = [word for word in words if not word.startswith("resume=")]  # it brings those of its run
                 ours = translated(read(words).overrides, note=lambda text: None)
                 refuse_wrong_choices(ours)
                 composed(fixed(ours), "config")
@@ -199,6 +204,11 @@ def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
     words = [with_real_things(word, real) for word in words]
     if "rollout=vllm" in words:
         pytest.importorskip("vllm")
+    if any(word.startswith("resume=") for word in words):
+        said = rlreason(*resumed(words, tmp_path), cwd=tmp_path)
+        assert "goes on    from the end of step 1" in said
+        assert json.loads((tmp_path / "resumed/status.json").read_text())["status"] == "finished"
+        return
     starts = not is_verb(words) and read(words).starts
     if starts:
         keep_the_rules(words, real)
@@ -268,8 +278,30 @@ def shown(start: str) -> Block:
 def test_a_run_leaves_what_is_shown(real):
     names = re.findall(r"\b\w+(?:\.\w+|/)(?= )", shown("runs/grpo/").text.partition("\n")[2])
     assert len(names) > 8
-    of_some = {"log.txt", "own_functions.txt"}  # "if there are any"
+    of_some = {"log.txt", "own_functions.txt", "changes.patch", "stacks.txt"}  # "if there are any"
     assert {name for name in names if not (Path(real["RUN"]) / name).exists()} <= of_some
+
+
+@pytest.mark.long
+def test_a_checkpoint_holds_what_is_shown(real):
+    names = re.findall(r"^  (\S+)", shown("checkpoints/step_").text, re.M)
+    (checkpoint,) = (Path(real["RUN"]) / "checkpoints").iterdir()
+    assert {path.name for path in checkpoint.iterdir()} == {name.rstrip("/") for name in names}
+
+
+@pytest.mark.long
+def test_the_same_command_goes_on_where_a_run_was_killed(real, tmp_path):
+    """As the README says of the command that it shows twice; tests/test_kills.py does it everywhere."""
+    text = "python -m rlreason hydra.run.dir=runs/mine"
+    assert shown(text).text.count(text) == 2
+    words = [*small(words_of(text) or [], real), "n_steps=2"]
+    for place, env in (("whole", {}), ("killed", {AT: "rlreason.trainer:Trainer.sync:call:2"})):
+        (tmp_path / place).mkdir()
+        first = starts.rlreason(*words, "checkpoint.every=1", cwd=tmp_path / place, **env)
+        assert (first.returncode == 0) == (not env), first.stderr
+    assert first.returncode == -9
+    assert "goes on" in rlreason(*words, "checkpoint.every=1", cwd=tmp_path / "killed")
+    assert differences(tmp_path / "whole/runs/mine", tmp_path / "killed/runs/mine") == []
 
 
 def test_the_map_names_what_is_there():

@@ -42,6 +42,10 @@ RULES = {
     "records": Rule("errors types statistics runtime config"),
     "algorithms": Rule("errors types statistics objectives config grading data model engines", "torch"),
     "evaluation": Rule("errors types statistics runtime config answers grading data model engines records algorithms"),
+    "progress": Rule(
+        "errors types runtime config grading optimization model engines learner records algorithms evaluation",
+        "torch transformers",
+    ),
     "sweeps": Rule("errors types statistics runtime config records evaluation"),
     "report": Rule("errors types statistics runtime config records evaluation sweeps"),
     "setup": Rule(
@@ -57,10 +61,10 @@ RULES = {
         ALL,
     ),
     "courses": Rule("errors types objectives grading data model", "torch transformers"),
-    "interrupted": Rule("errors runtime config records algorithms setup", ALL),
+    "interrupted": Rule("errors runtime config records progress setup", ALL),
     "trainer": Rule(
-        "errors types runtime objectives config grading optimization learner records algorithms evaluation setup cli"
-        " interrupted",
+        "errors types runtime objectives config grading optimization learner records algorithms evaluation progress"
+        " setup cli interrupted",
         ALL,
     ),
     "jobs": Rule(

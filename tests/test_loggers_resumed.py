@@ -40,7 +40,7 @@ def rows() -> list[dict[str, float]]:
 
 
 def part(folder: Path, name: str, first: int, last: int | None, pause: float = 0.0) -> None:
-    """Log rows `first` to `last` as a run does, tables after some of them; then be killed, or end in order."""
+    """Log rows `first` to `last` as a run does, tables after some of them; then be killed after a pause, interrupted, or done."""
     said: list[str] = []
     sent = len((folder / METRICS).read_text().splitlines()) if (folder / METRICS).exists() else 0
     resumed = None
@@ -63,10 +63,13 @@ def part(folder: Path, name: str, first: int, last: int | None, pause: float = 0
             (folder / "evals" / step_name(number)).write_text("{}\n")
             loggers.table("evals", number, [RESPONSE])
     assert not said, said
-    if last is not None:
+    if pause == INTERRUPTED:
+        loggers.interrupted()
+    elif last is not None:
         time.sleep(pause)
         os.kill(os.getpid(), signal.SIGKILL)
-    loggers.finish({"status": "finished"})
+    else:
+        loggers.finish({"status": "finished"})
     assert not loggers.failed, loggers.failed
 
 
@@ -131,16 +134,23 @@ def in_trackio(folder: Path) -> Found:
 READ = {"tensorboard": in_tensorboard, "wandb": in_wandb, "trackio": in_trackio}
 
 
-@pytest.mark.parametrize("name", sorted(READ))
-@pytest.mark.parametrize("pause", [1.5, pytest.param(0.0, marks=pytest.mark.long)])  # the service keeps more, or less
-def test_a_killed_run_goes_on_with_its_own_run_in_the_service(tmp_path, name, pause):
+INTERRUPTED = -1.0
+SLOW = [(name, pause) for name in READ for pause in (INTERRUPTED, 0.0, 1.5)]  # what a service has kept differs
+QUICK = [("tensorboard", 1.5), ("trackio", 1.5), ("wandb", INTERRUPTED)]
+
+
+@pytest.mark.parametrize(
+    ("name", "pause"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in SLOW if case not in QUICK)]
+)
+def test_a_run_that_was_stopped_goes_on_with_its_own_run_in_the_service(tmp_path, name, pause):
     if name == "trackio":
         pytest.importorskip("trackio", minversion="0.40", exc_type=ImportError)
     folder = tmp_path / "lr=1"
     folder.mkdir()
-    assert run_part(tmp_path, folder, name, 0, 13, pause) == -signal.SIGKILL
+    stopped = 0 if pause == INTERRUPTED else -signal.SIGKILL
+    assert run_part(tmp_path, folder, name, 0, 13, pause) == stopped
     known = (folder / LOGGERS).read_text()
-    assert run_part(tmp_path, folder, name, KEPT, 10, pause) == -signal.SIGKILL  # killed again, before it got as far
+    assert run_part(tmp_path, folder, name, KEPT, 10, pause) == stopped  # stopped again, before it got as far
     assert run_part(tmp_path, folder, name, KEPT + 1, "None") == 0
     assert (folder / LOGGERS).read_text() == known
     metrics, tables = READ[name](folder)

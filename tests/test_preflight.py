@@ -247,6 +247,8 @@ def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):
     assert need.model == 4 * tiny_weights(128, 2)
     assert need.responses > 80 * 256 * 2000  # 80 steps of 256 responses
     assert space_needed(typed(composed("save_model=false"))).model == 0
+    assert need.checkpoints == 4 * 3 * need.model  # two are kept, the best, and one is being written
+    assert space_needed(typed(composed("checkpoint.every=0"))).checkpoints == 0
     assert space_needed(typed(composed("save_rollouts_every=0"))).responses < need.responses / 2
     assert space_needed(typed(composed("algorithm=evaluate", "eval_problems=10"))).responses == 10 * (2000 + 30 * 24)
     assert TINY_VOCABULARY == VOCABULARY

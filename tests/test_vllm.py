@@ -468,6 +468,8 @@ def test_a_dead_and_a_hung_engine_end_in_one_clear_error_and_the_process_ends(to
     assert said[0] == "EngineError: rollout=vllm failed: RuntimeError: planted failure"
     assert said[1].endswith("the engine is dead since: RuntimeError: planted failure")
     assert said[2].startswith("EngineError: rollout=vllm failed: no answer within rollout.timeout_s=3")
+    assert "what every process did then is in" in said[2]
+    assert "in <lambda>" in (tmp_path / "stacks.txt").read_text()  # that sleeps, in vLLM's thread
     assert any(line.startswith("  last lines of ") for line in lines)
     assert int(next(line for line in reversed(lines) if line.startswith("took")).split()[1]) < 20
     assert lines[-1] == "children 0"

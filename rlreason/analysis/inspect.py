@@ -20,6 +20,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_SHOW, Row
 from rlreason.runtime.atomic_files import write_whole
 from rlreason.runtime.streams import folded
+from rlreason.runtime.text import visible
 from rlreason.runtime.verb import Answer, Parser, refuse_target
 
 #: The options that each way to inspect reads; another one given with it would do nothing.
@@ -106,7 +107,7 @@ def inspect(
         return Answer(folded(text, console.width), figures)
     target = target or run.path / CASES
     heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {category or 'any category'}."
-    write_whole(target, cases.markdown(run.path, heading, shown, found, counted))
+    write_whole(target, visible(cases.markdown(run.path, heading, shown, found, counted)))
     kinds = "".join(f"\n{count:>7}  {kind}" for kind, count in counted.items())
     text += f"\n\nwhy (a guess), over all {len(chosen)} of {category or 'any category'}:{kinds}"
     for number, (row, why) in enumerate(zip(shown, found, strict=True), 1):

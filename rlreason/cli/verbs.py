@@ -44,7 +44,7 @@ VERBS = (
     Verb("compare", "rlreason.analysis.compare", "RUN ...", "best_of_n curves of several runs in one picture"),
     Verb("curves", "rlreason.analysis.curves", "RUN", "draw curves.png again, also of a run that is under way"),
     Verb(
-        "rerun", "rlreason.rerun", "RUN [WORD ...]", "the same again: what differs here, and whether it comes out equal"
+        "rerun", "rlreason.rerun", "RUN [WORD ...]", "start it again, and say what differs here and in what it comes to"
     ),
     Verb("completion", "rlreason.cli.completion", "SHELL", "what makes bash, fish or zsh complete words with Tab"),
 )
@@ -111,7 +111,7 @@ def run_verb(verb: Verb, words: Sequence[str]) -> int:
         raise
     figures = json.dumps(finite({"verb": verb.name, **answer.figures}), indent=1, default=str)
     if target == STDOUT:
-        print(figures)
+        print(figures.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
         return answer.exit_code
     if answer.text:
         console.table(answer.text)

@@ -108,11 +108,21 @@ class GradingConfig:
     # behind its last "is", "=" or ":".
     extract: str = choice("strict", "last_number", "sentence", default="strict")
     timeout_s: float = 2.0  # seconds of wall clock for one comparison or one call of a reward of one's own
+    start_timeout_s: float = 60.0  # seconds for a worker to start: it imports the symbolic library or one's own reward
     percent: bool = True  # whether 38% equals 38 as well as 0.38
     rel_tol: float = 1e-6  # relative tolerance of a decimal against an exact value
     correct_at: float | None = None  # a reward of one's own counts as correct from here on, less is partial; null: 1
     workers: int = 1  # processes for what the exact rules cannot decide and for rewards of one's own
     memory_mb: int = 1536  # megabytes of memory that each worker may take
+
+
+@dataclass
+class WaitsConfig:
+    """How long a run may be silent. Engine and graders have limits of their own: `rollout.timeout_s`, `grading`."""
+
+    # Seconds without a sign of life (a token, a response, an update, a new phase) after which a run writes down what
+    # its processes do and is ended, by itself or by its sweep; null: it may hang for ever.
+    run_s: float | None = 3600.0
 
 
 @dataclass

@@ -17,6 +17,7 @@ from rlreason.config.groups import (
     MonitorsConfig,
     PromptConfig,
     SamplingConfig,
+    WaitsConfig,
 )
 from rlreason.config.model import TINY_CONTEXT, ModelConfig
 from rlreason.config.ranges import MADE
@@ -43,6 +44,7 @@ class RunConfig:
     grading: GradingConfig = field(default_factory=GradingConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     guards: MonitorsConfig = field(default_factory=MonitorsConfig)
+    waits: WaitsConfig = field(default_factory=WaitsConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)  # where evaluations differ from training

@@ -62,7 +62,8 @@ class Grader:
         self.comparison = ComparisonSettings()
         if not self.plugin:  # which compares answers by rules of its own
             self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
-        self._pool = Pool(self.grading.workers, self.grading.timeout_s, self.grading.memory_mb, self.plugin, sent)
+        limits = self.grading.timeout_s, self.grading.memory_mb
+        self._pool = Pool(self.grading.workers, *limits, self.plugin, sent, self.grading.start_timeout_s)
         self._log = IncidentLog(log_path)
         self._cache = GradeCache()
         self._reasons: dict[str, str] = {}  # kind of failure -> why a plug-in failed so last
@@ -110,7 +111,8 @@ class Grader:
     def grade_batch(self, responses: Sequence[str], ground_truths: Sequence[GroundTruth]) -> list[Grade]:
         """One grade per response, in order. Equal (answer, ground truth) pairs are worked out once and remembered.
 
-        Nothing is counted here: `metrics.grading_metrics` and `grading_warnings` read whichever grades they are given.
+        Raises `WaitError` where no worker starts in time. Nothing is counted here: `metrics.grading_metrics` and
+        `grading_warnings` read whichever grades they are given.
         """
         if len(responses) != len(ground_truths):
             counts = f"{len(responses)} responses and {len(ground_truths)} ground truths"

@@ -11,9 +11,10 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONTENTS
 from rlreason.records.status import read_status, write_status, written_at
-from rlreason.records.writer import RunWriter
+from rlreason.records.writer import RunWriter, finish_provenance
 from rlreason.runtime import signals
 from rlreason.runtime.lock import run_lock
+from rlreason.runtime.stacks import stacks_in
 
 
 def run_job(run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console) -> float:
@@ -25,7 +26,11 @@ def run_job(run: RunConfig, folder: Path, config: str, words: Sequence[str], con
     refuse_own_input(run, folder, CONTENTS)
     before = written_at(folder)
     try:
-        with run_lock(folder, console.say), signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
+        with (
+            run_lock(folder, console.say),
+            stacks_in(folder),
+            signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())),
+        ):
             with console.wait("loading torch and transformers"):
                 if run.trains:
                     from rlreason.trainer import train as start
@@ -36,13 +41,16 @@ def run_job(run: RunConfig, folder: Path, config: str, words: Sequence[str], con
             records = RunWriter(
                 folder, config, words, schemas=schemas, sources=sources, trains=run.trains, say=console.say
             )
-            return start(run, records, console)
+            accuracy = start(run, records, console)
+            finish_provenance(folder)
+            return accuracy
     except BaseException as error:
         if signals.asked() and not isinstance(error, KeyboardInterrupt):
             error = KeyboardInterrupt()
         if written_at(folder) != before:  # the folder became this run's own
             with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
                 mark_ended(folder, error)
+                finish_provenance(folder)
         raise error
 
 

@@ -20,8 +20,11 @@ from rlreason.model.packing import PackedBatch
 from rlreason.model.parameters import model_size, round_weights
 from rlreason.model.policy_checks import check_kernel, check_model
 from rlreason.runtime.atomic_files import whole
+from rlreason.runtime.lock import alive
 from rlreason.runtime.text import first_line
 
+#: A model is text and numbers: no program that comes with it is run, and no pickle is read, which would run one.
+NOTHING_RUNS = {"trust_remote_code": False, "use_safetensors": True}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -134,6 +137,7 @@ class Policy:
         self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True
     ) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every response token, both (scored,) float32, both with gradient."""
+        alive()
         with self.autocast():
             hidden = self.hidden_states(batch)
         scored = hidden.index_select(0, batch.score_at).to(self.head.dtype)
@@ -182,15 +186,28 @@ def _loading(path: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(
-            f"model.path={path} cannot be loaded ({first_line(error)}): give a folder with config.json, safetensors "
-            "weights and a tokenizer, or a hub name that this machine can reach"
+            f"model.path={path} cannot be loaded ({first_line(error).rstrip(' .')}): {_cure(path, error)}"
         ) from error
+
+
+def _cure(path: str, error: Exception) -> str:
+    """What helps where a model cannot be loaded."""
+    if "custom code" in str(error):
+        return "it needs a program of its own, which is never run here: give a model of a family that transformers has"
+    if "safetensors" in str(error) and any(Path(path).glob("*model*.bin")):
+        return (
+            "a pickle holds weights there, which may run a program: where you trust it, load it with transformers and "
+            "save it again with save_pretrained, which writes safetensors"
+        )
+    return (
+        "give a folder with config.json, safetensors weights and a tokenizer, or a hub name that this machine can reach"
+    )
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or a hub name; `ConfigError` where it is empty or names no end token."""
     with alone(), _loading(path):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if not tokenizer.encode("How many?", add_special_tokens=False):  # transformers may make up an empty one
         raise ConfigError(
             f"model.path={path} holds no tokenizer: copy tokenizer.json and tokenizer_config.json of the model that "
@@ -208,5 +225,7 @@ def load_policy(path: str, dtype: str = "auto", weights: str = "float32", attent
     """
     device, tokenizer = pick_device(), load_tokenizer(path)
     with alone(), _loading(path):
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="sdpa", **NOTHING_RUNS
+        )
     return Policy(model, tokenizer, pick_dtype(dtype, device), device, DTYPES[weights], attention)

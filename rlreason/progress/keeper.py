@@ -84,7 +84,7 @@ class Keeper:
     @property
     def begun(self) -> bool:
         """Whether there is anything to go on with."""
-        return bool(self.validation.history)
+        return bool(self.validation.history) and bool(self.mark.counters)  # the mark is what restoring sets last
 
     def settle(self, drawn: bool = False) -> None:
         """The run is between two acts: keep what moves. To be called in a block that no signal interrupts.
@@ -133,13 +133,17 @@ class Keeper:
         if plain["accuracy"] is not None:
             self.accuracies[name] = plain["accuracy"]
             self.best = max(self.best, plain["accuracy"])
-        names = [found.name for found in checkpoints_in(self.records.folder)]
-        for old in pruned(names, self.accuracies, self.settings.keep):
-            remove(self.records.folder / CHECKPOINTS / old)
+        self.prune(self.settings.keep)
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         self.cost.add(time.monotonic() - began, size)
         self.newest = path, counters["train_step"]
         return path
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest so many, and the best."""
+        names = [found.name for found in checkpoints_in(self.records.folder)]
+        for old in pruned(names, self.accuracies, keep):
+            remove(self.records.folder / CHECKPOINTS / old)
 
     def _parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Where the run is, in plain values and in tensors."""

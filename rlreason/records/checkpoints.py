@@ -87,7 +87,7 @@ def newest_good(folder: Path, say: Callable[[str], object]) -> Path | None:
 
 
 def what_is_wrong(path: Path) -> str:
-    """Why a checkpoint cannot be used; empty where it can."""
+    """Why a checkpoint cannot be used, or the run's records do not reach so far; empty where it can be."""
     try:
         listed = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         for name, (size, written) in listed.items():
@@ -95,8 +95,14 @@ def what_is_wrong(path: Path) -> str:
                 return f"{name} has {found} bytes of {size}"
             if digest(path / name) != written:
                 return f"{name} is not as it was written"
-        version = read_state(path).get("format")
-        return "" if version == FORMAT else f"it is of format {version}, and this program reads {FORMAT}"
+        state = read_state(path)
+        if (version := state.get("format")) != FORMAT:
+            return f"it is of format {version}, and this program reads {FORMAT}"
+        for name, size in state["offsets"].items():
+            file = path.parents[1] / name
+            if (found := file.stat().st_size if file.exists() else 0) < size:
+                return f"{name} of the run had {size} bytes then and has {found} now"
+        return ""
     except OSError as error:
         return f"{Path(error.filename or MANIFEST).name}: {error.strerror}"
     except (ValueError, TypeError, AttributeError):

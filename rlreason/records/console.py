@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TextIO, TypeVar
 
-from rlreason.runtime.streams import folded, width_of
+from rlreason.runtime.lock import alive
+from rlreason.runtime.streams import LINE_ANEW, folded, width_of
+from rlreason.runtime.text import visible
 
 T = TypeVar("T")
 
@@ -111,13 +113,13 @@ class Console:
 
     def say(self, text: str = "") -> None:
         """Print sentences, broken at the width."""
-        self.table(folded(text, self.width))
+        self.table(folded(visible(text), self.width))
 
     def table(self, text: str) -> None:
-        """Print lines as they are."""
+        """Print lines as they are, but for what a terminal would obey, which is shown."""
         with self._writing:
             self._wipe()
-            print(text, file=self.out, flush=True)
+            print(visible(text), file=self.out, flush=True)
 
     def start(self, n_steps: int, done: int = 0) -> None:
         """Print the heading of the table of so many steps, and start the clock of its `time` and `left`.
@@ -130,6 +132,7 @@ class Console:
 
     def step(self, step: int, accuracy: float, metrics: Mapping[str, float], keep: bool) -> None:
         """Show a step and the newest accuracy: with `keep` as a row that stays, else in place, on a terminal only."""
+        alive()
         row = self._row(step, accuracy, metrics)
         if keep:
             self.table(row)
@@ -138,6 +141,7 @@ class Console:
 
     def progress(self, text: str) -> None:
         """Show a line in place on a terminal, such as the warm start's loss."""
+        alive()
         if not self._waits:
             return self._in_place(text)
         wait = self._waits[-1]
@@ -151,6 +155,7 @@ class Console:
         In a log file it is one line, from 10 s on; `logged`: none, because it was printed or is repeated often.
         `more` is called for the rest of the line each time it is shown.
         """
+        alive()
         wait = Wait(what, logged, more)
         watcher = threading.Thread(target=self._watch, args=(wait,), name="progress", daemon=True)
         self._waits.append(wait)
@@ -158,6 +163,7 @@ class Console:
         try:
             yield wait
         finally:
+            alive()
             wait.over.set()
             self._waits.remove(wait)
             watcher.join(1.0)
@@ -171,6 +177,7 @@ class Console:
 
     def part(self, text: str) -> None:
         """Set the progress of the newest wait, as `3/16 responses`."""
+        alive()
         if self._waits:
             self._waits[-1].part(text)
 
@@ -194,7 +201,7 @@ class Console:
     def _in_place(self, text: str) -> None:
         if self.live:
             with self._writing:
-                self.out.write("\r\033[K" + text[: self.width - 1])
+                self.out.write(LINE_ANEW + visible(text.replace("\n", " "))[: self.width - 1])
                 self.out.flush()
 
     def _is_wide(self) -> bool:
@@ -212,7 +219,7 @@ class Console:
 
     def _wipe(self) -> None:
         if self.live:
-            self.out.write("\r\033[K")
+            self.out.write(LINE_ANEW)
 
 
 def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

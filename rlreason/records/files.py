@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from rlreason.runtime import stacks
 from rlreason.runtime.stderr_log import NAME as LOG
 
 HYDRA = ".hydra"  # what Hydra writes before the run begins
@@ -27,6 +28,7 @@ CURVES = "curves.png"
 INCIDENTS = "grading_incidents.jsonl"
 GROWING = (METRICS, INCIDENTS)  # by a line at a time; a checkpoint knows how long they were
 ENGINE_LOG = "vllm.log"
+STACKS = stacks.NAME  # what every process did where one was waited for too long
 MODEL = "model"
 CHECKPOINTS = "checkpoints"  # a folder for each; see records/checkpoints.py
 STATE, TENSORS, MANIFEST = "state.json", "state.safetensors", "manifest.json"  # in a checkpoint, with MODEL
@@ -38,10 +40,11 @@ UNFINISHED = "responses.unfinished.jsonl"  # those of an interrupted job, in the
 PASS_RATES = "pass_rates.jsonl"
 BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE = "best_of_n.csv", "best_of_n.png"
 CASES = "inspect.md"
+#: `STACKS` is open before a run takes its folder, so it is none of them.
 CONTENTS = (
     CONFIG, STATUS, PROVENANCE, CHANGES, OBJECTIVE, FUNCTIONS, METRICS, CURVES, INCIDENTS, ROLLOUTS, EVALS, MODEL,
-    f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, ENGINE_LOG, LOG, RESPONSES, UNFINISHED, PASS_RATES,
-    BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES,
+    f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, ENGINE_LOG, LOG, RESPONSES, UNFINISHED,
+    PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES,
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
 

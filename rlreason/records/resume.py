@@ -75,10 +75,28 @@ def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) ->
         more = f"to give it more steps than its {before.get('n_steps')}, type resume={folder} n_steps=MORE"
         raise ConfigError(f"hydra.run.dir={folder} holds a finished run: choose another folder, or {more}")
     checkpoint = newest_good(folder, say)
+    if before.get("n_steps") != now.get("n_steps") and now.get("lr_schedule", "constant") != "constant":
+        say(
+            f"! n_steps={now.get('n_steps')} with lr_schedule={now['lr_schedule']}: so far the rate fell towards step "
+            f"{before.get('n_steps')}, and from here on it falls towards the new end"
+        )
     if checkpoint is not None and (steps := now.get("n_steps")) and read_state(checkpoint)["begun"] > steps:
         begun = read_state(checkpoint)["begun"]
         raise ConfigError(f"n_steps={steps}: the run in {folder} has come to step {begun}: give it at least so many")
     return checkpoint
+
+
+def describe_place(state: Mapping[str, Any]) -> str:
+    """Where a checkpoint was written, from its state.
+
+    >>> describe_place({"begun": 12, "recorded": 12, "step": None})
+    'the end of step 12'
+    >>> describe_place({"begun": 13, "recorded": 12, "step": {"updates": [{}, {}]}})
+    'step 13, after 2 of its updates'
+    """
+    if state["begun"] == state["recorded"]:
+        return f"the end of step {state['begun']}" if state["begun"] else "the first evaluation"
+    return f"step {state['begun']}, after {len(state['step']['updates'])} of its updates"
 
 
 def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -69,6 +69,15 @@ def read_status(folder: Path) -> str | None:
     return None
 
 
+def how_it_ended(folder: Path) -> dict[str, str]:
+    """When and how the run in the folder ended: {"ended", "status", "reason"}; {} while it runs, or was killed."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        told = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        if told["status"] != "running":
+            return {"ended": str(told["time"]), "status": str(told["status"]), "reason": str(told["reason"])}
+    return {}
+
+
 def written_at(folder: Path) -> int | None:
     """When the folder's status was last written, in nanoseconds; None before its first."""
     path = folder / STATUS

@@ -13,12 +13,12 @@ from rlreason.records.checkpoints import read_state
 from rlreason.records.code_state import keep_changes
 from rlreason.records.loggers.guarded import Loggers
 from rlreason.records.loggers.resumed import Resumed
-from rlreason.records.provenance import provenance
+from rlreason.records.provenance import code_differs, differences, part_line, provenance
 from rlreason.records.reader import RunFolder
 from rlreason.records.response_log import ResponseLog
-from rlreason.records.resume import cut_back, goes_on, where_it_goes_on
+from rlreason.records.resume import cut_back, describe_place, goes_on, where_it_goes_on
 from rlreason.records.rows import Row, finite, response_row, write_rows
-from rlreason.records.status import write_status
+from rlreason.records.status import how_it_ended, write_status
 from rlreason.runtime.atomic_files import append_line, whole, write_whole
 from rlreason.runtime.secrets import redacted
 from rlreason.runtime.signals import held
@@ -57,18 +57,20 @@ class RunWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self.resumed = self.checkpoint is not None or (trains is False and goes_on(folder, config))
         origin = provenance(schemas or {}, words) | ({"own_functions": list(sources)} if sources else {})
-        if self.resumed:
-            earlier = RunFolder(folder).provenance
-            origin["earlier_parts"] = [*earlier.pop("earlier_parts", []), earlier]  # each may be of another commit
-        elif aside := set_aside(folder):
+        if not self.resumed and (aside := set_aside(folder)):
             say(f"a broken-off run was here: its records are now in {aside}")
+        origin |= keep_changes(folder)
+        functions = "\n\n".join(f"# {key}\n\n{redacted(text)}" for key, text in (sources or {}).items())
+        if self.resumed:
+            origin["earlier_parts"] = earlier_parts(folder, origin, say)
+            say_other_functions(folder, functions, say)
         write_status(folder, "running")
         log_stderr_in(folder)
         self._origin = origin
-        self.add_provenance(keep_changes(folder))
+        self.add_provenance({})
         self.document(files.CONFIG, config)
-        if sources:
-            self.document(files.FUNCTIONS, "\n\n".join(f"# {key}\n\n{redacted(text)}" for key, text in sources.items()))
+        if functions:
+            self.document(files.FUNCTIONS, functions)
         self.train_step = 0.0  # of the newest row
         self.evaluated = False  # whether there is a row of an evaluation
         self.log: ResponseLog | None = None
@@ -76,8 +78,21 @@ class RunWriter:
         if self.checkpoint is None:
             self.document(files.METRICS, "")
         else:
-            self.resumed_from = cut_back(folder, read_state(self.checkpoint))
+            state = read_state(self.checkpoint)
+            self.resumed_from = cut_back(folder, state)
             self.evaluated = True
+            self.train_step = max((row.get("train_step", 0) for row in RunFolder(folder).metrics), default=0)
+            again = f"; {self.resumed_from.rows_sent} later rows are written again" * bool(self.resumed_from.rows_sent)
+            say(f"goes on    from {describe_place(state)} ({files.CHECKPOINTS}/{self.checkpoint.name}){again}")
+
+    def refuse_other_inputs(self, facts: Mapping[str, Any]) -> None:
+        """`ConfigError` where a run that goes on would meet other data, prompts or a start model than before."""
+        earlier = (self._origin.get("earlier_parts") or [{}])[-1]
+        if other := differences(earlier, facts, ("data", "prompts", "model", "tokenizer")):
+            raise ConfigError(
+                f"hydra.run.dir={self.folder} holds a run that began with another input ({other[0]}): put back what it "
+                "began with, or choose another folder"
+            )
 
     def add_provenance(self, facts: Mapping[str, Any]) -> None:
         """Write down more of what the run is made of, beside what `provenance.json` tells already."""
@@ -166,12 +181,38 @@ class RunWriter:
         return failed
 
 
+def earlier_parts(folder: Path, origin: Mapping[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The provenance of each part of a run before the one of `origin`; other code is said."""
+    earlier = RunFolder(folder).provenance
+    parts = [*earlier.pop("earlier_parts", []), earlier | how_it_ended(folder)]
+    for part in parts:
+        say(f"before     {part_line(part)}")
+    if differs := code_differs(earlier, origin):
+        say(f"! {differs}: the numbers of this run come from both")
+    return parts
+
+
+def say_other_functions(folder: Path, functions: str, say: Callable[[str], None]) -> None:
+    """Say where the source of a reward, data or loss of the user's own is another than that of the earlier part."""
+    path = folder / files.FUNCTIONS
+    before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    if before != functions:
+        say(f"! functions of your own have changed since this run began ({files.FUNCTIONS} has their sources now)")
+
+
+def finish_provenance(folder: Path) -> None:
+    """Add to `provenance.json` when and how the run ended, where its status tells."""
+    path = folder / files.PROVENANCE
+    if path.exists() and (told := how_it_ended(folder)):
+        write_whole(path, json.dumps(RunFolder(folder).provenance | told, indent=2) + "\n")
+
+
 def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:
     """Replace lines of a file by these rows, by line number; every other line stays as it is, a broken one too."""
     with whole(path) as partial, path.open("rb") as before, partial.open("wb") as after:
         for number, line in enumerate(before, 1):
             new = rows.get(number)
-            after.write(line if new is None else json.dumps(new, ensure_ascii=False).encode() + b"\n")
+            after.write(line if new is None else json.dumps(new).encode() + b"\n")
 
 
 def refuse_occupied(folder: Path) -> None:

@@ -21,12 +21,12 @@ def heed_signals() -> None:
             _signal.signal(number, lambda number, frame: end_with(f"stopped by {NAMES[number]}"))
 
 
-def end_with(text: str) -> None:
-    """Print a line and end the process with exit code 130.
+def end_with(text: str, code: int = CODE) -> None:
+    """Print a line and end the process with this exit code.
 
     Python's streams are not used, because writing to one may be what was interrupted.
     """
     try:
         os.write(terminal, f"{chr(10) * os.isatty(terminal)}rlreason: {text}\n".encode())
     finally:
-        os._exit(CODE)
+        os._exit(code)

@@ -69,6 +69,11 @@ def alive() -> None:
             os.utime(path)
 
 
+def shown_at() -> float:
+    """When this process last said so, in seconds of the monotonic clock."""
+    return _shown_at
+
+
 def sign_of_life(folder: Path) -> int | None:
     """When the run in this folder last said that it goes on: a number that changes; None before its first."""
     try:

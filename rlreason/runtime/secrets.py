@@ -17,7 +17,8 @@ SHORTEST = 8  # characters of a secret: shorter ones are words, numbers and swit
 #: How the parts of a name end that say "secret". `max_tokens`, `tokenizer` and `author` do not.
 _ENDINGS = ("KEY", "TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS")
 _SHAPES = re.compile(
-    r"""-----BEGIN[ ][A-Z0-9 ]*PRIVATE[ ]KEY-----(?:.*?-----END[ ][A-Z0-9 ]*PRIVATE[ ]KEY-----|[\s+\-A-Za-z0-9/=]*)
+    r"""-----BEGIN[ ][A-Z0-9 ]*PRIVATE[ ]KEY-----
+        (?: .{0,8000}?-----END[ ][A-Z0-9 ]*PRIVATE[ ]KEY----- | [\s+\-A-Za-z0-9/=]* )
     | (?<![A-Za-z0-9]) (?:
         hf_[A-Za-z0-9]{20,}
       | sk-[A-Za-z0-9_-]{20,}
@@ -27,26 +28,30 @@ _SHAPES = re.compile(
       | xox[abeoprs]-[A-Za-z0-9-]{10,}
       | glpat-[A-Za-z0-9_-]{16,}
       | local-[0-9a-f]{40} | wandb_v1_[A-Za-z0-9_]{20,}
-      | eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}
+      | eyJ[A-Za-z0-9_-]{8,1000}+\.eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}
       )
     """,
     re.VERBOSE | re.DOTALL,
 )
-_IN_URL = re.compile(r"(?P<before>[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@'\"]*:)[^\s/@'\"]+(?=@)")
-_WANDB_LOGIN = re.compile(r"(?P<before>wandb\W+login\W+)[0-9a-f]{40}")
-_BEARER = re.compile(r"(?P<before>\bBearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
-#: A name, an equals sign or a colon, and a value in quotes or up to the next space.
+# What follows takes time in proportion to the text: a name is tried where it begins, and once.
+_IN_URL = re.compile(r"(?P<before>(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*+://[^\s/:@'\"]{0,200}+:)[^\s/@'\"]+(?=@)")
+_WANDB_LOGIN = re.compile(r"(?P<before>wandb\W{1,9}login\W{1,9})[0-9a-f]{40}")
+_BEARER = re.compile(r"(?P<before>\bBearer\s{1,9})[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+#: A name that may be a secret's, an equals sign or a colon, and a value in quotes or up to the next space.
 _ASSIGNED = re.compile(
-    r"""(?P<before>(?P<name>[A-Za-z_][\w.-]*)["']?[ \t]*(?::=|[:=])[ \t]*)
-    (?:(?P<quote>["'])(?P<quoted>[^"'\n]{8,})(?P=quote) | (?P<bare>[^\s"'`,;(){}\[\]<>]{8,}+)(?![(\[.]))""",
-    re.VERBOSE,
+    r"""(?P<before>(?<![\w.-])(?=[\w.-]*(?:key|token|secret|passw|passphrase|credential|auth))
+    (?P<name>-{0,3}[a-z_][\w.-]*+)["']?[ \t]*+(?::=|[:=])[ \t]*+)
+    (?:(?P<quote>["'])(?P<quoted>[^"'\n]{8,})(?P=quote) | (?P<bare>[^\s"'`,;(){}\[\]<>]{8,}+))""",
+    re.VERBOSE | re.IGNORECASE,
 )
 #: What a name that says "secret" is given without being one: code that looks it up, and a reference to elsewhere.
 _NO_VALUE = re.compile(r"\$|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$")
 #: Names that mean many things in a program (a key to sort by, a token of a text): a secret of theirs holds a digit.
-_OFTEN_PLAIN = re.compile(r"(?:.*[._-])?(?:key|token)", re.IGNORECASE)
-_NEVER_PLAIN = re.compile(r"(?:.*[._-])?(?:api|access|private|secret|auth|hf|wandb)[._-]?(?:key|token)", re.IGNORECASE)
-_FLAG = re.compile(r"(?P<before>(?<![\w-])--?(?P<name>[A-Za-z][\w-]*)[ \t]+)(?P<value>[^\s-][^\s]{7,})")
+_OFTEN_PLAIN = re.compile(r"-*(?:.*[._-])?(?:key|token)", re.IGNORECASE)
+_NEVER_PLAIN = re.compile(
+    r"-*(?:.*[._-])?(?:api|access|private|secret|auth|hf|wandb)[._-]?(?:key|token)", re.IGNORECASE
+)
+_FLAG = re.compile(r"(?P<before>(?<![\w-])--?(?P<name>[A-Za-z][\w-]*+)[ \t]++)(?P<value>[^\s-]\S{7,})")
 
 
 def names_secret(name: str) -> bool:
@@ -146,14 +151,15 @@ def _known(values: tuple[str, ...]) -> re.Pattern[str] | None:
 
 def _assignments_hidden(text: str) -> str:
     text = _ASSIGNED.sub(lambda m: _hidden(m, m["quoted"] or m["bare"], m["quote"] or ""), text)
-    return _FLAG.sub(lambda m: _hidden(m, m["value"], ""), text)
+    return _FLAG.sub(lambda m: _hidden(m, m["value"], "", certain=True), text)
 
 
-def _hidden(found: re.Match[str], value: str, quote: str) -> str:
-    name = found["name"]
-    if not names_secret(name) or HIDDEN in value or _NO_VALUE.match(value):
+def _hidden(found: re.Match[str], value: str, quote: str, certain: bool = False) -> str:
+    """What is found, its value hidden where its name says so; `certain`: of a flag, which sorts by no key."""
+    name, calls = found["name"], found.string[found.end() : found.end() + 1] in ("(", "[")
+    if not names_secret(name) or HIDDEN in value or _NO_VALUE.match(value) or (calls and not quote):
         return found[0]
-    plain = _OFTEN_PLAIN.fullmatch(name) and not _NEVER_PLAIN.fullmatch(name) and not (name.isupper() and not quote)
-    if plain and (" " in value or not re.search(r"\d", value)):
+    certain |= bool(_NEVER_PLAIN.fullmatch(name)) or (name.isupper() and not quote)
+    if not certain and _OFTEN_PLAIN.fullmatch(name) and (" " in value or not re.search(r"\d", value)):
         return found[0]
     return f"{found['before']}{quote}{HIDDEN}{quote}"

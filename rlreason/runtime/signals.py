@@ -200,15 +200,15 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave_at_once(text: str) -> NoReturn:
+def leave_at_once(text: str, code: int = CODE) -> NoReturn:
     """End the process and all processes below it, and remove its temporary folders; from any thread."""
     _thread.start_new_thread(_last_resort, ())
     for callback in list(_callbacks):
         with suppress(BaseException):
             callback()
     _clear()
-    end_with(text)
-    raise SystemExit(CODE)  # not reached
+    end_with(text, code)
+    raise SystemExit(code)  # not reached
 
 
 def _last_resort() -> None:

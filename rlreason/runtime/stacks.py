@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from rlreason.runtime.environment import STACKS_VARIABLE
+from rlreason.runtime.secrets import redacted
 from rlreason.runtime.signals import before_leaving, below
 from rlreason.runtime.text import shorten
 
@@ -97,8 +98,8 @@ def described(process: int) -> str:
     place = Path(f"/proc/{process}")
     state = _status(place).get("State", "?").partition("(")[2].strip(")") or "gone"
     where = _text(place / "wchan").strip()
-    words = _text(place / "cmdline").replace("\0", " ")
-    return f"process {process}, {state}{f' in {where}' * (where not in ('', '0'))}: {shorten(words, COMMAND_CHARS)}"
+    words = shorten(redacted(_text(place / "cmdline").replace("\0", " ")), COMMAND_CHARS)
+    return f"process {process}, {state}{f' in {where}' * (where not in ('', '0'))}: {words}"
 
 
 def listens(process: int) -> bool:

@@ -8,6 +8,7 @@ it is written where Python writes, and what native code wrote when the run ends.
 import faulthandler
 import io
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from rlreason.errors import ConfigError
 from rlreason.runtime import early_signals, signals
 from rlreason.runtime.atomic_files import whole
 from rlreason.runtime.secrets import plainly_redacted
+from rlreason.runtime.text import visible
 
 NAME = "log.txt"
 OURS = "rlreason: "
@@ -41,11 +43,11 @@ class StderrFilter(io.TextIOBase):
                 self._ours = part.startswith(OURS)
             self._at_line_start = part.endswith("\n")
             if self._ours:
-                self.terminal.write(part)
+                self.terminal.write(visible(part))
                 self.terminal.flush()
             else:
                 with suppress(OSError):  # a full disk is no reason to stop a library
-                    self.log.write(plainly_redacted(part))
+                    self.log.write(_logged(part))
         return len(text)
 
     def flush(self) -> None:
@@ -144,7 +146,7 @@ def stderr_logged() -> Iterator[None]:
             os.dup2(screen, 2)
             early_signals.terminal = 2
             with suppress(OSError):
-                os.write(2, withheld)
+                os.write(2, _redacted_bytes(withheld))
             os.close(screen)
         file.tidy()
 
@@ -157,7 +159,12 @@ def log_stderr_in(folder: Path) -> None:
 
 def _redacted_bytes(text: bytes) -> bytes:
     """A log without secrets, whatever its encoding."""
-    return plainly_redacted(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    return _logged(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+def _logged(text: str) -> str:
+    """A text for the log: secrets are hidden, what a terminal would obey is shown, a progress bar takes lines."""
+    return visible(plainly_redacted(re.sub("\r\n?", "\n", text)))
 
 
 def _show(args: threading.ExceptHookArgs, terminal: TextIO) -> None:
@@ -165,5 +172,5 @@ def _show(args: threading.ExceptHookArgs, terminal: TextIO) -> None:
     if args.exc_type is not SystemExit:
         name = args.thread.name if args.thread else "an unknown thread"
         error = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
-        terminal.write(f"Exception in thread {name}:\n{''.join(error)}")
+        terminal.write(visible(f"Exception in thread {name}:\n{''.join(error)}"))
         terminal.flush()

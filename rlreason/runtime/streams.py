@@ -1,4 +1,7 @@
-"""Standard output and standard error as every command uses them: any text can be written, and a pipe may close."""
+"""Standard output and standard error as every command uses them: any text can be written, and a pipe may close.
+
+What others wrote (responses, questions, names) may hold codes that a terminal obeys; they are shown instead.
+"""
 
 import errno
 import io
@@ -12,14 +15,18 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from rlreason.errors import ReaderGone
+from rlreason.runtime.text import visible
 
 READER_GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
 LOG_WIDTH = 120  # columns of what goes to a file or a pipe
+LINE_ANEW = "\r\033[K"  # our own code: the current line of the terminal is emptied
 _LABEL = re.compile(r" *(?:! |\S+ {2,})?")  # `! ` or a first word: the rest is indented by it
 
 
 class Outlet(io.TextIOWrapper):
     """A standard stream that replaces what its encoding lacks, and ends the command when its reader has gone.
+
+    It obeys `LINE_ANEW`, and on standard error a carriage return, as of a library's progress bar; nothing else.
 
     `ReaderGone` is raised once and in the main thread; what is written after that is discarded, so that a command can
     clean up. Another error, such as a full disk behind `> FILE`, gets the stream's name as its file name.
@@ -33,7 +40,8 @@ class Outlet(io.TextIOWrapper):
 
     def write(self, text: str, /) -> int:
         """Write the text; returns its length. `ReaderGone` or `OSError`, see the class."""
-        self._do(super().write, text)
+        kept = "\r" if self.title == "standard error" else LINE_ANEW
+        self._do(super().write, kept.join(map(visible, text.split(kept))))
         return len(text)
 
     def flush(self) -> None:
@@ -76,7 +84,7 @@ def settle_streams() -> None:
 
 def print_stderr(text: str) -> None:
     """Print a message line by line on standard error; on a terminal, each is broken at its width."""
-    for line in text.splitlines():
+    for line in visible(text).splitlines():
         message = f"rlreason: {line}" if line else ""
         print(folded(message, width_of(sys.stderr), below=10) if sys.stderr.isatty() else message, file=sys.stderr)
 

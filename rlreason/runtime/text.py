@@ -1,7 +1,26 @@
-"""Short forms of texts for messages: a long text, a long list of names, an error's first line."""
+"""Texts for people: what a terminal would obey is shown; a long text, a long list of names, an error's first line."""
 
+import re
 from collections.abc import Sequence
 from typing import Literal
+
+#: What a terminal obeys instead of showing it: control characters but for new line and tab, and what turns the
+#: direction of writing, or breaks lines where nobody expects it.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    r"""The text with every character that a terminal would obey as an escape: what others wrote is shown as it is.
+
+    >>> print(visible("a\x1b[2Jb\r\u202e"), visible("\u00e9\n"), end="")
+    a\x1b[2Jb\x0d\u202e é
+    """
+    return _OBEYED.sub(lambda found: _escape(found[0]), text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def shorten(text: str, max_chars: int, keep: Literal["start", "end", "both"] = "start") -> str:

@@ -6,13 +6,13 @@ engine was told, and the state of torch that decides how it rounds.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rlreason.config.leaves import leaves
 from rlreason.config.run import RunConfig
 from rlreason.engines.base import Engine, Sampling
 from rlreason.engines.stops import Stops
@@ -26,6 +26,7 @@ from rlreason.setup.components import Components
 from rlreason.setup.prompts import asked_how
 
 DIGITS = 16  # of a digest
+SEEDS = ("seed", "split_seed")
 OF_THE_FILE = ("_name_or_path", "transformers_version")  # in a model's config, without being of the model
 
 
@@ -46,7 +47,7 @@ def facts_of(run: RunConfig, components: Components) -> dict[str, Any]:
         "sampling": _sampling(components.sampling, policy),
         "eval_sampling": _sampling(evaluator.sampling, policy) | {"samples": evaluator.settings.samples},
         "engine": _engine(run, components.engine, components.sampling, policy),
-        "seeds": dict(_seeds(asdict(run))),
+        "seeds": {leaf.key: leaf.value for leaf in leaves(run) if leaf.key.rpartition(".")[2] in SEEDS},
         "device": device_facts(policy),
     }
     plain: dict[str, Any] = redacted_leaves(facts)
@@ -123,16 +124,3 @@ def _engine(run: RunConfig, engine: Engine, sampling: Sampling, policy: Policy) 
         ends = policy.end_ids | sampling.end_ids
         facts |= {"arguments": engine.arguments, "sampling": sampling_arguments(sampling, ends, stops.sees_special)}
     return facts
-
-
-def _seeds(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting called `seed`, wherever it stands.
-
-    >>> dict(_seeds({"seed": 3, "model": {"seed": 0, "width": 8}}))
-    {'seed': 3, 'model.seed': 0}
-    """
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _seeds(value, f"{prefix}{key}.")
-        elif key == "seed":
-            yield f"{prefix}{key}", value

@@ -107,6 +107,8 @@ def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:
         raise ResourceError(
             f"{place} has {in_words(free)} free, and this writes at least {in_words(surely)}: {cure}{without}"
         )
-    if free < surely + responses:
-        return [f"{place} has {in_words(free)} free, and this may write {in_words(surely + responses)}: {cure}"]
+    checkpoints = sum(need.checkpoints for need in needs)
+    if free < (may := surely + responses + checkpoints):
+        fewer = ", or set checkpoint.keep=1" if checkpoints > responses else ""
+        return [f"{place} has {in_words(free)} free, and this may write {in_words(may)}: {cure}{fewer}"]
     return []

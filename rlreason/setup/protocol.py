@@ -17,6 +17,7 @@ from rlreason.types import Problem
 #: is one, so that a new number makes accuracies that were measured under different values of it incomparable.
 LEFT_OUT = {
     "grading.workers": "how many processes share the work changes its speed, not a verdict",
+    "grading.start_timeout_s": "ends a run whose processes do not start; it decides no verdict",
     "grading.memory_mb": "bounds those processes; an answer that needs more is undecided, which a grade says of itself",
 }
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from rlreason.config.model import TinyModelConfig
 from rlreason.config.run import RunConfig
+from rlreason.config.training import TrainingConfig
 from rlreason.model.tiny_formats import VOCABULARY as TINY_VOCABULARY
 
 RECORDS = 2**20  # bytes for config, metrics and curves, which every run leaves
@@ -13,17 +14,27 @@ PER_RESPONSE = 2000  # bytes besides them: question, prompt, grade
 
 
 class Space(NamedTuple):
-    """Bytes: `model` is what saving the model surely takes, `responses` what records of them may grow to."""
+    """Bytes: `model` is what saving the model surely takes, the others what these may grow to."""
 
     model: int
     responses: int
+    checkpoints: int
 
 
 def space_needed(run: RunConfig) -> Space:
     """What a run writes besides small files. A model on the hub is of unknown size and counts as nothing."""
     longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
     half = longest // 2  # most responses end before the limit
-    return Space(model_bytes(run) if run.saves_model else 0, run.responses_saved() * (PER_RESPONSE + PER_TOKEN * half))
+    model, responses = model_bytes(run), run.responses_saved() * (PER_RESPONSE + PER_TOKEN * half)
+    return Space(model if run.saves_model else 0, responses, checkpoint_bytes(run, model))
+
+
+def checkpoint_bytes(run: RunConfig, model: int) -> int:
+    """Bytes of the checkpoints that are kept, of the best one and of one being written: weights and both moments."""
+    if not isinstance(run, TrainingConfig) or run.checkpoint.every == 0:
+        return 0
+    moments = 0 if run.model.lora.rank else model // 2 if run.optimizer == "adamw_8bit" else 2 * model
+    return (run.checkpoint.keep + 2) * (model + moments)
 
 
 def model_bytes(run: RunConfig) -> int:

@@ -10,11 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlreason.errors import ConfigError, ReaderGone
+from rlreason.records.files import STACKS
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import ending, read_status, write_status
 from rlreason.runtime import signals
-from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.runtime.environment import STACKS_VARIABLE, SWEEP_VARIABLE
+from rlreason.runtime.watchdog import silent_for
 from rlreason.sweeps.table import SweepRun
+from rlreason.sweeps.watched import early_stacks, wait_for
 
 SWEEP = "RLREASON_SWEEP"  # environment: a `Sweep` as JSON, for the processes that a launcher starts
 PATIENCE_S = signals.LIMIT_S + 10  # for a run that was sent SIGTERM to clean up
@@ -47,11 +50,12 @@ class Sweep:
         path = Path(self.log)
         return [SweepRun(**json.loads(line)) for line in path.open(encoding="utf-8")] if path.exists() else []
 
-    def run(self, name: str, folder: Path, overrides: list[str], config: str) -> SweepRun:
+    def run(self, name: str, folder: Path, overrides: list[str], config: str, limit_s: float | None = None) -> SweepRun:
         """Run one job of the sweep called `name` in a process, and log it; a finished one is not run again.
 
         `config` is the job's whole config as text: a finished run of another one in `folder` is a `ConfigError`.
-        On KeyboardInterrupt the process is stopped and its run logged first.
+        One that shows no sign of life for `limit_s` seconds is ended and counts as failed. On KeyboardInterrupt the
+        process is stopped and its run logged first.
         """
         if (ended := _finished_before(folder, config)) is not None:
             print(f"\n== {folder.name}: finished before, not run again", flush=True)
@@ -59,14 +63,15 @@ class Sweep:
             return ended
         print(f"\n== {folder.name}", flush=True)
         argv = [sys.executable, "-m", "rlreason", *self.sources, *overrides, f"hydra.run.dir='{folder}'"]
-        env = os.environ | {SWEEP_VARIABLE: name}
+        early = early_stacks(Path(self.log).parent)
+        env = os.environ | {SWEEP_VARIABLE: name, STACKS_VARIABLE: str(early)}
         if threading.current_thread() is threading.main_thread():  # the kernel watches the thread that starts it
             env[signals.FOLLOWS] = str(os.getpid())
         process = None
         try:
             with signals.held():  # else a run could start and stay unknown
                 process = subprocess.Popen(argv, env=env)
-            process.wait()
+            hung = wait_for(process, folder, limit_s, early)
         except KeyboardInterrupt:
             signals.arrived()
             if process is None:
@@ -74,7 +79,7 @@ class Sweep:
             _stop(process)
             self.note(came_to(folder, process.returncode))
             raise
-        ended = came_to(folder, process.returncode)
+        ended = came_to_nothing(folder, limit_s) if hung and limit_s else came_to(folder, process.returncode)
         self.note(ended)
         return ended
 
@@ -107,6 +112,15 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         except (subprocess.TimeoutExpired, KeyboardInterrupt):  # the latter in a launcher's own process
             process.kill()
             process.wait()
+
+
+def came_to_nothing(folder: Path, limit_s: float) -> SweepRun:
+    """The run in `folder`, which was ended because it hung: said here and in its folder."""
+    why = f"{silent_for(limit_s)}; what its processes did then is in {folder / STACKS}"
+    print(f"! {folder.name} was ended: {why}; type the sweep again, and it goes on", flush=True)
+    if read_status(folder) in ("running", "interrupted"):  # it knows of a signal alone
+        write_status(folder, "failed", why)
+    return SweepRun(folder.name, {"status": "failed"}, f"silent for waits.run_s={limit_s:g} s")
 
 
 def came_to(folder: Path, code: int) -> SweepRun:

@@ -15,6 +15,7 @@ from rlreason.engines.base import Finished, Prompt, Sampling
 from rlreason.engines.hf.decoding import Batch, SequenceState
 from rlreason.engines.stops import Stops
 from rlreason.model.policy import Policy
+from rlreason.runtime import lock
 from rlreason.types import FinishReason, Response
 
 
@@ -81,6 +82,7 @@ class HFEngine:
                 batch.compact_and_admit([begin(i) for i in self._admitted(waiting, n, alive)])
             ids, log_probs = batch.draw(sampling, banned)
             self.drawn += batch.alive()
+            lock.alive()
             for sequence, token, log_prob in zip(batch.sequences, ids.tolist(), log_probs.tolist(), strict=True):
                 if sequence.take(token, log_prob, ended):
                     collect(sequence)

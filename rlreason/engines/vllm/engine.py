@@ -33,6 +33,8 @@ from rlreason.engines.weight_check import (
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import Policy
 from rlreason.model.scoring import LogProbScorer
+from rlreason.runtime import signals
+from rlreason.runtime.lock import alive
 from rlreason.types import Response
 
 CLOSING_S = 10.0  # for what is under way to end when the engine stops
@@ -147,14 +149,17 @@ class VLLMEngine:
         with generators_kept():  # vLLM draws from the global generators too, and throws that away
             try:
                 while len(responses) < len(prompts) * n:
-                    for output in self._thread.call(step):
+                    outputs = self._thread.call(step)
+                    alive()
+                    for output in outputs:
                         place = int(output.request_id)
                         under_way.discard(output.request_id)
                         responses[place] = self._response(prompts[place // n], output.outputs[0], stops)
                         if finished is not None:
                             finished(place, responses[place])
             finally:
-                if under_way and self._thread.failure is None:  # interrupted: the next call must not see these
+                # Interrupted: the next call must not see these. Where a signal ends the process there is no next call.
+                if under_way and self._thread.failure is None and signals.asked() is None:
                     self._thread.call(lambda: engine.abort_request(sorted(under_way)), CLOSING_S)
         return [responses[place] for place in range(len(prompts) * n)]
 

@@ -9,6 +9,8 @@ from rlreason.config.rollout import RolloutConfig
 from rlreason.engines.vllm.installation import last_lines
 from rlreason.engines.vllm.single_thread import SingleThread
 from rlreason.errors import EngineError
+from rlreason.runtime.stacks import NAME as STACKS
+from rlreason.runtime.stacks import write_stacks
 
 T = TypeVar("T")
 
@@ -29,10 +31,9 @@ class EngineThread(SingleThread):
         try:
             return self.run(function, min(timeout_s, limit_s))
         except TimeoutError as error:
-            reason = f"no answer within rollout.timeout_s={timeout_s:g}: it hangs, or needs more"
-            if limit_s < timeout_s:
-                reason = f"no answer within {limit_s:g} s"
-            raise self.failed(reason) from error
+            limit = f"{limit_s:g} s" if limit_s < timeout_s else f"rollout.timeout_s={timeout_s:g}"
+            stacks = write_stacks(self.log.with_name(STACKS), f"no answer of vLLM within {limit}")
+            raise self.failed(f"no answer within {limit}: it hangs, or needs more{stacks}") from error
         except Exception as error:
             raise self.failed(f"{type(error).__name__}: {error}") from error
 

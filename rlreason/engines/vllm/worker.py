@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rlreason.engines.vllm.isolation import FILES
+from rlreason.runtime.stacks import listen
 
 TRAINER = "RLREASON_TRAINER"  # environment: the process with which the engine's is to end
 ENDING_S = 5.0
@@ -70,3 +71,4 @@ def end_with(trainer: int) -> None:
 
 if TRAINER in os.environ and os.environ[TRAINER] != str(os.getpid()):
     end_with(int(os.environ[TRAINER]))
+    listen()

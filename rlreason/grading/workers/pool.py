@@ -4,22 +4,19 @@ No signal handler is set in the calling process, any of its threads may call, an
 of its own.
 """
 
-import contextlib
-import json
 import os
 import select
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from rlreason.grading.workers.framing import LENGTH, framed, pack
+from rlreason.errors import WaitError
+from rlreason.grading.workers.process import ENDING_S, START_TIMEOUT_S, Worker
+from rlreason.runtime.stacks import dump
 
-START_LIMIT_S = 60.0  # importing the plug-in or the symbolic library, on a busy machine
+LOOK_EVERY_S = 0.5  # while a reply is awaited, whether the pool is being closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,100 +28,23 @@ class Reply:
     error: str = ""
 
 
-class Worker:
-    """One process and its two pipes."""
-
-    def __init__(self, plugin: str | None, timeout_s: float, memory_mb: int, sent: bytes | None = None) -> None:
-        """`sent`: the plug-in itself as cloudpickle wrote it, where the process cannot import it."""
-        package_root = str(Path(__file__).resolve().parents[3])
-        options = {
-            "parent": os.getpid(),
-            "main_thread": threading.current_thread() is threading.main_thread(),
-            "path": [package_root, *[entry or os.getcwd() for entry in sys.path]],
-            "plugin": plugin,
-            "sent": sent is not None,
-            "timeout_s": timeout_s,
-            "memory_mb": memory_mb,
-        }
-        environment = {
-            **os.environ,
-            "PYTHONPATH": package_root,
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-        }
-        environment |= {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "rlreason.grading.workers.worker", json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.requests, self.replies = self.process.stdin.fileno(), self.process.stdout.fileno()
-        os.set_blocking(self.replies, False)
-        os.set_blocking(self.requests, False)
-        self.ready = False
-        self.deadline = time.monotonic() + START_LIMIT_S
-        self.task: int | None = None
-        self.unsent = b"" if sent is None else framed(sent)
-        self.received = bytearray()
-        self.flush()
-
-    def send(self, task: int, request: Any, timeout_s: float) -> None:
-        """Give it request number `task`; a reply is due within `timeout_s` seconds."""
-        self.task, self.unsent = task, pack(request)
-        self.deadline = time.monotonic() + timeout_s
-        self.flush()
-
-    def flush(self) -> None:
-        """Write what the pipe takes now; a dead reader shows as an end of file on the other pipe."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            while self.unsent:
-                self.unsent = self.unsent[os.write(self.requests, self.unsent) :]
-
-    def receive(self) -> dict[str, Any] | None:
-        """The next whole message, or None while it is incomplete; EOFError when the process is gone."""
-        try:
-            while part := os.read(self.replies, 1 << 16):
-                self.received += part
-            raise EOFError
-        except BlockingIOError:
-            pass
-        if len(self.received) < LENGTH.size:
-            return None
-        end = LENGTH.size + LENGTH.unpack_from(self.received)[0]
-        if len(self.received) < end:
-            return None
-        message: dict[str, Any] = json.loads(bytes(self.received[LENGTH.size : end]))
-        del self.received[:end]
-        return message
-
-    def stop(self) -> None:
-        """End the process now and close its pipes."""
-        self.process.kill()
-        self.process.wait()
-        self.release()
-
-    def release(self) -> None:
-        """Close this process's ends of the pipes; used alone on workers inherited by a fork."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
-
-
 class Pool:
     """`run` hands requests to the workers and returns their replies in order; one caller at a time."""
 
     def __init__(
-        self, workers: int, timeout_s: float, memory_mb: int, plugin: str | None = None, sent: bytes | None = None
+        self,
+        workers: int,
+        timeout_s: float,
+        memory_mb: int,
+        plugin: str | None = None,
+        sent: bytes | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """`plugin`: a function by name; `sent`: itself, where a worker cannot import it."""
+        """`plugin`: a function by name; `sent`: itself, where a worker cannot import it. Times in seconds."""
         self.size, self.timeout_s, self.memory_mb = workers, timeout_s, memory_mb
-        self.plugin, self.sent = plugin, sent
+        self.plugin, self.sent, self.start_timeout_s = plugin, sent, start_timeout_s
         self.broken = ""  # why no worker can start, once that is known
+        self._late = False  # because the first one took too long
         self._workers: list[Worker] = []
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -146,7 +66,10 @@ class Pool:
             return self.broken
 
     def run(self, requests: Sequence[Any]) -> list[Reply]:
-        """The replies to these requests, in order. Raises `RuntimeError` where the pool is closed meanwhile."""
+        """The replies to these requests, in order.
+
+        Raises `WaitError` where no worker starts in time, and `RuntimeError` where the pool is closed meanwhile.
+        """
         if not requests:
             return []
         with self._lock:
@@ -180,12 +103,17 @@ class Pool:
             worker.stop()  # it ended between two requests, so none of them failed
             self._workers.remove(worker)
         while len(self._workers) < self.size and not self.broken:
-            self._workers.append(Worker(self.plugin, self.timeout_s, self.memory_mb, self.sent))
+            self._workers.append(self._worker())
+
+    def _worker(self) -> Worker:
+        return Worker(self.plugin, self.timeout_s, self.memory_mb, self.sent, self.start_timeout_s)
 
     def _run(self, requests: Sequence[Any]) -> list[Reply]:
         results: dict[int, Reply] = {}
         waiting = list(range(len(requests)))[::-1]
         while len(results) < len(requests):
+            if self._late:
+                raise WaitError(f"grading: {self.broken}")
             if self.broken:
                 return [results.get(index, Reply("error", error=self.broken)) for index in range(len(requests))]
             for worker in self._workers:
@@ -206,7 +134,8 @@ class Pool:
             poll.register(worker.replies, select.POLLIN)
             if worker.unsent:
                 poll.register(worker.requests, select.POLLOUT)
-        poll.poll(max(0.0, min(worker.deadline for worker in busy) - time.monotonic()) * 1000 + 1)
+        left = min(worker.deadline for worker in busy) - time.monotonic()
+        poll.poll(min(max(0.0, left), LOOK_EVERY_S) * 1000 + 1)
 
     def _step(self, worker: Worker, results: dict[int, Reply], waiting: list[int]) -> None:
         """Handle one worker's message, its end or its time-out."""
@@ -221,7 +150,10 @@ class Pool:
             if time.monotonic() < worker.deadline or (worker.ready and worker.task is None):
                 return
             if not worker.ready:
-                self.broken = f"a grading worker did not start within {START_LIMIT_S:.0f} s"
+                limit = f"grading.start_timeout_s={self.start_timeout_s:g} s"
+                said = dump(f"no grading worker within {limit}")
+                self.broken = f"a worker did not start within {limit}: raise it where the machine is busy{said}"
+                self._late = True
             elif worker.task is not None:
                 results[worker.task] = Reply("timeout", error=f"no verdict within {self.timeout_s:g} s")
             self._replace(worker)
@@ -240,7 +172,7 @@ class Pool:
         if not worker.ready:
             self.broken = self.broken or "a grading worker ended while starting"
         elif worker.task is not None:
-            results[worker.task] = Reply("killed", error=f"worker ended with {worker.process.wait()}")
+            results[worker.task] = Reply("killed", error=f"worker ended with {worker.ended(ENDING_S)}")
         self._replace(worker)
 
     def _replace(self, worker: Worker) -> None:

@@ -2,8 +2,8 @@
 
 It reads one request at a time from standard input and answers on standard output, both as JSON with a
 4-byte length in front. It never imports the user's main module. It ends
-when its input closes, when its parent dies, or when one request outlives its limit (by the kernel's alarm,
-which also ends C code that Python signals cannot interrupt).
+when its input closes, when its parent dies, or when its start or one request outlives its limit (by the kernel's
+alarm, which also ends C code that Python signals cannot interrupt).
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from typing import Any
 
 from rlreason.grading.workers.framing import LENGTH, pack
 from rlreason.plugins.load import NotImportableError, described, judging, load
+from rlreason.runtime.stacks import listen
 
 PR_SET_PDEATHSIG = 1
 MAX_REASON = 500  # characters of an error that are passed on
@@ -35,6 +36,8 @@ def main() -> None:
         sys.exit(2)
     options = json.loads(sys.argv[1])
     _tie_to_parent(options["parent"], options["main_thread"])
+    listen()
+    signal.setitimer(signal.ITIMER_REAL, options["start_timeout_s"] + ALARM_SLACK_S)
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)  # whatever a library or a plug-in prints or reads must not reach the pipes
@@ -50,6 +53,7 @@ def main() -> None:
     limit = options["memory_mb"] * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_REAL, 0)
     os.write(replies, pack({"ready": True}))
     while (request := _read(requests, options["parent"])) is not None:
         signal.setitimer(signal.ITIMER_REAL, options["timeout_s"] + ALARM_SLACK_S)

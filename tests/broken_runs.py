@@ -1,0 +1,121 @@
+"""Runs that are broken off on purpose, and the unbroken run of the same settings that each must equal in the end.
+
+They start from the model that comes with the package, which answers some questions rightly: so every step learns.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from tests.killed import AT, SIGNAL
+from tests.run_records import differences, rows_of
+from tests.starts import rlreason
+
+Done = subprocess.CompletedProcess[str]
+START = ("algorithm=sft", "n_steps=1", "eval_every=0", "eval_problems=8", "checkpoint.every=0", "hydra.run.dir=start")
+SHARED = (
+    "model=local", "data=stories", "prompt=r1_zero_short", "scale=embedded", "data.n_train=64", "data.n_validation=16",
+    "eval_problems=8", "eval_every=1", "sampling.max_tokens=32", "checkpoint.every=1", "threads=1", "log_generations=0",
+)  # fmt: skip
+GRPO = ("n_steps=3", "rollout_batch_size=16", "group_size=4")
+EI = ("algorithm=ei", "n_ei_steps=2", "question_batch_size=8", "group_size=4", "train_batch_size=8")
+OFF_POLICY = (*GRPO, "n_steps=2", "loss=grpo_clip", "epochs_per_rollout=2", "train_batch_size=8", "eval_every=null")
+KINDS = {
+    "grpo": GRPO,
+    "off_policy": OFF_POLICY,
+    "ei": EI,
+    "star": (*EI, "restart=true"),
+    "sft": ("algorithm=sft", "n_steps=3", "train_batch_size=16", "warmup_steps=1", "lr_schedule=linear"),
+    "lora": (*GRPO, "model.lora.rank=4"),
+    "adamw_8bit": (*GRPO, "optimizer=adamw_8bit"),
+    "skip_solved": (*GRPO, "skip_solved=1", "data.n_train=12"),
+    "reference": (*GRPO, "kl_placement=loss", "kl_coef=0.1"),
+    "refilled": (*GRPO, "max_resampling_rounds=2"),
+    "final_problems": (*GRPO, "eval_problems=null", "interim_eval_problems=4", "eval.final_problems=12"),
+    "cosine": (*GRPO, "lr_schedule=cosine", "warmup_steps=1", "save_rollouts_every=2"),
+}
+
+
+class Runs:
+    """Runs in one folder. An unbroken one is made when it is first asked for, once for all test processes together."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        base = factory.getbasetemp()
+        self.shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "unbroken_runs"
+        self.place = factory.mktemp("broken_runs")
+        self.made = 0
+
+    def words(self, kind: str) -> tuple[str, ...]:
+        """Those of the command line but the run folder; the last one of a name counts."""
+        model = f"model.path={self._once('start', START) / 'model'}"
+        given = {word.partition("=")[0]: word for word in (*SHARED, model, *KINDS[kind])}
+        return tuple(given.values())
+
+    def unbroken(self, kind: str, *more: str) -> Path:
+        """The folder of the run that nothing has interrupted."""
+        name = "_".join((kind, *more)).replace("=", "_")
+        return self._once(name, (*self.words(kind), *more, f"hydra.run.dir={name}"))
+
+    def _once(self, name: str, words: tuple[str, ...]) -> Path:
+        self.shared.mkdir(exist_ok=True)
+        with FileLock(self.shared / f"{name}.lock"):
+            folder = self.shared / name
+            if not (folder / "summary.json").exists():
+                done = rlreason(*words, cwd=self.shared)
+                assert done.returncode == 0, done.stdout + done.stderr
+        return folder
+
+    def new(self) -> Path:
+        """A folder for another run, which is not there yet."""
+        self.made += 1
+        return self.place / str(self.made)
+
+    def start(self, kind: str, folder: Path, *more: str, at: str = "", by: str = "SIGKILL") -> Done:
+        """The command, ended by the signal at the place in its code that `at` names, as `killed.py` reads it."""
+        env = {AT: at, SIGNAL: by} if at else {}
+        return rlreason(*self.words(kind), *more, f"hydra.run.dir={folder.name}", cwd=self.place, **env)
+
+    def killed(self, kind: str, folder: Path, at: str, *more: str) -> None:
+        """The command, which must reach the place and be killed there."""
+        done = self.start(kind, folder, *more, at=at)
+        assert done.returncode == -9, f"{at} was not reached: {done.stdout}{done.stderr}"
+
+    def interrupted(self, kind: str, folder: Path, at: str, by: str, *more: str) -> None:
+        """The command, told at the place to end: it leaves in order, says so, and leaves a checkpoint."""
+        done = self.start(kind, folder, *more, at=at, by=by)
+        assert done.returncode == 130, f"{at} was not reached: {done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stdout + done.stderr
+        assert f"stopped by {by}" in done.stderr
+        assert json.loads((folder / "status.json").read_text())["status"] == "interrupted"
+
+    def goes_on(self, kind: str, folder: Path, *more: str) -> Done:
+        """The same command again, which must come to the end."""
+        done = self.start(kind, folder, *more)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def equal(self, kind: str, folder: Path, *more: str) -> bool:
+        """Whether the run is the unbroken one bit for bit; its folder goes then, because there are many."""
+        assert differences(self.unbroken(kind, *more), folder) == []
+        shutil.rmtree(folder)
+        return True
+
+
+def parts_of(folder: Path) -> int:
+    """How many commands have written the run from its checkpoints on."""
+    return 1 + len(json.loads((folder / "provenance.json").read_text()).get("earlier_parts", []))
+
+
+def norms_of(folder: Path) -> list[float]:
+    """The gradient norm of every update of a run."""
+    return [row["train/grad_norm"] for row in rows_of(folder) if "train/grad_norm" in row]
+
+
+def checkpoints_of(folder: Path) -> list[str]:
+    """The names of what lies in `checkpoints/`, whole or not."""
+    return sorted(path.name for path in (folder / "checkpoints").glob("*"))

@@ -1,0 +1,370 @@
+"""What models and data say is shown, and never obeyed, evaluated or executed by a terminal, Python or a library."""
+
+import ast
+import json
+import os
+import pickle
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import unicodedata
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlreason.config.data import FileDataConfig
+from rlreason.data.prompts import render
+from rlreason.errors import ConfigError
+from rlreason.model.chat import Chat
+from rlreason.model.policy import Policy, load_policy
+from rlreason.model.tiny import build_model, build_tokenizer
+from rlreason.records.loggers.wandb_logger import kept_from_wandb
+from rlreason.records.picture import picture
+from rlreason.records.reader import RunFolder
+from rlreason.records.writer import RunWriter, rewrite_rows
+from rlreason.runtime.stderr_log import StderrFilter
+from rlreason.runtime.streams import LINE_ANEW
+from rlreason.runtime.text import visible
+from rlreason.setup.read_data import read_splits
+from rlreason.types import Grade, Problem, Response, Sample
+
+ROOT = Path(__file__).parents[1]
+HOSTILE = "\x1b]0;title\x07", "\x1b[2J", "a\rb", "\u202e", "\0", "\x9b31m", "\u2028"
+ALL = " ".join(HOSTILE)
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def obeyed_in(written: str) -> list[str]:
+    """What a terminal would obey in what was written, but for our own codes and its ends of lines."""
+    return OBEYED.findall(written.replace(LINE_ANEW, "").replace("\r\n", "\n"))
+
+
+def text_of(path: Path) -> str:
+    """A file's text with its ends of lines as they are."""
+    return path.read_bytes().decode()
+
+
+# Terminals
+
+
+@given(st.text(st.characters() | st.sampled_from(ALL)))
+def test_no_control_character_is_left_and_nothing_else_is_touched(text):
+    shown = visible(text)
+    assert not [c for c in shown if unicodedata.category(c) == "Cc" and c not in "\n\t"]
+    assert not OBEYED.search(shown)
+    assert visible(shown) == shown
+    if not OBEYED.search(text):
+        assert shown == text
+
+
+def seen_in_a_terminal(*words: str, cwd: Path, **env: str) -> tuple[int, str]:
+    """(exit code, all that a command writes to a terminal, its standard output and standard error)."""
+    ours, theirs = pty.openpty()
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"} | env
+    with subprocess.Popen([sys.executable, *words], cwd=cwd, env=environ, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        parts = []
+        with suppress(OSError):  # the end of a terminal
+            while part := os.read(ours, 1 << 16):
+                parts.append(part)
+        os.close(ours)
+        return process.wait(300), b"".join(parts).decode()
+
+
+SAYS = f"""
+import logging, sys, threading, time
+from rlreason.cli.entry import exit_code_of
+from rlreason.errors import ConfigError
+from rlreason.records.console import Console
+from rlreason.runtime.streams import print_stderr
+hostile = {ALL!r}
+
+def command():
+    console = Console()
+    console.shown_after_s = 0.1
+    console.say(hostile)
+    console.table(hostile)
+    console.progress(hostile)
+    with console.wait(hostile, more=lambda: hostile):
+        console.part(hostile)
+        time.sleep(1.2)
+    print_stderr(hostile)
+    print(hostile)
+    raise ConfigError(hostile)
+
+sys.exit(exit_code_of(command))
+"""
+
+
+def test_every_way_to_the_terminal_shows_what_others_wrote(tmp_path):
+    code, written = seen_in_a_terminal("-c", SAYS, cwd=tmp_path)
+    assert code == 2
+    assert obeyed_in(written) == []
+    assert written.count(r"\x1b]0;title\x07") >= 7
+    assert LINE_ANEW in written  # our own code is still one
+    assert written.count(visible("a\rb \u202e \0")) >= 5
+
+
+def saved(folder: Path) -> None:
+    """A run folder whose responses, questions and answers are hostile."""
+    records = RunWriter(folder, "prompt: {reward: r1_zero}\nalgorithm: grpo\nseed: 0\n")
+    problem = Problem(f"p{ALL}", f"how many? {ALL}", f"7{ALL}")
+    samples = [
+        Sample(Response(problem.id, [5], [1], [-0.5], f"{ALL} </think> <answer>{text}</answer>", "stop"), grade)
+        for text in ("7", ALL)
+        for grade in (Grade(1.0, 0.0, 0.0, "wrong"), Grade(1.0, 1.0, 1.0, "correct"))
+    ]
+    for kind in ("rollouts", "evals"):
+        records.responses(kind, 1, samples, [problem])
+
+
+@pytest.mark.parametrize("words", [[], ["--rollouts"], ["--category", "disagree"], ["--regrade", "--write"]])
+def test_inspect_shows_responses_and_leaves_a_page_that_can_be_read_in_a_terminal(tmp_path, words):
+    folder = tmp_path / "run\x1b[2J"
+    saved(folder)
+    before = RunFolder(folder).rows(RunFolder(folder).rollouts()[0], ["response"])
+    code, written = seen_in_a_terminal("-m", "rlreason", "inspect", str(folder), *words, cwd=tmp_path)
+    assert (code, obeyed_in(written)) == (0, [])
+    assert r"\x1b]0;title\x07" in written
+    if (page := folder / "inspect.md").exists():
+        assert obeyed_in(text_of(page)) == []
+    after = RunFolder(folder).rows(RunFolder(folder).rollouts()[0], ["response"])
+    assert [row["response"] for row in after.values()] == [row["response"] for row in before.values()]  # exactly
+    for file in folder.rglob("*.jsonl"):
+        assert obeyed_in(text_of(file)) == []  # JSON has escapes of its own
+
+
+def test_a_rewritten_row_stays_one_line_of_plain_characters(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}\n{}\n")
+    rewrite_rows(tmp_path / "a.jsonl", {2: {"response": ALL + "\u00e9"}})
+    assert (tmp_path / "a.jsonl").read_bytes().isascii()
+    assert json.loads((tmp_path / "a.jsonl").read_text().split("\n")[1])["response"] == ALL + "\u00e9"
+
+
+def test_figures_for_programs_hold_no_control_character_either(tmp_path):
+    saved(tmp_path / "run")
+    code, written = seen_in_a_terminal("-m", "rlreason", "inspect", "run", "--json", cwd=tmp_path)
+    assert (code, obeyed_in(written)) == (0, [])
+    assert ALL in json.loads(written)["cases"][0]["question"]
+
+
+def test_names_in_pictures_are_text(tmp_path, recwarn):
+    with picture(tmp_path / "a.svg", f"run $x{ALL}", (4, 3)) as ax:
+        ax.plot([1, 2], label=f"$\\frac {ALL}")
+        ax.legend()
+    assert not OBEYED.search((tmp_path / "a.svg").read_text())
+    assert not list(recwarn)
+
+
+def test_the_log_of_a_run_can_be_read_in_a_terminal(tmp_path):
+    with (tmp_path / "log").open("w", newline="") as log, (tmp_path / "screen").open("w", newline="") as screen:
+        noise = StderrFilter(log, screen)
+        print(f"a library says {ALL}\nloading 1%\rloading 2%\r", file=noise)
+        print(f"rlreason: ours {ALL}", file=noise)
+    for name in ("log", "screen"):
+        assert obeyed_in(text_of(tmp_path / name)) == []
+    assert "loading 1%\nloading 2%\n" in (tmp_path / "log").read_text()
+
+
+# A real run: a model whose vocabulary holds control sequences, on data that hold them too
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory) -> tuple[Path, int, str]:
+    """(folder of a training run, exit code, what it wrote to the terminal)."""
+    place: Path = tmp_path_factory.mktemp("hostile")
+    tokenizer = build_tokenizer(["How many? 12 a b c"], 300)
+    tokenizer.add_tokens([text * times for text in HOSTILE for times in range(1, 13)])
+    Policy(build_model(len(tokenizer), 16, 1, 2, seed=0), tokenizer).save(place / "model")
+    for half in ("train", "validation"):
+        rows = [{"question": f"{half} {i}+1? {ALL} ${{oc.env:HOME}} {{0}}", "answer": f"{half}{i}"} for i in range(12)]
+        (place / f"{half}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [
+        "model=local", "model.path=model", "data=jsonl", "data.path=.", "prompt=question_only", "n_steps=2",
+        "rollout_batch_size=16", "group_size=4", "eval_problems=8", "eval_every=1", "sampling.max_tokens=16",
+        "checkpoint.every=1", "logger=tensorboard", "log_generations=4", "hydra.run.dir=out", "threads=1",
+    ]  # fmt: skip
+    secret = "hf_" + "Secret7" * 5
+    code, written = seen_in_a_terminal("-m", "rlreason", *words, cwd=place, MY_API_KEY=secret)
+    assert secret not in written
+    return place / "out", code, written
+
+
+def test_a_run_shows_what_its_model_and_its_data_say(hostile):
+    folder, code, written = hostile
+    assert code == 0, written
+    responses = [json.loads(line)["response"] for file in (folder / "rollouts").iterdir() for line in file.open()]
+    assert all(any(text in response for response in responses) for text in HOSTILE)  # as they were
+    assert obeyed_in(written) == []
+    assert r"\x1b[2J" in written
+
+
+def test_texts_of_a_run_folder_can_be_read_in_a_terminal(hostile):
+    folder = hostile[0]
+    texts = [path for path in folder.rglob("*") if path.suffix in (".md", ".yaml", ".txt", ".json", ".jsonl", ".log")]
+    assert {"metrics.jsonl", "summary.json", "config.yaml"} <= {path.name for path in texts}
+    left = {path.name: found for path in texts if (found := obeyed_in(text_of(path)))}
+    assert left.keys() <= {"tokenizer.json", "tokenizer_config.json"}, left  # the model's own files, as they were
+
+
+def test_no_file_of_a_run_folder_is_a_pickle(hostile):
+    files = [path for path in hostile[0].rglob("*") if path.is_file()]
+    assert any(path.name == "state.json" for path in files)  # of a checkpoint
+    assert [path for path in files if path.suffix in (".pkl", ".pickle", ".pt", ".pth", ".bin", ".npy", ".ckpt")] == []
+    for path in files:
+        start = path.read_bytes()[:4]
+        assert not re.match(rb"\x80[\x02-\x05]|PK\x03\x04|\x93NUM", start), f"{path} is a pickle, or an archive of them"
+
+
+def test_a_question_of_the_data_is_text_and_no_setting(hostile):
+    row = json.loads(next((hostile[0] / "evals").iterdir()).open().readline())
+    assert row["question"].endswith("${oc.env:HOME} {0}")
+    assert "oc.env" not in (hostile[0] / "config.yaml").read_text()
+
+
+# Data
+
+
+def test_what_looks_like_a_format_or_an_interpolation_stays_text(tmp_path):
+    texts = ["${oc.env:HOME}", "{question.__class__}", "{0.__class__}", "%(x)s", "{{ 7*7 }}", "$(touch BOOM)", "`id`"]
+    rows = [{"question": f"{text} {i}", "answer": text, "solution": text} for i, text in enumerate(texts)]
+    for half in ("train", "validation"):
+        (tmp_path / f"{half}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = FileDataConfig(name="jsonl", path=str(tmp_path), train="train", validation="validation")
+    problems, _ = read_splits(data, print)
+    assert [p.question for p in problems] == [row["question"] for row in rows]
+    assert [p.answer for p in problems] == texts
+    for row in rows:
+        assert render("Q: {question} {{x}}", row["question"]) == f"Q: {row['question']} {{x}}"
+
+
+# Models
+
+
+class Bomb:
+    """A pickle that does something when it is read."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch '{self.target}'",)
+
+
+@pytest.fixture
+def planted(policy, tmp_path, monkeypatch) -> Path:
+    """A folder with the model `good`; it may never hold `BOOM`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    policy.save(tmp_path / "good")
+    return tmp_path
+
+
+def changed(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def refused(path: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_policy(path)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def test_a_bomb_is_one(tmp_path):
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "BOOM")))  # or the tests below would prove nothing
+    assert (tmp_path / "BOOM").exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin"])
+def test_weights_that_are_a_pickle_are_not_read(planted, name):
+    if name == "adapter_model.bin":
+        settings = {"peft_type": "LORA", "base_model_name_or_path": "good", "r": 2, "target_modules": ["q_proj"]}
+        (planted / "good/adapter_config.json").write_text(json.dumps(settings))
+    else:
+        (planted / "good/model.safetensors").unlink()
+    torch.save({"weight": Bomb(planted / "BOOM")}, planted / "good" / name)
+    assert "a pickle holds weights there, which may run a program: where you trust it, load it with" in refused("good")
+    assert not (planted / "BOOM").exists()
+
+
+def test_a_program_in_a_model_folder_is_not_run(planted):
+    (planted / "good/evil.py").write_text("open('BOOM', 'w')\nclass C: pass\nclass M: pass\nclass T: pass\n")
+    changed(planted / "good/config.json", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"})
+    changed(planted / "good/tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", "evil.T"]})
+    shutil.copytree("good", "other")
+    assert type(load_policy("good").model).__name__ == "LlamaForCausalLM"  # of a family that transformers has
+    changed(planted / "other/config.json", model_type="evil", architectures=["M"])
+    assert "it needs a program of its own, which is never run here: give a model of" in refused("other")
+    assert not (planted / "BOOM").exists()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ strftime_now.__self__.__class__ }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.system('touch BOOM') }}",
+        "{{ messages.append(1) }}",
+        "{% include '/etc/passwd' %}",
+        "{{ range(10 ** 9) | list }}",
+    ],
+)
+def test_a_chat_template_reaches_nothing_of_python(template, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokenizer = build_tokenizer(["How many?"], 300)
+    tokenizer.chat_template = template
+    with pytest.raises(ConfigError, match=r"this model's chat template (refuses that|leaves)"):
+        Chat(tokenizer).check()
+    assert not list(tmp_path.iterdir())
+
+
+# Our own source
+
+FORBIDDEN = {
+    "eval", "exec", "compile", "__import__", "pickle.loads", "pickle.load", "marshal.loads", "marshal.load",
+    "dill.load", "shelve.open", "joblib.load", "cloudpickle.loads", "torch.load", "numpy.load", "np.load", "yaml.load",
+    "yaml.full_load", "yaml.unsafe_load", "os.system", "os.popen", "pandas.read_pickle", "sympy.sympify", "parse_expr",
+}  # fmt: skip
+#: (file, call) -> why it may.
+ALLOWED = {("grading/workers/worker.py", "cloudpickle.loads"): "a reward of the caller's own, from its parent process"}
+
+
+def test_nothing_in_the_package_evaluates_text_or_reads_a_pickle():
+    found = set()
+    for path in sorted((ROOT / "rlreason").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in FORBIDDEN:
+                found.add((str(path.relative_to(ROOT / "rlreason")), called))
+            if isinstance(node, ast.keyword) and node.arg in ("shell", "trust_remote_code", "allow_pickle"):
+                assert ast.unparse(node.value) == "False", f"{path}:{node.value.lineno}"
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".from_pretrained"):
+                given = ast.unparse(node)
+                assert "trust_remote_code=False" in given or "NOTHING_RUNS" in given, f"{path}:{node.lineno}"
+    assert found == set(ALLOWED)
+
+
+# What W&B would write down by itself
+
+
+def test_wandb_is_kept_from_a_command_line_and_a_difference_with_secrets(tmp_path):
+    assert kept_from_wandb(["rlreason", "n_steps=2"], tmp_path) == {}
+    secret = "hf_" + "a7" * 15
+    assert kept_from_wandb(["rlreason", f"logger.notes={secret}"], tmp_path) == {"x_disable_meta": True}
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "a.py").write_text("x = 1\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    (tmp_path / "a.py").write_text("x = 2\n")
+    (tmp_path / "sub").mkdir()
+    assert kept_from_wandb(["rlreason"], tmp_path / "sub") == {}
+    (tmp_path / "a.py").write_text(f"token = '{secret}'\n")
+    assert kept_from_wandb(["rlreason"], tmp_path / "sub") == {"disable_git": True}

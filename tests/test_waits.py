@@ -1,0 +1,314 @@
+"""Every wait for another process ends: with its limit's name, the stacks of all, and nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlreason.config.groups import GradingConfig
+from rlreason.errors import ConfigError, WaitError
+from rlreason.grading import Grader
+from rlreason.runtime import lock
+from rlreason.runtime.stacks import stacks_in
+from rlreason.runtime.watchdog import Silence
+from rlreason.setup.probe import unusable
+from tests.starts import SMALL
+from tests.test_exit_codes import wait_for
+
+ROOT = Path(__file__).parents[1]
+REWARDS = """
+import os, time
+def right(response, gold):
+    return 1.0
+def stubborn(response, gold):
+    while response.startswith("hang"):
+        time.sleep(0.1)
+    return 1.0
+def mute(response, gold):  # closes all its files and lives on
+    if response == "mute":
+        os.closerange(0, 64)
+        time.sleep(600)
+    return 1.0
+"""
+LATE = "import time\ntime.sleep(600)\ndef f(response, gold):\n    return 1.0\n"
+ONCE = """
+import pathlib, time
+first = pathlib.Path(__file__).with_name("first")
+if first.exists():
+    time.sleep(600)
+first.touch()
+def f(response, gold):
+    return 1 / 0 if response == "crash" else __import__("os")._exit(3) if response == "exit" else 1.0
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path, monkeypatch) -> Path:
+    """A folder with modules of rewards that a worker can import."""
+    for name, text in (("waits_rewards", REWARDS), ("waits_late", LATE), ("waits_once", ONCE)):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_worker_that_does_not_start_is_one_line_with_the_limit_and_the_stacks(rewards, tmp_path):
+    began = time.monotonic()
+    with stacks_in(tmp_path):
+        why = unusable("prompt.reward=waits_late:f", "waits_late:f", GradingConfig(start_timeout_s=2.0))
+    assert time.monotonic() - began < 30
+    assert why.startswith("prompt.reward=waits_late:f: a worker did not start within grading.start_timeout_s=2 s")
+    assert why.endswith(f"what every process did then is in {tmp_path}/stacks.txt")
+    assert "waits_late.py" in (tmp_path / "stacks.txt").read_text()  # the worker's own stack
+    assert not psutil.Process().children()
+
+
+def test_workers_that_cannot_start_any_more_end_the_run_and_cost_no_rewards(rewards):
+    with Grader(GradingConfig(start_timeout_s=2.0), "waits_once:f") as grader:
+        assert grader.grade("fine", "1").reward == 1.0
+        with pytest.raises(WaitError, match=r"^grading: a worker did not start within grading.start_timeout_s=2 s"):
+            grader.grade_batch(["exit", "fine too"], ["1", "1"])
+        with pytest.raises(WaitError):  # it stays so
+            grader.grade("another", "1")
+    assert WaitError.exit_code == 1
+
+
+def test_a_worker_that_hangs_or_is_stopped_costs_its_own_response_alone(rewards):
+    with Grader(GradingConfig(timeout_s=1.0), "waits_rewards:stubborn") as grader:
+        outcomes = [grade.outcome for grade in grader.grade_batch(["a", "hang", "b"], ["1"] * 3)]
+        assert outcomes == ["correct", "timeout", "correct"]
+        (worker,) = (p for p in psutil.Process().children() if "worker" in " ".join(p.cmdline()))
+        worker.suspend()
+        outcomes = [grade.outcome for grade in grader.grade_batch(["c", "d"], ["1"] * 2)]
+        assert outcomes == ["timeout", "correct"]
+        assert psutil.wait_procs([worker], timeout=10)[1] == []
+
+
+def test_a_worker_that_closes_its_pipe_and_lives_on_is_not_waited_for(rewards):
+    began = time.monotonic()
+    with Grader(GradingConfig(timeout_s=20.0), "waits_rewards:mute") as grader:
+        grades = grader.grade_batch(["mute", "fine"], ["1", "1"])
+        assert [grade.outcome for grade in grades] == ["error", "correct"]
+    assert time.monotonic() - began < 60
+    assert not psutil.Process().children()
+
+
+ORPHANS = """
+import sys, threading, time
+from rlreason.config.groups import GradingConfig
+from rlreason.grading import Grader
+grader = Grader(GradingConfig(timeout_s=2.0, start_timeout_s=3.0), sys.argv[1])
+threading.Thread(target=grader.grade_batch, args=(["hang on"], ["1"]), daemon=True).start()  # which starts the worker
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("reward", ["waits_rewards:stubborn", "waits_late:f"])
+def test_no_worker_that_hangs_outlives_a_killed_run_also_where_a_thread_started_it(rewards, reward):
+    """The kernel ends only those that a main thread started."""
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{rewards}"}
+    process = subprocess.Popen([sys.executable, "-c", ORPHANS, reward], env=env)
+    try:
+        wait_for(lambda: psutil.Process(process.pid).children(), 60)
+        time.sleep(1)  # until it hangs
+        workers = psutil.Process(process.pid).children()
+    finally:
+        process.kill()
+        process.wait()
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
+
+
+def test_the_limits_have_ranges():
+    with pytest.raises(ConfigError, match=r"grading.start_timeout_s=0.5 must be at least 1"):
+        Grader(GradingConfig(start_timeout_s=0.5))
+
+
+def test_a_stopped_process_and_a_set_clock_are_no_silence():
+    silence = Silence(most_s=0.01)
+    assert silence.look(1) == 0.0
+    time.sleep(0.2)  # as after Ctrl-Z
+    assert 0 < silence.look(1) <= 0.01
+    assert silence.look(1) > 0
+    assert silence.look(2) == 0.0
+
+
+HANGS = """
+import sys, threading, time
+from pathlib import Path
+from rlreason.runtime import lock, watchdog
+from rlreason.runtime.stacks import stacks_in
+folder = Path(sys.argv[1])
+def stuck_in_here():
+    if sys.argv[2] == "works":
+        for _ in range(12):
+            time.sleep(0.5)
+            lock.alive()
+    else:
+        threading.Event().wait()
+with lock.run_lock(folder, print), stacks_in(folder):
+    with watchdog.ended_when_silent(float(sys.argv[3]), (folder / "note").write_text):
+        stuck_in_here()
+print("finished")
+"""
+
+
+def hang(tmp_path: Path, how: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", HANGS, str(tmp_path / "run"), how, str(limit_s)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, env=env, check=False)
+
+
+def test_a_silent_process_ends_itself_says_why_and_leaves_its_stacks(tmp_path):
+    done = hang(tmp_path, "hangs", 1.0)
+    assert done.returncode == 1
+    line = done.stderr.strip()
+    assert line.startswith("rlreason: ended: no sign of life")
+    assert "within waits.run_s=1 s" in line
+    assert line.endswith(f"{tmp_path}/run/stacks.txt")
+    assert "\n" not in line
+    assert (tmp_path / "run/note").read_text() in line
+    assert "in stuck_in_here" in (tmp_path / "run/stacks.txt").read_text()
+
+
+def test_a_process_that_works_on_is_left_alone(tmp_path):
+    done = hang(tmp_path, "works", 5.0)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
+    assert not (tmp_path / "run").exists()  # nothing was written into it
+
+
+SLOW = """
+import time
+from pathlib import Path
+def reward(response, gold):
+    return 1.0
+def problems(split):
+    if Path(__file__).with_name("hang").exists():
+        time.sleep(600)
+    for i in range(64):
+        yield {"question": f"{i} + 0?", "answer": str(i), "id": f"{split}{i}"}
+"""
+
+
+def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-m", "rlreason", *words]
+    with (tmp_path / "out").open("w") as out:
+        return subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=out, stderr=out, text=True)
+
+
+def status_of(folder: Path) -> dict[str, str]:
+    return json.loads((folder / "status.json").read_text())
+
+
+@pytest.mark.long
+def test_a_sweep_ends_a_run_that_hangs_goes_on_with_the_others_and_runs_it_when_typed_again(tmp_path):
+    """The first run is stopped with a signal that no process heeds, as one that hangs in the kernel."""
+    words = ["-m", "seed=0,1", "hydra.sweep.dir=grid", "waits.run_s=20", *SMALL, "n_steps=6"]
+    process, first = start(tmp_path, *words), tmp_path / "grid"
+
+    def seen() -> list[Path]:
+        return [p.parent for p in first.glob("*/metrics.jsonl") if p.read_text()]
+
+    wait_for(lambda: process.poll() is not None or seen(), 200)
+    (folder,) = seen()
+    holder = int((folder / ".lock").read_text().split()[0])
+    run = psutil.Process(holder)
+    family = run.children(recursive=True)
+    run.suspend()
+    try:
+        assert process.wait(400) == 1, (tmp_path / "out").read_text()
+    finally:
+        if process.poll() is None:
+            run.kill()
+            process.kill()
+    said = (tmp_path / "out").read_text()
+    assert f"! {folder.name} was ended: no sign of life" in said
+    assert "failed (silent for waits.run_s=20 s)" in said
+    assert psutil.wait_procs([run, *family], timeout=30)[1] == []
+    assert status_of(folder)["status"] == "failed"
+    assert "waits.run_s=20 s" in status_of(folder)["reason"]
+    assert f"process {holder}, stopped" in (folder / "stacks.txt").read_text()
+    (other,) = (p for p in first.iterdir() if p.is_dir() and p != folder)
+    assert status_of(other)["status"] == "finished"
+    again = start(tmp_path, *words)
+    assert again.wait(400) == 0, (tmp_path / "out").read_text()
+    assert status_of(folder)["status"] == "finished"
+    assert f"{other.name}: finished before, not run again" in (tmp_path / "out").read_text()
+
+
+@pytest.mark.long
+def test_a_run_whose_own_data_hangs_ends_by_itself_and_starts_later(tmp_path):
+    (tmp_path / "slow_data.py").write_text(SLOW)
+    (tmp_path / "hang").touch()
+    words = [word for word in SMALL if not word.startswith("data.")]
+    words += ["data=slow_data:problems", "hydra.run.dir=run", "waits.run_s=15", "n_steps=1", "threads=1"]
+    process = start(tmp_path, *words)
+    code, said = process.wait(300), (tmp_path / "out").read_text()
+    assert code == 1, said
+    assert "rlreason: ended: no sign of life" in said.splitlines()[-1]
+    assert "slow_data.py" in (tmp_path / "run/stacks.txt").read_text()
+
+
+IN_A_PROCESS = """
+import sys
+if __name__ == "__main__":
+    import rlreason.setup.engine
+    from host_transport import HostTransfer  # as on a second GPU, of which there is none here
+    rlreason.setup.engine.InProcessTransfer = HostTransfer
+    from rlreason.__main__ import main
+    main()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_vllms_process_that_is_killed_or_stopped_ends_the_run_with_its_cause(tmp_path, number):
+    pytest.importorskip("vllm")
+    (tmp_path / "program.py").write_text(IN_A_PROCESS)
+    words = [*SMALL, "rollout=vllm", "rollout.kv_cache_gb=0.25", "rollout.timeout_s=60", "n_steps=100000"]
+    (tmp_path / "t").mkdir()
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "t")}
+    argv = [sys.executable, "program.py", *words, "model.width=128", "hydra.run.dir=run", "eval_every=0"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=out, stderr=out)
+    rows = tmp_path / "run/metrics.jsonl"
+    wait_for(lambda: process.poll() is not None or (rows.exists() and rows.read_text().count("\n") > 2), 400)
+    assert process.poll() is None, (tmp_path / "out").read_text()
+    family = psutil.Process(process.pid).children(recursive=True)
+    (engine,) = (p for p in family if any(word in " ".join(p.cmdline()) for word in ("EngineCore", "spawn_main")))
+    os.kill(engine.pid, number)
+    code, said = process.wait(300), (tmp_path / "out").read_text()
+    assert code == 1, said
+    assert psutil.wait_procs(family, timeout=60)[1] == []
+    reason = status_of(tmp_path / "run")["reason"]
+    if number == signal.SIGKILL:
+        assert "vLLM's process has ended (exit code -9)" in reason
+    else:
+        assert "no answer within rollout.timeout_s=60" in reason
+        assert f"process {engine.pid}, stopped" in (tmp_path / "run/stacks.txt").read_text()
+    assert [path for path in (tmp_path / "t").iterdir() if path.name.startswith("rlreason")] == []
+
+
+def test_alive_is_cheap(tmp_path):
+    began = time.perf_counter()
+    with lock.run_lock(tmp_path, print):
+        for _ in range(100_000):
+            lock.alive()
+    assert time.perf_counter() - began < 5
+
+
+def test_a_watchdog_thread_ends_with_its_block():
+    from rlreason.runtime.watchdog import ended_when_silent
+
+    before = threading.active_count()
+    with ended_when_silent(100.0, print):
+        assert threading.active_count() == before + 1
+    wait_for(lambda: threading.active_count() == before, 20)
+    with ended_when_silent(None, print):
+        assert threading.active_count() == before
