@@ -1,4 +1,6 @@
-"""What checkpoints cost: size, seconds to write and to read, share of a run's time. `python benchmarks/checkpoint_cost.py`.
+"""What checkpoints cost: their size, seconds to write and to read one, their share of a run's time.
+
+    python benchmarks/checkpoint_cost.py [--model DIR --data DIR]
 
 The built-in model learns for 20 steps; with `--model DIR --data DIR` that model learns GSM8K's solutions instead. Runs
 with the default settings and runs without checkpoints take turns, so that other programs slow both alike; what counts
@@ -26,7 +28,7 @@ from rlreason.records.checkpoints import checkpoints_in, newest_good, read_state
 BUILT_IN = ["n_steps=20"]
 OF_A_MODEL = [
     "algorithm=sft", "model=local", "data=gsm8k", "prompt=r1_zero", "data.limit=512", "train_batch_size=4",
-    "eval_problems=4", "sampling.max_tokens=32",
+    "eval_problems=2", "eval_every=1000", "sampling.max_tokens=8", "epochs=null", "n_steps=20",
 ]  # fmt: skip
 
 
@@ -115,12 +117,8 @@ def main() -> None:
     given = arguments()
     words = BUILT_IN
     if given.model:
-        words = [
-            *OF_A_MODEL,
-            f"model.path='{Path(given.model).resolve()}'",
-            f"data.path='{Path(given.data).resolve()}'",
-        ]
-        words.append("n_steps=40")
+        places = {"model.path": given.model, "data.path": given.data}
+        words = [*OF_A_MODEL, *(f"{key}='{Path(path).resolve()}'" for key, path in places.items())]
     chosen = {word.partition("=")[0] for word in given.words}
     words = [word for word in words if word.partition("=")[0] not in chosen] + given.words
     print(f"python -m rlreason {' '.join(words)}", flush=True)

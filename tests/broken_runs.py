@@ -50,16 +50,16 @@ class Runs:
         self.place = factory.mktemp("broken_runs")
         self.made = 0
 
-    def words(self, kind: str) -> tuple[str, ...]:
+    def words(self, kind: str, *more: str) -> tuple[str, ...]:
         """Those of the command line but the run folder; the last one of a name counts."""
         model = f"model.path={self._once('start', START) / 'model'}"
-        given = {word.partition("=")[0]: word for word in (*SHARED, model, *KINDS[kind])}
+        given = {word.partition("=")[0]: word for word in (*SHARED, model, *KINDS[kind], *more)}
         return tuple(given.values())
 
     def unbroken(self, kind: str, *more: str) -> Path:
         """The folder of the run that nothing has interrupted."""
         name = "_".join((kind, *more)).replace("=", "_")
-        return self._once(name, (*self.words(kind), *more, f"hydra.run.dir={name}"))
+        return self._once(name, (*self.words(kind, *more), f"hydra.run.dir={name}"))
 
     def _once(self, name: str, words: tuple[str, ...]) -> Path:
         self.shared.mkdir(exist_ok=True)
@@ -78,7 +78,7 @@ class Runs:
     def start(self, kind: str, folder: Path, *more: str, at: str = "", by: str = "SIGKILL") -> Done:
         """The command, ended by the signal at the place in its code that `at` names, as `killed.py` reads it."""
         env = {AT: at, SIGNAL: by} if at else {}
-        return rlreason(*self.words(kind), *more, f"hydra.run.dir={folder.name}", cwd=self.place, **env)
+        return rlreason(*self.words(kind, *more), f"hydra.run.dir={folder.name}", cwd=self.place, **env)
 
     def killed(self, kind: str, folder: Path, at: str, *more: str) -> None:
         """The command, which must reach the place and be killed there."""

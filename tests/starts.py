@@ -9,6 +9,7 @@ import io
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,8 @@ def _run(words: tuple[str, ...], cwd: Path, env: dict[str, str], said: Path) -> 
     sys.stderr = sys.__stderr__ = io.TextIOWrapper(
         io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", write_through=True
     )
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in what runs behind `&`,
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
     assert "torch" in sys.modules, "the server could not import what it is there for: FORKS"
     os.chdir(cwd)
     os.environ.clear()

@@ -73,7 +73,7 @@ RULES = {
     ),
     "api": Rule("errors runtime plugins config records cli jobs", "hydra"),
     "main": Rule("errors runtime config records report sweeps cli discovery jobs analysis", "hydra"),
-    "rerun": Rule("errors runtime records cli analysis main", "hydra"),
+    "rerun": Rule("errors runtime records cli main", "hydra"),
     "__main__": Rule("runtime cli main"),
     "__init__": Rule("runtime grading cli api"),  # grading and api when asked for; it holds the version too
 }

@@ -7,7 +7,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.broken_runs import KINDS, Runs, norms_of, parts_of
-from tests.run_records import rows_of
+from tests.run_records import differences, rows_of
+from tests.starts import rlreason
 
 #: Phase -> the place in the code; and how many parts the run has then (1: it had no checkpoint and began anew).
 PHASES = {
@@ -40,18 +41,19 @@ PHASES = {
 }
 QUICK = (
     "first evaluation", "sampling", "grading", "collected", "before the update", "behind the update", "row",
-    "responses", "behind the evaluation", "model of the checkpoint", "before the manifest", "pruning", "saved", "summary",
+    "responses", "behind the evaluation", "model of the checkpoint", "before the manifest", "pruning", "saved",
+    "summary",
 )  # fmt: skip
-BETWEEN_UPDATES = "rlreason.trainer:Trainer.evaluate_within:{}:2"
+BETWEEN_UPDATES = "rlreason.trainer:Trainer.evaluate_within:{}:5"  # in the second step, as all that follow
 STEP, ROW = "rlreason.learner:Learner._step:{}:{}", "rlreason.records.writer:RunWriter.metrics:{}:{}"
 PLACES = {
     "off_policy": [
-        STEP.format("call", 6), STEP.format("return", 6), ROW.format("return", 4), BETWEEN_UPDATES.format("call"),
-        BETWEEN_UPDATES.format("return"), "rlreason.evaluation.evaluator:Evaluator.evaluate:call:6",
+        STEP.format("call", 6), STEP.format("return", 6), ROW.format("return", 12), BETWEEN_UPDATES.format("call"),
+        BETWEEN_UPDATES.format("return"), "rlreason.evaluation.evaluator:Evaluator.evaluate:call:7",
         "rlreason.records.checkpoints:write_checkpoint:return:1",
     ],
     "ei": [STEP.format("return", 5), "rlreason.algorithms.expert_iteration:ExpertIteration.collect:return:2"],
-    "star": [STEP.format("call", 6), "rlreason.learner:Learner.restart:call:2"],
+    "star": [STEP.format("call", 5), "rlreason.learner:Learner.restart:call:2"],
     "sft": [STEP.format("return", 2), "rlreason.records.checkpoints:write_checkpoint:return:1"],
     "lora": [STEP.format("return", 2), "rlreason.progress.tensors:write_tensors:return:2"],
     "adamw_8bit": [STEP.format("call", 3), "rlreason.trainer:Trainer.finish:call:1"],
@@ -134,9 +136,6 @@ def test_a_run_killed_while_its_model_is_taught_begins_anew(runs):
     words = ("model=tiny", "model.width=32", "model.warm_start.steps=4", "model.cache=null")
     keep = [word for word in runs.words("grpo") if not word.startswith(("model", "prompt", "scale"))]
     folders = runs.new(), runs.new()
-    from tests.run_records import differences
-    from tests.starts import rlreason
-
     at = {"KILL_AT": "rlreason.setup.warm_start:warm_up:call:1"}
     done = [
         rlreason(*keep, *words, f"hydra.run.dir={folder.name}", cwd=runs.place, **env)

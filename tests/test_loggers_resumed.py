@@ -40,7 +40,7 @@ def rows() -> list[dict[str, float]]:
 
 
 def part(folder: Path, name: str, first: int, last: int | None, pause: float = 0.0) -> None:
-    """Log rows `first` to `last` as a run does, tables after some of them; then be killed after a pause, interrupted, or done."""
+    """Log rows `first` to `last` as a run does, and tables after some of them; then be killed, interrupted, or done."""
     said: list[str] = []
     sent = len((folder / METRICS).read_text().splitlines()) if (folder / METRICS).exists() else 0
     resumed = None

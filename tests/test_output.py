@@ -180,7 +180,7 @@ def test_a_run_on_a_full_disk_ends_in_one_line(tmp_path):
     )
     done = python("-c", limited, *SMALL, "n_steps=1", "eval_every=0", "hydra.run.dir=x", cwd=tmp_path)
     assert done.returncode == 4, done.stderr
-    assert re.fullmatch(r"rlreason: .*/x/model cannot be written \(File too large\): .*\n", done.stderr)
+    assert re.fullmatch(r"rlreason: .*/x/checkpoints/\S+ cannot be written \(File too large\): .*\n", done.stderr)
     assert json.loads((tmp_path / "x/status.json").read_text())["reason"] in done.stderr
     assert not list(tmp_path.rglob("*.partial"))
 

@@ -198,8 +198,8 @@ def test_a_run_keeps_no_secret_in_any_file(checkout, tmp_path):
     env = os.environ | ENV | secret | {"PYTHONPATH": str(checkout)}
     words = [*SMALL, "prompt.reward=own_reward:judged", "logger=[wandb,tensorboard]", "logger.mode=offline"]
     words += [
-        "logger.project=https://me:typed-swordfish@host",
-        "logger.group=environment-swordfish",
+        "model.cache=https://me:typed-swordfish@host",
+        "hydra.job.name=environment-swordfish",
         "hydra.run.dir=run",
     ]
     argv = [sys.executable, "-m", "rlreason", *words]
@@ -208,6 +208,7 @@ def test_a_run_keeps_no_secret_in_any_file(checkout, tmp_path):
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     names = {path.name for path in files}
     assert {"changes.patch", "provenance.json", "config.yaml", "own_functions.txt", "overrides.yaml"} <= names
+    assert any(name.startswith("wandb-") or name.endswith(".wandb") for name in names), done.stdout
     for path in files:
         content = path.read_bytes()
         assert b"swordfish" not in content, path

@@ -460,7 +460,7 @@ def test_a_dead_and_a_hung_engine_end_in_one_clear_error_and_the_process_ends(to
     Policy(build_model(len(tokenizer), width=64, heads=2), tokenizer).save(tmp_path / "model")
     arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), str(tmp_path / "vllm.log")]
     done = subprocess.run(
-        arguments, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        arguments, capture_output=True, text=True, timeout=600, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
@@ -471,7 +471,7 @@ def test_a_dead_and_a_hung_engine_end_in_one_clear_error_and_the_process_ends(to
     assert "what every process did then is in" in said[2]
     assert "in <lambda>" in (tmp_path / "stacks.txt").read_text()  # that sleeps, in vLLM's thread
     assert any(line.startswith("  last lines of ") for line in lines)
-    assert int(next(line for line in reversed(lines) if line.startswith("took")).split()[1]) < 20
+    assert int(next(line for line in reversed(lines) if line.startswith("took")).split()[1]) < 60
     assert lines[-1] == "children 0"
 
 

@@ -182,16 +182,13 @@ def test_a_process_that_works_on_is_left_alone(tmp_path):
     assert not (tmp_path / "run").exists()  # nothing was written into it
 
 
-SLOW = """
+LOSS = """
 import time
 from pathlib import Path
-def reward(response, gold):
-    return 1.0
-def problems(split):
-    if Path(__file__).with_name("hang").exists():
-        time.sleep(600)
-    for i in range(64):
-        yield {"question": f"{i} + 0?", "answer": str(i), "id": f"{split}{i}"}
+def loss(advantages, policy_log_probs):
+    while Path(__file__).with_name("hang").exists():
+        time.sleep(0.1)
+    return -advantages * policy_log_probs
 """
 
 
@@ -209,7 +206,7 @@ def status_of(folder: Path) -> dict[str, str]:
 @pytest.mark.long
 def test_a_sweep_ends_a_run_that_hangs_goes_on_with_the_others_and_runs_it_when_typed_again(tmp_path):
     """The first run is stopped with a signal that no process heeds, as one that hangs in the kernel."""
-    words = ["-m", "seed=0,1", "hydra.sweep.dir=grid", "waits.run_s=20", *SMALL, "n_steps=6"]
+    words = ["-m", "seed=0,1", "hydra.sweep.dir=grid", "waits.run_s=60", *SMALL, "n_steps=6"]
     process, first = start(tmp_path, *words), tmp_path / "grid"
 
     def seen() -> list[Path]:
@@ -222,37 +219,50 @@ def test_a_sweep_ends_a_run_that_hangs_goes_on_with_the_others_and_runs_it_when_
     family = run.children(recursive=True)
     run.suspend()
     try:
-        assert process.wait(400) == 1, (tmp_path / "out").read_text()
+        assert process.wait(600) == 1, (tmp_path / "out").read_text()
     finally:
         if process.poll() is None:
             run.kill()
             process.kill()
     said = (tmp_path / "out").read_text()
     assert f"! {folder.name} was ended: no sign of life" in said
-    assert "failed (silent for waits.run_s=20 s)" in said
+    assert "failed (silent for waits.run_s=60 s)" in said
     assert psutil.wait_procs([run, *family], timeout=30)[1] == []
     assert status_of(folder)["status"] == "failed"
-    assert "waits.run_s=20 s" in status_of(folder)["reason"]
+    assert "waits.run_s=60 s" in status_of(folder)["reason"]
     assert f"process {holder}, stopped" in (folder / "stacks.txt").read_text()
     (other,) = (p for p in first.iterdir() if p.is_dir() and p != folder)
     assert status_of(other)["status"] == "finished"
     again = start(tmp_path, *words)
-    assert again.wait(400) == 0, (tmp_path / "out").read_text()
+    assert again.wait(600) == 0, (tmp_path / "out").read_text()
     assert status_of(folder)["status"] == "finished"
     assert f"{other.name}: finished before, not run again" in (tmp_path / "out").read_text()
 
 
 @pytest.mark.long
-def test_a_run_whose_own_data_hangs_ends_by_itself_and_starts_later(tmp_path):
-    (tmp_path / "slow_data.py").write_text(SLOW)
+def test_a_run_whose_own_loss_hangs_ends_by_itself_and_goes_on_when_typed_again(tmp_path):
+    (tmp_path / "slow_loss.py").write_text(LOSS)
+    words = [*SMALL, "loss=slow_loss:loss", "hydra.run.dir=run", "waits.run_s=60", "n_steps=40", "checkpoint.every=1"]
+    process, rows = start(tmp_path, *words), tmp_path / "run/metrics.jsonl"
+    wait_for(lambda: process.poll() is not None or (rows.exists() and rows.read_text().count("\n") > 4), 200)
+    assert process.poll() is None, (tmp_path / "out").read_text()
     (tmp_path / "hang").touch()
-    words = [word for word in SMALL if not word.startswith("data.")]
-    words += ["data=slow_data:problems", "hydra.run.dir=run", "waits.run_s=15", "n_steps=1", "threads=1"]
-    process = start(tmp_path, *words)
-    code, said = process.wait(300), (tmp_path / "out").read_text()
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    code, said = process.wait(600), (tmp_path / "out").read_text()
     assert code == 1, said
     assert "rlreason: ended: no sign of life" in said.splitlines()[-1]
-    assert "slow_data.py" in (tmp_path / "run/stacks.txt").read_text()
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+    status = status_of(tmp_path / "run")
+    assert status["status"] == "failed"
+    assert "within waits.run_s=60 s" in status["reason"]
+    assert "slow_loss.py" in (tmp_path / "run/stacks.txt").read_text()
+    (tmp_path / "hang").unlink()
+    again = start(tmp_path, *words)
+    assert again.wait(600) == 0, (tmp_path / "out").read_text()
+    assert status_of(tmp_path / "run")["status"] == "finished"
+    steps = [row["train_step"] for row in map(json.loads, rows.read_text().splitlines()) if "train/loss" in row]
+    assert steps == list(range(1, 41))
 
 
 IN_A_PROCESS = """
@@ -266,33 +276,62 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_vllms_process_that_is_killed_or_stopped_ends_the_run_with_its_cause(tmp_path, number):
+def with_vllm(tmp_path: Path, limit_s: int) -> tuple[subprocess.Popen[bytes], list[psutil.Process], psutil.Process]:
+    """A run that has begun to learn, all processes below it, and vLLM's among them; its temporary folder is `t`."""
     pytest.importorskip("vllm")
     (tmp_path / "program.py").write_text(IN_A_PROCESS)
-    words = [*SMALL, "rollout=vllm", "rollout.kv_cache_gb=0.25", "rollout.timeout_s=60", "n_steps=100000"]
     (tmp_path / "t").mkdir()
+    words = [*SMALL, "rollout=vllm", "rollout.kv_cache_gb=0.25", f"rollout.timeout_s={limit_s}", "n_steps=100000"]
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "t")}
     argv = [sys.executable, "program.py", *words, "model.width=128", "hydra.run.dir=run", "eval_every=0"]
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=out, stderr=out)
     rows = tmp_path / "run/metrics.jsonl"
-    wait_for(lambda: process.poll() is not None or (rows.exists() and rows.read_text().count("\n") > 2), 400)
+    wait_for(lambda: process.poll() is not None or (rows.exists() and rows.read_text().count("\n") > 2), 600)
     assert process.poll() is None, (tmp_path / "out").read_text()
-    family = psutil.Process(process.pid).children(recursive=True)
-    (engine,) = (p for p in family if any(word in " ".join(p.cmdline()) for word in ("EngineCore", "spawn_main")))
+    direct = psutil.Process(process.pid).children()
+    spawned = [p for p in direct if any(word in " ".join(p.cmdline()) for word in ("EngineCore", "spawn_main"))]
+    (engine,) = spawned
+    return process, psutil.Process(process.pid).children(recursive=True), engine
+
+
+def left_in(folder: Path) -> list[str]:
+    """Temporary files of ours; torch keeps a cache of compiled code there."""
+    return [path.name for path in folder.iterdir() if path.name.startswith("rlreason")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_vllms_process_that_is_killed_or_stopped_ends_the_run_with_its_cause(tmp_path, number):
+    # The start on a busy machine has to keep the limit, too.
+    process, family, engine = with_vllm(tmp_path, 600 if number == signal.SIGKILL else 150)
     os.kill(engine.pid, number)
-    code, said = process.wait(300), (tmp_path / "out").read_text()
+    code, said = process.wait(600), (tmp_path / "out").read_text()
     assert code == 1, said
     assert psutil.wait_procs(family, timeout=60)[1] == []
     reason = status_of(tmp_path / "run")["reason"]
     if number == signal.SIGKILL:
         assert "vLLM's process has ended (exit code -9)" in reason
     else:
-        assert "no answer within rollout.timeout_s=60" in reason
+        assert "no answer within rollout.timeout_s=150" in reason
         assert f"process {engine.pid}, stopped" in (tmp_path / "run/stacks.txt").read_text()
-    assert [path for path in (tmp_path / "t").iterdir() if path.name.startswith("rlreason")] == []
+    assert left_in(tmp_path / "t") == []
+
+
+@pytest.mark.long
+def test_a_killed_run_leaves_no_process_of_vllm_no_shared_memory_and_no_files(tmp_path):
+    process, family, engine = with_vllm(tmp_path, 600)
+    process.send_signal(signal.SIGUSR1)  # on the way: a look at what it does, from outside
+    engine.send_signal(signal.SIGUSR1)
+    wait_for(lambda: "rlreason/engines/vllm" in (tmp_path / "run/stacks.txt").read_text(), 60)
+    wait_for(lambda: "run_engine_core" in (tmp_path / "run/stacks.txt").read_text(), 60)
+    assert process.poll() is None
+    shared = {m.path for p in family if p.is_running() for m in p.memory_maps() if "/dev/shm" in m.path}
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(family, timeout=100)[1] == []
+    assert [path for path in shared if Path(path).exists()] == []
+    wait_for(lambda: left_in(tmp_path / "t") == [], 60)
 
 
 def test_alive_is_cheap(tmp_path):

@@ -44,7 +44,10 @@ VERBS = (
     Verb("compare", "rlreason.analysis.compare", "RUN ...", "best_of_n curves of several runs in one picture"),
     Verb("curves", "rlreason.analysis.curves", "RUN", "draw curves.png again, also of a run that is under way"),
     Verb(
-        "rerun", "rlreason.rerun", "RUN [WORD ...]", "start it again, and say what differs here and in what it comes to"
+        "rerun",
+        "rlreason.rerun.verb",
+        "RUN [WORD ...]",
+        "start it again: what differs here, and in what it comes to",
     ),
     Verb("completion", "rlreason.cli.completion", "SHELL", "what makes bash, fish or zsh complete words with Tab"),
 )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -201,8 +202,9 @@ class Keeper:
             plain["counters"], plain["monitors"], plain["offsets"], random_states(), plain["weight_version"], draws
         )
         for found in checkpoints_in(self.records.folder):
-            if (accuracy := read_state(found)["accuracy"]) is not None:
-                self.accuracies[found.name] = accuracy
+            with suppress(OSError, ValueError, KeyError):  # an older one, which may be broken: nobody goes on from it
+                if (accuracy := read_state(found)["accuracy"]) is not None:
+                    self.accuracies[found.name] = accuracy
         self.best = max(self.accuracies.values(), default=-1.0)
         return self.validation.history[-1]
 

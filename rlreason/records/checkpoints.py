@@ -12,6 +12,7 @@ A name tells how many steps had begun, how many updates and evaluations were don
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,19 @@ def digest(path: Path) -> str:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    return sorted(path for path in (folder / CHECKPOINTS).glob("step_*") if path.is_dir() and path.suffix == "")
+    found = [path for path in (folder / CHECKPOINTS).glob("step_*") if path.is_dir() and path.suffix == ""]
+    return sorted(found, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
+
+
+def set_aside_behind(path: Path) -> None:
+    """Give every newer checkpoint, of which none could be used, the ending `.broken`: its place is written again."""
+    with explained(path):
+        for newer in reversed(checkpoints_in(path.parents[1])):
+            if newer == path:
+                break
+            aside = newer.with_name(f"{newer.name}.broken")
+            shutil.rmtree(aside, ignore_errors=True)
+            newer.rename(aside)
 
 
 def newest_good(folder: Path, say: Callable[[str], object]) -> Path | None:

@@ -14,6 +14,7 @@ from rlreason.records.files import (
     CONFIG,
     CURVES,
     EVALS,
+    GROWING,
     METRICS,
     MODEL,
     ROLLOUTS,
@@ -107,14 +108,25 @@ def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
     return isinstance(old, int) and isinstance(new, int) and new > old
 
 
+def reopened(folder: Path, checkpoint: Path) -> None:
+    """A finished run is no longer one: its summary gets another name. To be called before anything else is changed,
+    so that it goes on also where this start is killed.
+    """
+    if (summary := folder / SUMMARY).exists():
+        with explained(summary):
+            summary.rename(folder / f"summary_of_{read_state(checkpoint)['recorded']}_steps.json")
+
+
 def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
     """Take the records of a run back to where a checkpoint was written; returns what was cut off.
 
-    Files of responses behind it go, and so do the model, the curves and the summary of what came after.
+    Files of responses behind it go, and so do the model and the curves of what came after.
     """
     rows = 0
-    for name, size in state["offsets"].items():
-        path = folder / name
+    for name in GROWING:
+        path, size = folder / name, state["offsets"].get(name, 0)  # 0: there was none then
+        if not path.exists() and not size:
+            continue
         with explained(path), path.open("r+b") as file:
             file.seek(size)
             rows += file.read().count(b"\n") if name == METRICS else 0
@@ -129,8 +141,6 @@ def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
             _remove(old)
         for name in (MODEL, CURVES):
             _remove(folder / name)
-        if (summary := folder / SUMMARY).exists():
-            summary.rename(folder / f"summary_of_{state['recorded']}_steps.json")
     return Resumed(rows, frozenset((file.kind, file.step or 0) for file in (*rollouts, *evaluations)))
 
 

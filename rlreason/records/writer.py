@@ -9,14 +9,14 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.records.checkpoints import read_state
+from rlreason.records.checkpoints import read_state, set_aside_behind
 from rlreason.records.code_state import keep_changes
 from rlreason.records.loggers.guarded import Loggers
 from rlreason.records.loggers.resumed import Resumed
 from rlreason.records.provenance import code_differs, differences, part_line, provenance
 from rlreason.records.reader import RunFolder
 from rlreason.records.response_log import ResponseLog
-from rlreason.records.resume import cut_back, describe_place, goes_on, where_it_goes_on
+from rlreason.records.resume import cut_back, describe_place, goes_on, reopened, where_it_goes_on
 from rlreason.records.rows import Row, finite, response_row, write_rows
 from rlreason.records.status import how_it_ended, write_status
 from rlreason.runtime.atomic_files import append_line, whole, write_whole
@@ -64,6 +64,8 @@ class RunWriter:
         if self.resumed:
             origin["earlier_parts"] = earlier_parts(folder, origin, say)
             say_other_functions(folder, functions, say)
+        if self.checkpoint is not None:
+            reopened(folder, self.checkpoint)
         write_status(folder, "running")
         log_stderr_in(folder)
         self._origin = origin
@@ -78,6 +80,7 @@ class RunWriter:
         if self.checkpoint is None:
             self.document(files.METRICS, "")
         else:
+            set_aside_behind(self.checkpoint)
             state = read_state(self.checkpoint)
             self.resumed_from = cut_back(folder, state)
             self.evaluated = True

@@ -37,11 +37,13 @@ class Outlet(io.TextIOWrapper):
         super().__init__(stream.buffer, stream.encoding, errors, line_buffering=lines, write_through=through)
         self._gone = self._raised = False
         self.title = {1: "standard output", 2: "standard error"}.get(stream.fileno(), "the terminal")
+        codes = [LINE_ANEW, *(["\r"] if self.title == "standard error" else [])]
+        self._obeyed = re.compile(f"({'|'.join(map(re.escape, codes))})")
 
     def write(self, text: str, /) -> int:
         """Write the text; returns its length. `ReaderGone` or `OSError`, see the class."""
-        kept = "\r" if self.title == "standard error" else LINE_ANEW
-        self._do(super().write, kept.join(map(visible, text.split(kept))))
+        parts = self._obeyed.split(text)  # every second one is a code that is obeyed
+        self._do(super().write, "".join(part if place % 2 else visible(part) for place, part in enumerate(parts)))
         return len(text)
 
     def flush(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rlreason.errors import WaitError
 from rlreason.grading.workers.process import ENDING_S, START_TIMEOUT_S, Worker
+from rlreason.runtime.lock import alive
 from rlreason.runtime.stacks import dump
 
 LOOK_EVERY_S = 0.5  # while a reply is awaited, whether the pool is being closed
@@ -139,6 +140,7 @@ class Pool:
 
     def _step(self, worker: Worker, results: dict[int, Reply], waiting: list[int]) -> None:
         """Handle one worker's message, its end or its time-out."""
+        before = len(results)
         if worker.unsent:
             worker.flush()
         try:
@@ -167,6 +169,8 @@ class Pool:
                 results[worker.task] = Reply("killed", error=f"over {self.memory_mb} MB")
                 self._replace(worker)  # after a MemoryError its memory may hold broken objects
             worker.task = None
+        if len(results) > before:
+            alive()
 
     def _lost(self, worker: Worker, results: dict[int, Reply], waiting: list[int]) -> None:
         if not worker.ready:

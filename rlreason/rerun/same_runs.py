@@ -69,9 +69,7 @@ def _responses(one: Path, other: Path) -> Compared:
         return Compared("responses", None, "responses: one of the two has none")
     for name in sorted(a.keys() | b.keys()):
         if name not in a or name not in b:
-            return Compared(
-                "responses", False, f"responses differ: {name} is there {'then' if name in a else 'now'} alone"
-            )
+            return Compared("responses", False, f"responses differ: only one has {name}")
         if (line := _first_line(a[name], b[name])) is not None:
             return Compared("responses", False, f"responses differ from line {line} of {name} on")
     return Compared("responses", True, f"responses are equal (files: {len(a)})")

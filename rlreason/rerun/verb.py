@@ -13,7 +13,6 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from rlreason.analysis.same_runs import compared
 from rlreason.cli.as_words import key_of
 from rlreason.cli.resume_word import RUN_DIR, WORD, recorded_start
 from rlreason.cli.verbs import STDOUT
@@ -23,6 +22,7 @@ from rlreason.records.code_state import changes_of
 from rlreason.records.console import Console
 from rlreason.records.provenance import CODE, MACHINE, code_differs, differences, environment
 from rlreason.records.reader import RunFolder
+from rlreason.rerun.same_runs import compared
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.verb import Answer, Parser
 

@@ -1,0 +1,221 @@
+"""What happens to machines: disks are full, files break, processes vanish. Every run can go on, and ends equal."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broken_runs import Done, Runs, checkpoints_of, parts_of
+from tests.run_records import differences, rows_of
+from tests.starts import ROOT, Started
+from tests.test_checkpoints import DAMAGE
+from tests.test_exit_codes import wait_for
+from tests.test_kills import PHASES
+
+psutil = pytest.importorskip("psutil")
+END = PHASES["end"][0]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Where the runs of these tests are."""
+    return Runs(tmp_path_factory)
+
+
+@pytest.fixture
+def killed(runs: Runs) -> Path:
+    """A run that was killed behind its last step; of its checkpoints the two newest are there, and the best one."""
+    folder = runs.new()
+    runs.killed("grpo", folder, END)
+    return folder
+
+
+def one_line(done: Done, code: int, *words: str) -> None:
+    """The command ended with this exit code, and its last line is the cause; nothing of a traceback."""
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("rlreason: ")
+    assert all(word in last for word in words), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["a flipped bit", pytest.param("no file", marks=pytest.mark.long)])
+@pytest.mark.parametrize("file", ["state.json", pytest.param("model/model.safetensors", marks=pytest.mark.long)])
+def test_the_newest_checkpoint_is_broken(runs, killed, file, damage):
+    newest = checkpoints_of(killed)[-1]
+    DAMAGE[damage][0](killed / "checkpoints" / newest / file)
+    done = runs.goes_on("grpo", killed)
+    assert f"{newest} cannot be used ({file}" in re.sub(r"\s+", " ", done.stderr + done.stdout)
+    assert "the one before it is tried" in re.sub(r"\s+", " ", done.stderr + done.stdout)
+    assert runs.equal("grpo", killed)
+
+
+@pytest.mark.slow
+def test_an_older_checkpoint_is_broken_which_nobody_needs(runs, killed):
+    oldest = killed / "checkpoints" / checkpoints_of(killed)[0]
+    (oldest / "state.json").write_text("{")
+    runs.goes_on("grpo", killed)
+    assert runs.equal("grpo", killed)
+
+
+@pytest.mark.slow
+def test_every_checkpoint_is_broken(runs, killed):
+    for name in checkpoints_of(killed):
+        DAMAGE["half a file"][0](killed / "checkpoints" / name / "state.safetensors")
+    for _ in range(2):
+        one_line(runs.start("grpo", killed), 2, "holds no checkpoint that can be used", "move checkpoints/ away")
+    (killed / "checkpoints").rename(killed / "away")
+    runs.goes_on("grpo", killed)
+    assert (killed / "broken_off_1/metrics.jsonl").exists()
+    assert runs.equal("grpo", killed)
+
+
+@pytest.mark.slow
+def test_the_metrics_are_cut_in_a_line(runs, killed):
+    """Behind the newest checkpoint this is what a kill may leave; before it, rows are lost that come from before."""
+    with (killed / "metrics.jsonl").open("a") as file:
+        file.write('{"rollout_step": 3, "train')
+    shutil.copytree(killed, other := runs.new())
+    runs.goes_on("grpo", killed)
+    assert runs.equal("grpo", killed)
+    lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:40])  # in the row of the third step
+    done = runs.goes_on("grpo", other)
+    assert "metrics.jsonl of the run had" in re.sub(r"\s+", " ", done.stderr + done.stdout)
+    assert runs.equal("grpo", other)
+
+
+@pytest.mark.slow
+def test_the_metrics_are_gone(runs, killed):
+    (killed / "metrics.jsonl").rename(killed / "kept")
+    one_line(runs.start("grpo", killed), 2, "holds no checkpoint that can be used")
+    (killed / "kept").rename(killed / "metrics.jsonl")
+    runs.goes_on("grpo", killed)
+    assert runs.equal("grpo", killed)
+
+
+@pytest.mark.slow
+def test_a_second_process_on_the_folder_of_a_run(runs):
+    folder, words = runs.new(), ("n_steps=40", "eval_every=0", "checkpoint.every=1000")
+    first = Started(*runs.words("grpo", *words), f"hydra.run.dir={folder.name}", cwd=runs.place)
+    wait_for(lambda: (folder / "evals").exists() or first.process.exitcode is not None, 120)
+    second = runs.start("grpo", folder, *words)
+    os.kill(first.process.pid, signal.SIGTERM)
+    assert first.finished().returncode == 130
+    one_line(second, 2, f"is being written by process {first.process.pid} since", "wait for it")
+    assert json.loads((folder / "status.json").read_text())["status"] == "interrupted"
+    assert parts_of(folder) == 1
+
+
+@pytest.mark.slow
+def test_a_grading_worker_is_killed_and_another_takes_its_place(runs):
+    folder = runs.new()
+    started = Started(*runs.words("grpo", "n_steps=8"), f"hydra.run.dir={folder.name}", cwd=runs.place)
+    run, gone = psutil.Process(started.process.pid), set[int]()
+    wait_for(lambda: (folder / "evals").exists() or started.process.exitcode is not None, 120)
+    while started.process.exitcode is None and len(gone) < 3:
+        for child in run.children(recursive=True):
+            if child.pid not in gone and "grading" in " ".join(child.cmdline()):
+                child.kill()
+                gone.add(child.pid)
+        time.sleep(0.05)
+    done = started.finished()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert gone
+    found = differences(runs.unbroken("grpo", "n_steps=8"), folder)
+    incidents = folder / "grading_incidents.jsonl"
+    assert not found or incidents.read_text()  # what was lost with a worker is counted and written down
+    assert len(rows_of(folder)) == 17
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own, which can be made full, larger and read-only."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", place], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"a disk cannot be mounted here: {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def remounted(disk: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
+
+
+def filled(disk: Path, free: int) -> None:
+    """Put a file on the disk that leaves so many bytes."""
+    with (disk / "ballast").open("wb") as file:
+        while (left := shutil.disk_usage(disk).free - free) > 0:
+            file.write(bytes(min(left, 1 << 20)))
+            file.flush()
+
+
+@pytest.mark.slow
+def test_the_disk_is_full_when_a_checkpoint_is_written(runs, disk):
+    folder, steps = disk / "run", "n_steps=20"
+    words = (*runs.words("grpo", steps, "eval_every=0"), f"hydra.run.dir={folder}")
+    started = Started(*words, cwd=disk)
+    wait_for(lambda: bool(checkpoints_of(folder)) or started.process.exitcode is not None, 120)
+    filled(disk, 1 << 20)  # room for rows and responses
+    one_line(started.finished(), 4, "cannot be written (No space left on device)", "free some space", "checkpoints/")
+    assert json.loads((folder / "status.json").read_text())["status"] == "failed"
+    assert not list(folder.rglob("*.partial"))
+    assert checkpoints_of(folder)
+    remounted(disk, "size=600m")
+    done = Started(*words, cwd=disk).finished()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert differences(runs.unbroken("grpo", steps, "eval_every=0"), folder) == []
+
+
+@pytest.mark.slow
+def test_a_folder_that_can_only_be_read(runs, killed, disk):
+    folder = disk / "run"
+    shutil.copytree(killed, folder)
+    words = (*runs.words("grpo"), f"hydra.run.dir={folder}")
+    remounted(disk, "ro")
+    one_line(Started(*words, cwd=runs.place).finished(), 2, "cannot be written (Read-only file system)")
+    remounted(disk, "rw")
+    assert Started(*words, cwd=runs.place).finished().returncode == 0
+    assert differences(runs.unbroken("grpo"), folder) == []
+
+
+@pytest.mark.slow
+def test_checkpoints_that_can_no_longer_be_renamed_into_their_place(runs, disk):
+    """Writing them works, on a disk of their own under the name that only a rename may take."""
+    folder = runs.new()
+    runs.killed("grpo", folder, PHASES["checkpoint"][0])
+    before = {path: path.read_bytes() for path in folder.glob("checkpoints/*/*") if path.is_file()}
+    shutil.copytree(folder / "checkpoints", disk / "checkpoints")
+    subprocess.run(["mount", "--bind", disk / "checkpoints", folder / "checkpoints"], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder / "checkpoints"], check=True)
+        one_line(runs.start("grpo", folder), 2, "checkpoints/", "cannot be written (Read-only file system)")
+    finally:
+        subprocess.run(["umount", "-l", folder / "checkpoints"], check=True)
+    assert json.loads((folder / "status.json").read_text())["status"] == "failed"
+    assert {path: path.read_bytes() for path in folder.glob("checkpoints/*/*") if path.is_file()} == before
+    runs.goes_on("grpo", folder)
+    assert runs.equal("grpo", folder)
+
+
+#: Where the package asks what time it is: to write it down, to see whether a file has changed, to tidy a cache.
+CLOCKS = {"grading/incidents.py", "model/weight_cache.py", "records/status.py", "runtime/lock.py", "model/chat.py"}
+
+
+def test_no_decision_follows_the_clock_on_the_wall():
+    """A clock that jumps moves nothing: waits, limits and shares of time are counted on the monotonic one."""
+    asks = re.compile(r"time\.time\(|time_ns\(|from time import|datetime|st_[amc]time|getmtime")
+    modules = {path.relative_to(ROOT / "rlreason").as_posix(): path for path in (ROOT / "rlreason").rglob("*.py")}
+    found = {name for name, path in modules.items() if asks.search(path.read_text("utf-8"))}
+    assert found <= CLOCKS
+    assert "time.time(" in modules["grading/incidents.py"].read_text("utf-8")

@@ -1,0 +1,210 @@
+"""Checkpoints as files: whole or absent, checked before they are trusted, the best of them kept."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlreason.errors import ConfigError, UnwritableError
+from rlreason.records.checkpoints import (
+    checkpoints_in,
+    linked,
+    name_of,
+    newest_good,
+    pruned,
+    read_state,
+    remove,
+    set_aside_behind,
+    what_is_wrong,
+    write_checkpoint,
+)
+from rlreason.records.resume import cut_back
+
+
+def write_some(folder: Path) -> None:
+    """The large files of a small checkpoint."""
+    (folder / "model").mkdir()
+    save_file({"w": torch.arange(6.0)}, folder / "model/model.safetensors")
+    save_file({"generator.cpu": torch.get_rng_state()}, folder / "state.safetensors")
+
+
+def three_in(folder: Path) -> list[Path]:
+    folder.mkdir(exist_ok=True)
+    return [write_checkpoint(folder, name_of(i, 2 * i, i), {"begun": i, "offsets": {}}, write_some) for i in (1, 2, 3)]
+
+
+def flipped(path: Path) -> None:
+    """One bit of one byte in the middle, the size as it was."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (flipped, "is not as it was written"),
+    "half a file": (cut, "has "),
+    "an empty file": (lambda path: os.truncate(path, 0), "has 0 bytes of"),
+    "no file": (Path.unlink, "No such file"),
+}
+FILES = ("model/model.safetensors", "state.safetensors", "state.json", "manifest.json")
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_taken(tmp_path, file, damage):
+    first, second, newest = three_in(tmp_path)
+    said: list[str] = []
+    assert newest_good(tmp_path, said.append) == newest
+    assert said == []
+    act, words = DAMAGE[damage]
+    act(newest / file)
+    assert newest_good(tmp_path, said.append) == second
+    assert len(said) == 1
+    assert said[0].startswith(f"! {newest} cannot be used (")
+    assert said[0].endswith("the one before it is tried")
+    if file != "manifest.json":
+        assert words in said[0]
+    act(second / file)
+    assert newest_good(tmp_path, said.append) == first
+
+
+def test_a_damaged_checkpoint_does_not_stand_in_for_the_one_that_the_run_writes_there_again(tmp_path):
+    """A run that goes on from further back comes to the same place once more, and needs a good one there."""
+    *_, newest = three_in(tmp_path)
+    flipped(newest / "state.json")
+    taken = newest_good(tmp_path, print)
+    assert taken is not None
+    for _ in range(2):
+        set_aside_behind(taken)
+    assert checkpoints_in(tmp_path)[-1] == taken
+    assert newest.with_name(f"{newest.name}.broken").is_dir()
+    again = write_checkpoint(tmp_path, newest.name, {"begun": 3, "offsets": {}}, write_some)
+    assert newest_good(tmp_path, print) == again
+
+
+def test_where_no_checkpoint_can_be_used_nothing_is_begun_anew_in_silence(tmp_path):
+    for path in three_in(tmp_path):
+        cut(path / "state.safetensors")
+    for _ in range(2):  # the refusal changes nothing
+        said: list[str] = []
+        with pytest.raises(ConfigError, match=r"holds no checkpoint that can be used: .* move checkpoints/ away"):
+            newest_good(tmp_path, said.append)
+        assert len(said) == 3
+        assert "it is the oldest" in said[-1]
+
+
+def test_a_checkpoint_of_another_format_is_named_as_such(tmp_path):
+    (path,) = three_in(tmp_path)[:1]
+    state = json.dumps(read_state(path) | {"format": 7})
+    shutil.rmtree(path)
+    write_checkpoint(tmp_path, path.name, json.loads(state), write_some)
+    assert what_is_wrong(path) == "it is of format 7, and this program reads 1"
+
+
+def test_half_written_ones_are_never_taken(tmp_path):
+    *_, newest = three_in(tmp_path)
+    partial = newest.with_name(f"{name_of(4, 8, 4)}.partial")
+    shutil.copytree(newest, partial)
+    assert checkpoints_in(tmp_path)[-1] == newest
+    assert newest_good(tmp_path, print) == newest
+
+
+def test_checkpoints_are_in_the_order_in_which_they_were_written_however_many_steps_there_are(tmp_path):
+    places = [(1, 9, 1), (9, 10, 1), (99_999, 99_999, 2), (99_999, 100_000, 2), (100_000, 100_001, 3)]
+    for place in reversed(places):
+        (tmp_path / "checkpoints" / name_of(*place)).mkdir(parents=True)
+    assert [path.name for path in checkpoints_in(tmp_path)] == [name_of(*place) for place in places]
+
+
+def test_the_newest_and_the_best_stay():
+    names = list("abcdef")
+    assert pruned(names, {}, 2) == list("abcd")
+    assert pruned(names, {"b": 0.5, "d": 0.4}, 2) == list("acd")
+    assert pruned(names, {"b": 0.5, "d": 0.5}, 1) == list("abce")  # of equal ones the newest
+    assert pruned(names, {"f": 0.1}, 1) == list("abcde")
+    assert pruned(["a"], {"a": 0.0}, 1) == []
+    for order in permutations((0.1, 0.2, 0.3)):
+        gone = pruned(names, dict(zip("abc", order, strict=True)), 1)
+        assert set(names) - set(gone) == {"f", "abc"[order.index(0.3)]}
+
+
+def test_a_checkpoint_that_fails_leaves_nothing_and_those_before_as_they_were(tmp_path):
+    three_in(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def fails(folder: Path) -> None:
+        write_some(folder)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UnwritableError, match="No space left on device") as full:
+        write_checkpoint(tmp_path, name_of(4, 8, 4), {}, fails)
+    assert full.value.exit_code == 4
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 3
+
+
+def test_half_removed_is_not_taken_for_whole(tmp_path):
+    _, second, newest = three_in(tmp_path)
+    (newest / "manifest.json").unlink()  # what `remove` does first
+    assert newest_good(tmp_path, print) == second
+    remove(second)
+    assert not second.exists()
+
+
+def test_a_linked_model_folder_is_the_same_bytes_and_outlives_its_source(tmp_path):
+    source = three_in(tmp_path)[0] / "model"
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "old").touch()
+    linked(source, target)
+    assert [path.name for path in target.iterdir()] == ["model.safetensors"]
+    assert (target / "model.safetensors").stat().st_ino == (source / "model.safetensors").stat().st_ino
+    remove(source.parent)
+    assert load_file(target / "model.safetensors")["w"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_records_behind_a_checkpoint_are_cut_off_wherever_a_line_ends(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"a": 1}\n{"a": 2}\n{"a": 3}\n{"a": ')
+    (tmp_path / "grading_incidents.jsonl").write_text("{}\n{}\n")  # there was none at the checkpoint
+    for name in ("rollouts/step_00001", "rollouts/step_00002", "evals/step_00000", "evals/step_00001_update_00002"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.jsonl").write_text("{}\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "checkpoints/step_00009.partial/model").mkdir(parents=True)
+    cut_off = cut_back(tmp_path, {"offsets": {"metrics.jsonl": 9}, "recorded": 1, "history": [{}]})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 1}\n'
+    incidents = tmp_path / "grading_incidents.jsonl"
+    assert not incidents.exists() or incidents.read_text() == ""
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("step_*"))
+    assert left == ["evals/step_00000.jsonl", "rollouts/step_00001.jsonl"]
+    assert not (tmp_path / "model").exists()
+    assert cut_off.rows_sent == 2
+    assert cut_off.tables_sent == {("rollouts", 2), ("evals", 1)}
+
+
+def test_records_that_are_shorter_than_at_a_checkpoint_leave_it_out(tmp_path):
+    """Else they would be filled up with zeros: the rows that belong in between are lost."""
+    for step in (1, 2):
+        (tmp_path / "metrics.jsonl").write_text("{}\n" * step)
+        state = {"begun": step, "offsets": {"metrics.jsonl": 3 * step}}
+        write_checkpoint(tmp_path, name_of(step, step, step), state, write_some)
+    first, second = checkpoints_in(tmp_path)
+    said: list[str] = []
+    assert newest_good(tmp_path, said.append) == second
+    cut(tmp_path / "metrics.jsonl")
+    assert newest_good(tmp_path, said.append) == first
+    assert "metrics.jsonl of the run had 6 bytes then and has 3 now" in said[0]
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(ConfigError, match="no checkpoint that can be used"):
+        newest_good(tmp_path, said.append)
+    assert "metrics.jsonl of the run had 3 bytes then and has 0 now" in said[-1]

@@ -1,0 +1,263 @@
+"""What a checkpoint keeps of a run comes back as it was: moments, random states, samples, problems, all at once."""
+
+import json
+import math
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlreason.algorithms.prefetch import RolloutPrefetcher
+from rlreason.algorithms.problem_sampler import ProblemSampler
+from rlreason.config.optimization import OptimizationConfig
+from rlreason.engines.base import Prompt, Sampling
+from rlreason.learner import Learner
+from rlreason.model.lora import add_lora
+from rlreason.model.policy import Policy
+from rlreason.model.tiny import build_model
+from rlreason.objectives.objective import Objective
+from rlreason.progress.due import Cost, checkpoint_due
+from rlreason.progress.plain import collected_from, plain_collected
+from rlreason.progress.tensors import (
+    adapters,
+    moments,
+    random_states,
+    read_tensors,
+    set_moments,
+    set_random_states,
+    set_weights,
+    write_tensors,
+)
+from rlreason.records.checkpoints import checkpoints_in, read_state
+from rlreason.records.console import Console
+from rlreason.records.counters import Counters
+from rlreason.records.writer import RunWriter
+from rlreason.setup.algorithm import make_algorithm
+from rlreason.setup.components import build_components
+from rlreason.setup.learner import make_learner
+from rlreason.trainer import Trainer
+from rlreason.types import Collected, Grade, Response, Sample
+from tests.test_learner import make_samples
+from tests.test_trainer import run_of, trained
+
+
+def there_and_back(plain: Any) -> Any:
+    """What a file would give back."""
+    return json.loads(json.dumps(plain))
+
+
+def fresh(tokenizer: Any, rank: int) -> Policy:
+    """Always the same model, large enough that 8-bit moments are really of 8 bits."""
+    torch.manual_seed(5)
+    policy = Policy(build_model(len(tokenizer), width=64, init_scale=0.3, seed=1), tokenizer)
+    if rank:
+        add_lora(policy.model, rank, 8.0, None, seed=2)
+    return policy
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+def test_the_next_update_is_the_same_from_the_files_of_a_checkpoint(tmp_path, tokenizer, optimizer, rank):
+    settings = OptimizationConfig(1e-2, optimizer=optimizer)
+    first = fresh(tokenizer, rank)
+    samples = make_samples(first)
+    learner = Learner(first, Objective(), settings)
+    for _ in range(2):
+        learner.update(samples)
+    plain, tensors = moments(learner)
+    assert tensors
+    write_tensors(tmp_path, first, tensors | adapters(first))
+
+    second = fresh(tokenizer, rank)
+    other = Learner(second, Objective(), settings)
+    found = read_tensors(tmp_path)
+    set_weights(second, tmp_path, found)
+    set_moments(other, there_and_back(plain), found)
+    kinds = {tensor.dtype for tensor in moments(other)[1].values()}
+    assert (torch.uint8 in kinds) == (optimizer == "adamw_8bit" and not rank)  # adapters are too small for 8 bits
+    for name, tensor in moments(other)[1].items():
+        assert tensor.dtype == tensors[name].dtype
+        assert torch.equal(tensor, tensors[name])
+    before = [p.detach().clone() for p in learner.parameters]
+    one, two = learner.update(samples), other.update(samples)
+    assert one == two
+    assert one["train/grad_norm"] > 0
+    assert all(torch.equal(p, q) for p, q in zip(learner.parameters, other.parameters, strict=True))
+    assert not all(torch.equal(p, q) for p, q in zip(learner.parameters, before, strict=True))
+
+
+def test_every_generator_of_the_process_goes_on_where_it_was():
+    def drawn() -> list[Any]:
+        return [random.gauss(0, 1), np.random.normal(), torch.randn(3).tolist(), random.random(), np.random.rand()]
+
+    drawn()  # the second half of a pair of gaussians is kept for the next call
+    plain, tensors = random_states()
+    plain, expected = there_and_back(plain), drawn()
+    assert drawn() != expected
+    set_random_states(plain, tensors)
+    assert drawn() == expected
+
+
+def test_a_model_folder_of_a_checkpoint_loads_elsewhere_and_answers_alike(tmp_path, policy, engine):
+    write_tensors(tmp_path, policy, {})
+    ids = policy.tokenizer("User: Max has 18 apples")["input_ids"]
+    (here,) = engine.generate([Prompt("p", ids, 0)], Sampling(temperature=0, max_tokens=12), 1)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")("User: Max has 18 apples")["input_ids"] == ids
+    there = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=len(here.token_ids))
+    assert there[0, len(ids) :].tolist() == here.token_ids
+
+
+def some_samples() -> list[Sample]:
+    grade = Grade(1.0, 0.0, 0.1 + 0.2, "wrong", path="math", milliseconds=1.5)
+    texts = ("plain", "\x1b[31m\n\u2028 \U0001f600", "half a pair \ud800")
+    responses = [Response("p", [1, 2], [3], [-1 / 3], text, "length", weight_version=4) for text in texts]
+    return [
+        Sample(responses[0], grade),
+        Sample(responses[1], grade, grade, math.inf, False, [-1e-300], math.nan, [-0.0], [2**-1074]),
+        Sample(responses[2], grade, advantage=-math.inf, entropy=1.0),
+    ]
+
+
+def test_samples_come_back_to_the_last_digit_and_as_often_as_there_were():
+    samples = some_samples()
+    batches = [[samples[2], samples[0]], [samples[0]]]
+    collected = Collected(samples, batches, {"a": 0.1 + 0.2, "b": math.nan}, {"few": "only 2"}, restart=True)
+    plain = there_and_back(plain_collected(collected))
+    assert len(plain["pool"]) == 3
+    found = collected_from(plain)
+    assert repr(found) == repr(collected)  # unlike ==, of NaN as well
+    for batch, before in zip(found.batches, batches, strict=True):
+        for sample, old in zip(batch, before, strict=True):
+            assert sample is found.samples[samples.index(old)]
+
+
+def test_what_is_equal_and_not_the_same_stays_two():
+    one, other = some_samples()[0], some_samples()[0]
+    found = collected_from(there_and_back(plain_collected(Collected([one], [[other]], {}))))
+    assert found.samples == found.batches[0]
+    assert found.samples[0] is not found.batches[0][0]
+
+
+def test_problems_go_on_where_they_were(problems):
+    sampler = ProblemSampler(problems[:10], seed=3, skip_solved=1)
+    right = Grade(1.0, 1.0, 1.0, "correct")
+    asked = sampler.next_batch(4)
+    sampler.update([Sample(Response(asked[0].id, [], [], [], "", "stop"), right)])
+    state = there_and_back(sampler.state)
+    other = ProblemSampler(problems[:10], seed=3, skip_solved=1)
+    other.state = state
+    expected = [p.id for _ in range(5) for p in sampler.next_batch(4)]
+    assert [p.id for _ in range(5) for p in other.next_batch(4)] == expected
+    assert asked[0].id not in expected
+
+
+class Counting:
+    """An algorithm whose steps are collected when they may be."""
+
+    n_steps = 3
+
+    def __init__(self) -> None:
+        self.may, self.collected = threading.Event(), list[int]()
+
+    def collect(self, step: int) -> Collected:
+        if step > 1:
+            assert self.may.wait(10)
+        self.collected.append(step)
+        return Collected([], [], {"step": step})
+
+
+def test_what_was_sampled_ahead_is_kept_and_not_sampled_twice():
+    first = Counting()
+    prefetcher = RolloutPrefetcher(first, ahead=True)
+    prefetcher.next(1)
+    assert prefetcher.settled
+    prefetcher.taken(1)
+    assert not prefetcher.settled
+    assert prefetcher.ready() is None
+    first.may.set()
+    prefetcher.drain()
+    ready = prefetcher.ready()
+    assert ready is not None
+    assert ready.metrics == {"step": 2}
+    prefetcher.close()
+
+    second = Counting()
+    second.may.set()
+    other = RolloutPrefetcher(second, ahead=True)
+    other.put(collected_from(there_and_back(plain_collected(ready))))
+    assert other.settled
+    assert other.next(2) == ready
+    other.taken(2)
+    assert other.next(3).metrics == {"step": 3}
+    other.taken(3)
+    assert other.settled
+    assert second.collected == [3]
+    other.close()
+
+
+def test_how_often_checkpoints_are_written_follows_from_what_they_cost():
+    assert [step for step in range(1, 8) if checkpoint_due(step, 3, True, 1e9, Cost(0.0))] == [3, 6]
+    assert not any(checkpoint_due(step, 0, True, 1e9, Cost(0.0)) for step in range(1, 9))
+    cost, elapsed, written = Cost(guess=2.0), 0.0, 0
+    for step in range(1, 1001):
+        elapsed += 1.0
+        if checkpoint_due(step, None, step % 2 == 0, elapsed, cost):
+            cost.add(2.0, 10)
+            elapsed, written = elapsed + 2.0, written + 1
+        assert cost.seconds <= 0.05 * elapsed
+    assert written > 10
+    assert cost.summary() == {"count": written, "seconds": 2.0 * written, "bytes": 10}
+
+
+def trainer_in(folder: Path, *words: str) -> Trainer:
+    """Every part of a run in the folder, before its loop."""
+    run, config = run_of(*words)
+    console, records = Console(), RunWriter(folder, config, trains=True)
+    components = build_components(run, folder, console)
+    prefetcher = RolloutPrefetcher(make_algorithm(run, components, console))
+    learner = make_learner(run, components.policy)
+    return Trainer(run, components, prefetcher, learner, records, console, Counters())
+
+
+WORDS = (
+    "rollout_batch_size=16", "group_size=4", "eval_problems=8", "eval_every=1", "checkpoint.every=1", "skip_solved=1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [(), ("model.lora.rank=4",), ("optimizer=adamw_8bit", "train_batch_size=8")])
+def test_a_run_that_is_put_back_would_write_the_same_checkpoint_again(tmp_path, more):
+    trained(tmp_path, *WORDS, *more, "n_steps=2")
+    newest = checkpoints_in(tmp_path)[-1]
+    before, tensors = read_state(newest), read_tensors(newest)
+    assert before["step"] is not None  # the last one is written before the last evaluation
+    trainer = trainer_in(tmp_path, *WORDS, *more, "n_steps=3")
+    keeper = trainer.keeper
+    try:
+        assert trainer.records.checkpoint == newest
+        random.seed(1)
+        torch.manual_seed(1)
+        keeper.restore(newest)
+        plain, found = keeper._parts()
+        assert there_and_back(plain) == {key: value for key, value in before.items() if key != "format"}
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name].cpu(), tensors[name]) for name in tensors)
+        assert keeper.best == max(keeper.accuracies.values(), default=-1.0)
+    finally:
+        trainer.components.close()
+        trainer.prefetcher.close()
+
+
+def test_nothing_in_a_run_folder_is_a_pickle(tmp_path):
+    trained(tmp_path, *WORDS, "n_steps=1", "save_model=true")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    kinds = {".json", ".jsonl", ".safetensors", ".yaml", ".md", ".png", ".txt", ".jinja", ".patch", ".lock"}
+    assert {path.suffix for path in files} <= kinds
+    for path in files:  # pickles begin with their protocol, torch's with the signature of a zip file
+        assert path.read_bytes()[:2] not in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"), path
