@@ -153,6 +153,15 @@ def test_a_checkpoint_that_fails_leaves_nothing_and_those_before_as_they_were(tm
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3
 
 
+def test_a_rename_that_fails_says_why_and_leaves_what_has_the_name(tmp_path):
+    *_, newest = three_in(tmp_path)
+    with pytest.raises(UnwritableError, match=r"step_00003\S* cannot be written \(Directory not empty\)"):
+        write_checkpoint(tmp_path, newest.name, {"begun": 9, "offsets": {}}, write_some)
+    assert newest_good(tmp_path, print) == newest
+    assert read_state(newest)["begun"] == 3
+    assert not list(tmp_path.rglob("*.partial"))
+
+
 def test_half_removed_is_not_taken_for_whole(tmp_path):
     _, second, newest = three_in(tmp_path)
     (newest / "manifest.json").unlink()  # what `remove` does first

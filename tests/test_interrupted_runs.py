@@ -131,11 +131,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
     folder = runs.new()
-    runs.killed("grpo", folder, PHASES["evaluation"][0])
+    runs.killed("grpo", folder, PHASES["last evaluation"][0])
     before = contents(folder)
     for words, said in (
         (("seed=1", "learning_rate=1e-4"), ["seed=0 there, 1 here", "learning_rate="]),
-        (("n_steps=1",), ["n_steps=1", "has come to step 2"]),
+        (("n_steps=2",), ["n_steps=2", "has come to step 3"]),
         (("loss=grpo_clip",), ["loss.loss_type="]),
     ):
         done = runs.start("grpo", folder, *words)
@@ -167,11 +167,12 @@ def test_what_lies_behind_the_checkpoint_is_gone_when_the_run_goes_on_and_never_
     """It goes on by another way than before, so nothing of the first way may be left."""
     folder = runs.new()
     words = ("eval_every=1", "checkpoint.every=2")
-    runs.killed("grpo", folder, "rlreason.progress.keeper:Keeper.settle:return:12", *words)
+    runs.killed("grpo", folder, "rlreason.records.writer:RunWriter.responses:return:6", *words)  # of the third step
     rows = rows_of(folder)
     (name,) = checkpoints_of(folder)
     state = json.loads((folder / f"checkpoints/{name}/state.json").read_text())
     there = (folder / "metrics.jsonl").read_bytes()
+    assert len(list((folder / "rollouts").glob("*"))) == 3 > state["recorded"]
     assert len(there) > state["offsets"]["metrics.jsonl"]
     runs.killed("grpo", folder, "rlreason.progress.keeper:Keeper.restore:return:1", *words)
     assert (folder / "metrics.jsonl").read_bytes() == there[: state["offsets"]["metrics.jsonl"]]

@@ -127,10 +127,10 @@ def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
         path, size = folder / name, state["offsets"].get(name, 0)  # 0: there was none then
         if not path.exists() and not size:
             continue
-        with explained(path), path.open("r+b") as file:
-            file.seek(size)
-            rows += file.read().count(b"\n") if name == METRICS else 0
-            file.truncate(size)
+        with explained(path), path.open("r+b") as grown:
+            grown.seek(size)
+            rows += grown.read().count(b"\n") if name == METRICS else 0
+            grown.truncate(size)
     kept = {ROLLOUTS: state["recorded"], EVALS: len(state["history"])}
     rollouts = [file for file in response_files(folder, ROLLOUTS) if (file.step or 0) > kept[ROLLOUTS]]
     evaluations = response_files(folder, EVALS)[kept[EVALS] :]
