@@ -3,12 +3,14 @@
     python benchmarks/checkpoint_cost.py [--model DIR --data DIR]
 
 The built-in model learns for 20 steps; with `--model DIR --data DIR` that model learns GSM8K's solutions instead. Runs
-with the default settings and runs without checkpoints take turns, so that other programs slow both alike; what counts
-is the ratio within a pair. Reading means what going on needs: every digest checked, every tensor loaded.
+with the default settings and runs without checkpoints take turns, so that other programs slow both alike. What counts
+is the ratio within a pair, on a busy machine that of processor seconds. Reading means what going on needs: every digest
+checked, every tensor loaded.
 """
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -40,19 +42,28 @@ class Cost:
     count: int
     writing: float
     size: int  # bytes of a checkpoint; 0 without any
+    processor: float  # seconds, of user and system, imports included
     reading: float = 0.0  # seconds, of the newest
 
 
 def run(words: Sequence[str], folder: Path) -> Cost:
     """Train in a process of its own, and read what it left."""
     argv = [sys.executable, "-m", "rlreason", *words, f"hydra.run.dir='{folder}'"]
+    before = processor_seconds()
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(argv)}\n{done.stdout}\n{done.stderr}")
+    used = processor_seconds() - before
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     told = summary["checkpoints"]
     reading = read_seconds(folder) if checkpoints_in(folder) else 0.0
-    return Cost(summary["time/total"], told["count"], told["seconds"], told["bytes"], reading)
+    return Cost(summary["time/total"], told["count"], told["seconds"], told["bytes"], used, reading)
+
+
+def processor_seconds() -> float:
+    """What all ended child processes have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def read_seconds(folder: Path) -> float:
@@ -77,7 +88,9 @@ def pairs(words: Sequence[str], count: int) -> list[tuple[Cost, Cost]]:
         for every in ("null", "0") if number % 2 == 0 else ("0", "null"):
             with tempfile.TemporaryDirectory(prefix="checkpoint-cost-") as place:
                 costs[every] = run([*words, f"checkpoint.every={every}"], Path(place) / "run")
-            print(f"pair {number + 1}, checkpoint.every={every}: {costs[every].seconds:.1f} s", flush=True)
+            cost = costs[every]
+            told = f"{cost.seconds:.1f} s, {cost.processor:.1f} s of a processor"
+            print(f"pair {number + 1}, checkpoint.every={every}: {told}", flush=True)
         found.append((costs["null"], costs["0"]))
     return found
 
@@ -85,7 +98,10 @@ def pairs(words: Sequence[str], count: int) -> list[tuple[Cost, Cost]]:
 def table(found: Sequence[tuple[Cost, Cost]]) -> str:
     """The costs as lines."""
     kept = [one for one, _ in found]
-    ratios = [one.seconds / other.seconds for one, other in found]
+    ratios = {
+        "time with / time without": [one.seconds / other.seconds for one, other in found],
+        "processor time, likewise": [one.processor / other.processor for one, other in found],
+    }
     each = statistics.median(one.writing / max(one.count, 1) for one in kept)
     share = statistics.median(one.writing / one.seconds for one in kept)
     rows = [
@@ -94,7 +110,7 @@ def table(found: Sequence[tuple[Cost, Cost]]) -> str:
         ("seconds to check and read one", f"{statistics.median(one.reading for one in kept):.2f}"),
         ("checkpoints of a run", ", ".join(str(one.count) for one in kept)),
         ("share of the run's time", f"{share:.1%}"),
-        ("time with / time without", f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"),
+        *((name, f"{statistics.median(r):.3f} ({min(r):.3f} to {max(r):.3f})") for name, r in ratios.items()),
     ]
     return "\n".join(f"{name:<32}{value}" for name, value in rows)
 

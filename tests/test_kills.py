@@ -156,7 +156,7 @@ def test_a_run_killed_when_its_summary_is_there_is_finished(runs):
     assert runs.equal("grpo", folder)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_killed_again_while_it_is_put_back(runs):
     folder = runs.new()
     runs.killed("grpo", folder, PHASES["row"][0])
