@@ -27,7 +27,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
 from rlreason.runtime.signals import held
 from rlreason.setup.algorithm import make_algorithm
-from rlreason.setup.components import Components, build_components
+from rlreason.setup.components import Components, build_components, start_loggers
 from rlreason.setup.learner import make_learner
 from rlreason.setup.origin import facts_of
 from rlreason.setup.run_summary import closing, header, shown_generations, summed_up
@@ -40,13 +40,13 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
     counters.start()
     card = run.card()
     records.document(OBJECTIVE, card.markdown)
-    components, trainer = build_components(run, records.folder, console, records.resumed_from), None
+    components, trainer = build_components(run, records.folder, console, records.checkpoint is None), None
     try:
         algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
         records.loggers = components.loggers
         facts = facts_of(run, components)
-        if records.resumed:
-            records.refuse_other_inputs(facts)
+        if records.checkpoint is not None:
+            start_loggers(run, components.loggers, records.folder, console, records.go_on(facts, console.say))
         records.add_provenance(facts)
         header(console, run, components, records.folder, algorithm.n_steps)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))

@@ -16,7 +16,7 @@ from rlreason.config.groups import GradingConfig
 from rlreason.errors import ConfigError, WaitError
 from rlreason.grading import Grader
 from rlreason.runtime import lock
-from rlreason.runtime.stacks import stacks_in
+from rlreason.runtime.stacks import listens, stacks_in
 from rlreason.runtime.watchdog import Silence
 from rlreason.setup.probe import unusable
 from tests.starts import SMALL
@@ -321,10 +321,10 @@ def test_vllms_process_that_is_killed_or_stopped_ends_the_run_with_its_cause(tmp
 @pytest.mark.long
 def test_a_killed_run_leaves_no_process_of_vllm_no_shared_memory_and_no_files(tmp_path):
     process, family, engine = with_vllm(tmp_path, 600)
-    process.send_signal(signal.SIGUSR1)  # on the way: a look at what it does, from outside
-    engine.send_signal(signal.SIGUSR1)
-    wait_for(lambda: "rlreason/engines/vllm" in (tmp_path / "run/stacks.txt").read_text(), 60)
-    wait_for(lambda: "run_engine_core" in (tmp_path / "run/stacks.txt").read_text(), 60)
+    (worker,) = (p for p in engine.children(recursive=True) if listens(p.pid))
+    for one, frame in ((process, "rlreason/engines/vllm"), (worker, "vllm/v1/executor")):
+        one.send_signal(signal.SIGUSR1)  # on the way: a look at what it does, from outside
+        wait_for(lambda frame=frame: frame in (tmp_path / "run/stacks.txt").read_text(), 60)
     assert process.poll() is None
     shared = {m.path for p in family if p.is_running() for m in p.memory_maps() if "/dev/shm" in m.path}
     process.kill()

@@ -1,5 +1,6 @@
 """Whether a run goes on with what an interrupted one left in its folder, and what of its records stays then."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from rlreason.records.files import (
     response_files,
 )
 from rlreason.records.loggers.resumed import Resumed
-from rlreason.records.status import ending, read_status
+from rlreason.records.status import ending, known
 from rlreason.runtime.atomic_files import explained
 
 #: Settings that an interrupted job may go on without: they change its speed, its memory or what it shows.
@@ -102,7 +103,11 @@ def describe_place(state: Mapping[str, Any]) -> str:
 
 def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a run that came to an end of its own can go on: it finished all its steps, and there are more now."""
-    if ending(read_status(folder) or "finished") is not ending("finished"):
+    try:  # not the status: a start that was killed has left its own there
+        status = str(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["status"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    if ending(known(status)) is not ending("finished"):
         return False
     old, new = before.get("n_steps"), now.get("n_steps")
     return isinstance(old, int) and isinstance(new, int) and new > old
@@ -137,8 +142,9 @@ def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
     with explained(folder):
         for file in (*rollouts, *evaluations):
             file.path.unlink()
-        for old in (folder / CHECKPOINTS).glob("*.partial"):
-            _remove(old)
+        for kind in (CHECKPOINTS, ROLLOUTS, EVALS):  # of a process that was killed while it wrote
+            for old in (folder / kind).glob("*.partial"):
+                _remove(old)
         for name in (MODEL, CURVES):
             _remove(folder / name)
     return Resumed(rows, frozenset((file.kind, file.step or 0) for file in (*rollouts, *evaluations)))

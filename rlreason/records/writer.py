@@ -26,6 +26,7 @@ from rlreason.runtime.stderr_log import log_stderr_in
 from rlreason.runtime.streams import print_stderr
 from rlreason.types import Problem, Sample
 
+INPUTS = ("data", "prompts", "model", "tokenizer")  # in provenance.json: a run goes on with the same ones
 ROWS_SENT = 32  # of a step's responses go to the loggers; the run folder has all of them
 
 
@@ -64,38 +65,50 @@ class RunWriter:
         if self.resumed:
             origin["earlier_parts"] = earlier_parts(folder, origin, say)
             say_other_functions(folder, functions, say)
-        if self.checkpoint is not None:
-            reopened(folder, self.checkpoint)
+        self._before, self._config, self._functions = how_it_ended(folder), config, functions
         write_status(folder, "running")
         log_stderr_in(folder)
         self._origin = origin
-        self.add_provenance({})
-        self.document(files.CONFIG, config)
-        if functions:
-            self.document(files.FUNCTIONS, functions)
         self.train_step = 0.0  # of the newest row
         self.evaluated = False  # whether there is a row of an evaluation
         self.log: ResponseLog | None = None
-        self.resumed_from: Resumed | None = None  # what was recorded behind the checkpoint, and is recorded again
         if self.checkpoint is None:
+            self._describe()
             self.document(files.METRICS, "")
-        else:
-            set_aside_behind(self.checkpoint)
-            state = read_state(self.checkpoint)
-            self.resumed_from = cut_back(folder, state)
-            self.evaluated = True
-            self.train_step = max((row.get("train_step", 0) for row in RunFolder(folder).metrics), default=0)
-            again = f"; {self.resumed_from.rows_sent} later rows are written again" * bool(self.resumed_from.rows_sent)
-            say(f"goes on    from {describe_place(state)} ({files.CHECKPOINTS}/{self.checkpoint.name}){again}")
 
-    def refuse_other_inputs(self, facts: Mapping[str, Any]) -> None:
-        """`ConfigError` where a run that goes on would meet other data, prompts or a start model than before."""
-        earlier = (self._origin.get("earlier_parts") or [{}])[-1]
-        if other := differences(earlier, facts, ("data", "prompts", "model", "tokenizer")):
+    def go_on(self, facts: Mapping[str, Any], say: Callable[[str], None]) -> Resumed:
+        """Take the folder back to the checkpoint; returns what was recorded behind it, and is recorded again.
+
+        `facts`: of the inputs as they are now (`setup.origin`). `ConfigError` where a run would go on with other data,
+        prompts or another start model than before; then the folder is as it was.
+        """
+        assert self.checkpoint is not None
+        parts = self._origin.get("earlier_parts", [])
+        earlier: Mapping[str, Any] = next((part for part in reversed(parts) if "data" in part), {})
+        if other := differences(earlier, facts, INPUTS):
+            if self._before:  # else it was killed, and its status says as little as before
+                write_status(self.folder, self._before["status"], self._before["reason"])
             raise ConfigError(
                 f"hydra.run.dir={self.folder} holds a run that began with another input ({other[0]}): put back what it "
                 "began with, or choose another folder"
             )
+        reopened(self.folder, self.checkpoint)
+        self._describe()
+        set_aside_behind(self.checkpoint)
+        state = read_state(self.checkpoint)
+        cut = cut_back(self.folder, state)
+        self.evaluated = True
+        self.train_step = max((row.get("train_step", 0) for row in RunFolder(self.folder).metrics), default=0)
+        again = f"; {cut.rows_sent} later rows are written again" * bool(cut.rows_sent)
+        say(f"goes on    from {describe_place(state)} ({files.CHECKPOINTS}/{self.checkpoint.name}){again}")
+        return cut
+
+    def _describe(self) -> None:
+        """What the run is made of."""
+        self.add_provenance({})
+        self.document(files.CONFIG, self._config)
+        if self._functions:
+            self.document(files.FUNCTIONS, self._functions)
 
     def add_provenance(self, facts: Mapping[str, Any]) -> None:
         """Write down more of what the run is made of, beside what `provenance.json` tells already."""

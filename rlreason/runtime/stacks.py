@@ -3,8 +3,9 @@
     RUN/stacks.txt    a line for each process (id, state, what it waits for in the kernel, command), and below it the
                       Python stacks of its threads, where it can write them
 
-A run, its grading workers and vLLM's processes write their stacks when they get SIGUSR1, also where they hang in C.
-So `kill -USR1 PID` of any of them shows what it does; `write_stacks` asks all of them. Other processes only get a line.
+A run, its grading workers and vLLM's worker write their stacks when they get SIGUSR1, also where they hang in C. So
+`kill -USR1 PID` of any of them shows what it does; `write_stacks` asks all of them. Other processes, which the signal
+would end, only get a line.
 """
 
 import faulthandler

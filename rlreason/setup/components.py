@@ -74,16 +74,18 @@ class Components:
                 grader.close()
 
 
-def build_components(run: RunConfig, folder: Path, console: Console, resumed: Resumed | None = None) -> Components:
-    """Everything that can be wrong in what was asked is found before a model is trained: cheapest checks first."""
+def build_components(run: RunConfig, folder: Path, console: Console, logs: bool = True) -> Components:
+    """Everything that can be wrong in what was asked is found before a model is trained: cheapest checks first.
+
+    `logs`: the loggers start too; in a run that goes on they wait until its records are cut back (`start_loggers`).
+    """
     began = time.monotonic()
     prepare(run)
     loggers = Loggers(console.say)
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
     with given_up(graders, loggers):
-        if run.logger.chosen:
-            with console.wait("starting the loggers"):
-                loggers.start(run.logger, folder, asdict(run), resumed)
+        if logs:
+            start_loggers(run, loggers, folder, console)
         loaded, lessons = read_all(run, graders, console)
         with console.wait("loading the model"):
             policy = make_policy(run, lessons)
@@ -113,6 +115,15 @@ def build_components(run: RunConfig, folder: Path, console: Console, resumed: Re
         loggers=loggers,
         seconds_to_build=time.monotonic() - began,
     )
+
+
+def start_loggers(
+    run: RunConfig, loggers: Loggers, folder: Path, console: Console, resumed: Resumed | None = None
+) -> None:
+    """Start the chosen loggers; `resumed`: each goes on with the run that it has in its service."""
+    if run.logger.chosen:
+        with console.wait("starting the loggers"):
+            loggers.start(run.logger, folder, asdict(run), resumed)
 
 
 def prepare(run: RunConfig) -> None:
