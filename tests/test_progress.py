@@ -26,10 +26,8 @@ from rlreason.progress.plain import collected_from, plain_collected
 from rlreason.progress.tensors import (
     adapters,
     moments,
-    random_states,
     read_tensors,
     set_moments,
-    set_random_states,
     set_weights,
     write_tensors,
 )
@@ -37,6 +35,7 @@ from rlreason.records.checkpoints import checkpoints_in, read_state
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
 from rlreason.records.writer import RunWriter
+from rlreason.runtime.generators import random_states, set_random_states
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import build_components
 from rlreason.setup.learner import make_learner

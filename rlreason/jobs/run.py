@@ -13,6 +13,7 @@ from rlreason.records.files import CONTENTS
 from rlreason.records.status import read_status, write_status, written_at
 from rlreason.records.writer import RunWriter, finish_provenance
 from rlreason.runtime import signals
+from rlreason.runtime.generators import seed_generators
 from rlreason.runtime.lock import run_lock
 from rlreason.runtime.stacks import stacks_in
 
@@ -24,34 +25,34 @@ def run_job(run: RunConfig, folder: Path, config: str, words: Sequence[str], con
     ends it early is written to its status and raised.
     """
     refuse_own_input(run, folder, CONTENTS)
-    before = written_at(folder)
-    try:
-        with (
-            run_lock(folder, console.say),
-            stacks_in(folder),
-            signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())),
-        ):
-            with console.wait("loading torch and transformers"):
-                if run.trains:
-                    from rlreason.trainer import train as start
-                else:
-                    from rlreason.jobs.start import start
-                from rlreason.setup.probe import own_sources
-            schemas, sources = schemas_of(run), own_sources(run)
-            records = RunWriter(
-                folder, config, words, schemas=schemas, sources=sources, trains=run.trains, say=console.say
-            )
-            accuracy = start(run, records, console)
-            finish_provenance(folder)
-            return accuracy
-    except BaseException as error:
-        if signals.asked() and not isinstance(error, KeyboardInterrupt):
-            error = KeyboardInterrupt()
-        if written_at(folder) != before:  # the folder became this run's own
-            with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
-                mark_ended(folder, error)
-                finish_provenance(folder)
-        raise error
+    with run_lock(folder, console.say):  # and what follows it, so that nothing is said in the folder of another's run
+        before = written_at(folder)
+        try:
+            with stacks_in(folder), signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
+                return _started(run, folder, config, words, console)
+        except BaseException as error:
+            if signals.asked() and not isinstance(error, KeyboardInterrupt):
+                error = KeyboardInterrupt()
+            if written_at(folder) != before:  # the folder became this run's own
+                with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
+                    mark_ended(folder, error)
+                    finish_provenance(folder)
+            raise error
+
+
+def _started(run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console) -> float:
+    with console.wait("loading torch and transformers"):
+        if run.trains:
+            from rlreason.trainer import train as start
+        else:
+            from rlreason.jobs.start import start
+        from rlreason.setup.probe import own_sources
+    seed_generators(run.seed)
+    schemas, sources = schemas_of(run), own_sources(run)
+    records = RunWriter(folder, config, words, schemas=schemas, sources=sources, trains=run.trains, say=console.say)
+    accuracy = start(run, records, console)
+    finish_provenance(folder)
+    return accuracy
 
 
 def mark_ended(folder: Path, error: BaseException) -> None:

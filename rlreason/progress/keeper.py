@@ -31,10 +31,8 @@ from rlreason.progress.position import Mark, Position
 from rlreason.progress.tensors import (
     adapters,
     moments,
-    random_states,
     read_tensors,
     set_moments,
-    set_random_states,
     set_weights,
     write_tensors,
 )
@@ -51,6 +49,7 @@ from rlreason.records.counters import Counters
 from rlreason.records.files import CHECKPOINTS, MODEL
 from rlreason.records.monitors import Monitors
 from rlreason.records.writer import RunWriter
+from rlreason.runtime.generators import random_states, set_random_states
 from rlreason.types import Problem
 
 ACCURACY = "eval/accuracy"

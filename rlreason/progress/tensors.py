@@ -1,13 +1,11 @@
-"""The tensors that a run goes on with, apart from its model's weights: moments, random states, adapters.
+"""The tensors that a run goes on with, apart from its model's weights: moments and adapters, beside random states.
 
 By name, as safetensors holds them; what is no tensor goes into plain values.
 """
 
-import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -19,29 +17,7 @@ from rlreason.records.files import MODEL, TENSORS
 from rlreason.runtime.atomic_files import explained
 
 Plain = dict[str, Any]
-MOMENTS, WEIGHTS, GENERATORS = "optimizer.", "weight.", "generator."
-
-
-def random_states() -> tuple[Plain, dict[str, Tensor]]:
-    """The generators of the whole process: Python's and numpy's in plain values, torch's as tensors."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    plain = {"python": random.getstate(), "numpy": [kind, np.asarray(keys).tolist(), *rest]}
-    tensors = {f"{GENERATORS}cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        tensors |= {f"{GENERATORS}cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    return plain, tensors
-
-
-def set_random_states(plain: Plain, tensors: dict[str, Tensor]) -> None:
-    """Put every generator back; those of GPUs as far as there are as many."""
-    version, keys, gauss = plain["python"]
-    random.setstate((version, tuple(keys), gauss))
-    kind, words, *rest = plain["numpy"]
-    np.random.set_state((kind, np.array(words, np.uint32), *rest))
-    torch.set_rng_state(tensors[f"{GENERATORS}cpu"])
-    for i in range(torch.cuda.device_count()):
-        if (state := tensors.get(f"{GENERATORS}cuda.{i}")) is not None:
-            torch.cuda.set_rng_state(state, i)
+MOMENTS, WEIGHTS = "optimizer.", "weight."
 
 
 def moments(learner: Learner) -> tuple[list[Plain], dict[str, Tensor]]:

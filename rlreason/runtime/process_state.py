@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlreason.runtime.generators import random_states, set_random_states
+
 #: How the variables begin that a run and its libraries set.
 VARIABLES = ("TOKENIZERS_", "TORCHINDUCTOR_", "VLLM_")
 
@@ -19,6 +21,7 @@ class _Before:
     threads: int = 0
     dtype: Any = None
     variables: dict[str, str] = field(default_factory=dict)
+    generators: Any = None
 
 
 _before, _lock = _Before(), threading.Lock()
@@ -40,7 +43,7 @@ def process_state_kept() -> Iterator[None]:
     with _lock:
         if not _before.runs:
             _before.threads, _before.dtype = torch.get_num_threads(), torch.get_default_dtype()
-            _before.variables = _variables()
+            _before.variables, _before.generators = _variables(), random_states()
             torch.set_default_dtype(torch.float32)
         _before.runs += 1
         torch.set_num_threads(_before.threads)
@@ -55,6 +58,7 @@ def process_state_kept() -> Iterator[None]:
             torch.set_num_threads(_before.threads)
             if not _before.runs:
                 torch.set_default_dtype(_before.dtype)
+                set_random_states(*_before.generators)
                 for name in _variables().keys() - _before.variables.keys():
                     del os.environ[name]
                 os.environ |= _before.variables
