@@ -246,6 +246,7 @@ def test_the_feed_hands_over_every_step_once_and_in_order(ahead):
     feed = RolloutPrefetcher(algorithm, ahead)
     for step in range(1, 5):
         assert feed.next(step).metrics["step"] == step
+        feed.taken(step)
         feed.drain()
         assert [s for s, _ in algorithm.log] == list(range(1, min(step + 1 + ahead, 5)))  # exactly one ahead
     feed.close()
@@ -261,6 +262,7 @@ def test_an_error_of_sampling_ahead_reaches_the_loop():
 
     feed = RolloutPrefetcher(Failing(), ahead=True)
     feed.next(1)
+    feed.taken(1)
     with pytest.raises(RuntimeError, match="engine died"):
         feed.drain()
     feed.close()
@@ -287,7 +289,7 @@ def test_learning_measures_entropies_of_the_weights_that_each_update_met(policy)
     assert first.entropies[:3] == pytest.approx([s.entropy for s in expected], abs=1e-5)
     assert first.entropies[3:] == [first.entropies[0], None]
     assert first.entropies[:3] != second.entropies
-    assert counted == [first.metrics, second.metrics]
+    assert counted == [first, second]
     assert "rollout/mismatch_mean" not in first.metrics  # another temperature than the one that sampled
     assert not learner.scores_by_learning(replace(collected, batches=[given]), Sampling(temperature=0.7))
     assert learner.scores_by_learning(replace(collected, batches=[given]), Sampling())

@@ -202,9 +202,9 @@ def test_a_sweep_runs_its_jobs_apart_and_skips_finished_ones(tmp_path):
     assert second.stdout.count("not run again") == 2
     assert [f.stat().st_mtime_ns for f in folders] == stamps
     # a finished run keeps its folder: the same folder with another config is refused
-    again = rlreason(*SMALL, f"hydra.run.dir='{folders[0].parent}'", cwd=tmp_path)
+    again = rlreason(*SMALL, "loss=grpo_clip", f"hydra.run.dir='{folders[0].parent}'", cwd=tmp_path)
     assert again.returncode == 2
-    assert "holds a finished run" in again.stderr
+    assert "holds a finished run with other settings (loss" in again.stderr
 
 
 @pytest.mark.slow

@@ -105,6 +105,11 @@ class RunConfig:
         return False
 
     @property
+    def checkpoints_at_once(self) -> int:
+        """Checkpoints that lie in the run folder at one time, at most."""
+        return 0
+
+    @property
     def optimizes_by(self) -> str | None:
         """The optimizer; None: nothing is trained."""
         return None

@@ -53,6 +53,11 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         return self.save_model
 
     @property
+    def checkpoints_at_once(self) -> int:
+        """Those that are kept, the best one, and one that is being written."""
+        return 0 if self.checkpoint.every == 0 else self.checkpoint.keep + 2
+
+    @property
     def optimizes_by(self) -> str | None:
         return self.optimizer
 

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from rlreason.config.model import TinyModelConfig
 from rlreason.config.run import RunConfig
-from rlreason.config.training import TrainingConfig
 from rlreason.model.tiny_formats import VOCABULARY as TINY_VOCABULARY
 
 RECORDS = 2**20  # bytes for config, metrics and curves, which every run leaves
@@ -31,10 +30,8 @@ def space_needed(run: RunConfig) -> Space:
 
 def checkpoint_bytes(run: RunConfig, model: int) -> int:
     """Bytes of the checkpoints that are kept, of the best one and of one being written: weights and both moments."""
-    if not isinstance(run, TrainingConfig) or run.checkpoint.every == 0:
-        return 0
-    moments = 0 if run.model.lora.rank else model // 2 if run.optimizer == "adamw_8bit" else 2 * model
-    return (run.checkpoint.keep + 2) * (model + moments)
+    moments = 0 if run.model.lora.rank else model // 2 if run.optimizes_by == "adamw_8bit" else 2 * model
+    return run.checkpoints_at_once * (model + moments)
 
 
 def model_bytes(run: RunConfig) -> int:
