@@ -43,10 +43,9 @@ def set_moments(learner: Learner, plain: list[Plain], tensors: dict[str, Tensor]
             found[int(number)][key] = tensor
     learner.optimizer.state.clear()
     for parameter, kept in zip(learner.parameters, found, strict=True):
-        if kept:  # torch keeps its count of steps on the processor, where the others lie beside the parameter
+        if kept:  # all of it lies beside the parameter: AdamW in one pass keeps its count of steps there too
             learner.optimizer.state[parameter] = {
-                key: value.to(parameter.device) if isinstance(value, Tensor) and key != "step" else value
-                for key, value in kept.items()
+                key: value.to(parameter.device) if isinstance(value, Tensor) else value for key, value in kept.items()
             }
 
 

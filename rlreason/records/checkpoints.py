@@ -117,7 +117,8 @@ def what_is_wrong(path: Path) -> str:
                 return f"{name} of the run had {size} bytes then and has {found} now"
         return ""
     except OSError as error:
-        return f"{Path(error.filename or MANIFEST).name}: {error.strerror}"
+        name = os.path.relpath(error.filename, path) if error.filename else MANIFEST
+        return f"{name}: {error.strerror}"
     except (ValueError, TypeError, AttributeError):
         return f"{MANIFEST} is broken"
 
