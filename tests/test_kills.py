@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.broken_runs import KINDS, Runs, norms_of, parts_of
-from tests.run_records import differences, rows_of
+from tests.run_records import differences
 from tests.starts import rlreason
 
 #: Phase -> the place in the code; and how many parts the run has then (1: it had no checkpoint and began anew).
