@@ -24,7 +24,7 @@ from rlreason.records.checkpoints import (
     what_is_wrong,
     write_checkpoint,
 )
-from rlreason.records.resume import cut_back
+from rlreason.records.resume import cut_back, where_it_goes_on
 
 
 def write_some(folder: Path) -> None:
@@ -214,6 +214,24 @@ def test_records_that_are_shorter_than_at_a_checkpoint_leave_it_out(tmp_path):
     assert newest_good(tmp_path, said.append) == first
     assert "metrics.jsonl of the run had 6 bytes then and has 3 now" in said[0]
     (tmp_path / "metrics.jsonl").unlink()
-    with pytest.raises(ConfigError, match="no checkpoint that can be used"):
-        newest_good(tmp_path, said.append)
-    assert "metrics.jsonl of the run had 3 bytes then and has 0 now" in said[-1]
+    assert newest_good(tmp_path, said.append) == second  # no checkpoint has them: the newest is as good as any
+    assert "metrics.jsonl of the run had 3 bytes then and has 0 now" in said[-2]
+    assert said[-1].endswith("is taken all the same: the rows that are missing stay lost")
+    assert cut_back(tmp_path, {"offsets": {"metrics.jsonl": 6}, "recorded": 2, "history": []}).rows_sent == 0
+    assert not (tmp_path / "metrics.jsonl").read_bytes()  # and not filled up with zeros
+    (tmp_path / "metrics.jsonl").write_text("{}\n{")
+    cut_back(tmp_path, {"offsets": {"metrics.jsonl": 6}, "recorded": 2, "history": []})
+    assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize("damage", ["", "seed: 0\n", "a: [\n"])
+def test_damaged_settings_of_a_run_are_those_of_its_checkpoint(tmp_path, damage):
+    settings = "algorithm: grpo\nseed: 0\nn_steps: 4\n"
+    state = {"begun": 1, "offsets": {}, "config": settings}
+    write_checkpoint(tmp_path, name_of(1, 1, 1), state, write_some)
+    (tmp_path / "config.yaml").write_text(damage)
+    said: list[str] = []
+    assert where_it_goes_on(tmp_path, settings, said.append) == checkpoints_in(tmp_path)[0]
+    assert said == [f"! {tmp_path}/config.yaml is damaged: the checkpoint has the settings"]
+    with pytest.raises(ConfigError, match=r"other settings \(seed=0 there, 1 here\)"):
+        where_it_goes_on(tmp_path, settings.replace("seed: 0", "seed: 1"), said.append)

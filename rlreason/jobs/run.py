@@ -10,7 +10,8 @@ from rlreason.config.store import schemas_of
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONTENTS
-from rlreason.records.status import read_status, write_status, written_at
+from rlreason.records.reader import RunFolder
+from rlreason.records.status import known, read_status, write_status, written_at
 from rlreason.records.writer import RunWriter, finish_provenance
 from rlreason.runtime import signals
 from rlreason.runtime.generators import seed_generators
@@ -58,6 +59,9 @@ def _started(run: RunConfig, folder: Path, config: str, words: Sequence[str], co
 def mark_ended(folder: Path, error: BaseException) -> None:
     """Say in the folder of a run that was under way what ended it."""
     if read_status(folder) != "running":
+        return
+    if (summary := RunFolder(folder).summary) is not None:  # a finished run, before it was given more steps
+        write_status(folder, known(str(summary.get("status"))), str(summary.get("reason", "")))
         return
     if isinstance(error, KeyboardInterrupt):
         write_status(folder, "interrupted", signals.why_stopped(error))

@@ -155,6 +155,7 @@ class Keeper:
         evaluated = position.evaluated == (position.finished if step is None else step.number)
         at_rest = step is None or position.recorded
         plain = {
+            "config": self.records.config,
             "position": position.plain(),
             "begun": position.finished + (step is not None),
             "recorded": position.finished + position.recorded,

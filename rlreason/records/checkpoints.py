@@ -91,6 +91,10 @@ def newest_good(folder: Path, say: Callable[[str], object]) -> Path | None:
             return path
         before = "the one before it is tried" if path != found[0] else "it is the oldest"
         say(f"! {path} cannot be used ({wrong}): {before}")
+    for path in reversed(found):
+        if not what_is_wrong(path, records=False):
+            say(f"! {path.name} is taken all the same: the rows that are missing stay lost")
+            return path
     if found:
         raise ConfigError(
             f"hydra.run.dir={folder} holds no checkpoint that can be used: choose another folder, or move "
@@ -99,8 +103,8 @@ def newest_good(folder: Path, say: Callable[[str], object]) -> Path | None:
     return None
 
 
-def what_is_wrong(path: Path) -> str:
-    """Why a checkpoint cannot be used, or the run's records do not reach so far; empty where it can be."""
+def what_is_wrong(path: Path, records: bool = True) -> str:
+    """Why a checkpoint cannot be used; empty where it can be. `records`: those of the run must reach so far, too."""
     try:
         listed = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         for name, (size, written) in listed.items():
@@ -111,7 +115,7 @@ def what_is_wrong(path: Path) -> str:
         state = read_state(path)
         if (version := state.get("format")) != FORMAT:
             return f"it is of format {version}, and this program reads {FORMAT}"
-        for name, size in state["offsets"].items():
+        for name, size in state["offsets"].items() if records else ():
             file = path.parents[1] / name
             if (found := file.stat().st_size if file.exists() else 0) < size:
                 return f"{name} of the run had {size} bytes then and has {found} now"

@@ -65,7 +65,10 @@ def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) ->
     path = folder / CONFIG
     if not path.exists() or not checkpoints_in(folder):
         return None
-    before, now = _flat(path.read_text(encoding="utf-8")), _flat(config)
+    before, now = _flat(path.read_text(encoding="utf-8", errors="replace")), _flat(config)
+    if "algorithm" not in before and (checkpoint := newest_good(folder, say)) is not None:
+        say(f"! {path} is damaged: the checkpoint has the settings")
+        before = _flat(read_state(checkpoint).get("config", ""))
     finished = (folder / SUMMARY).exists()
     if different := changed(before, now, MAY_CHANGE):
         kind = "a finished run" if finished else "an interrupted run"
@@ -132,13 +135,14 @@ def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
         path, size = folder / name, state["offsets"].get(name, 0)  # 0: there was none then
         if not path.exists() and not size:
             continue
-        with explained(path), path.open("r+b") as grown:
-            grown.seek(size)
+        with explained(path), path.open("a+b") as grown:
+            grown.seek(0)
+            kept = whole_lines(grown.read(size))
+            grown.seek(len(kept))
             rows += grown.read().count(b"\n") if name == METRICS else 0
-            grown.truncate(size)
-    kept = {ROLLOUTS: state["recorded"], EVALS: len(state["history"])}
-    rollouts = [file for file in response_files(folder, ROLLOUTS) if (file.step or 0) > kept[ROLLOUTS]]
-    evaluations = response_files(folder, EVALS)[kept[EVALS] :]
+            grown.truncate(len(kept))
+    rollouts = [file for file in response_files(folder, ROLLOUTS) if (file.step or 0) > state["recorded"]]
+    evaluations = response_files(folder, EVALS)[len(state["history"]) :]
     with explained(folder):
         for file in (*rollouts, *evaluations):
             file.path.unlink()
@@ -148,6 +152,15 @@ def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
         for name in (MODEL, CURVES):
             _remove(folder / name)
     return Resumed(rows, frozenset((file.kind, file.step or 0) for file in (*rollouts, *evaluations)))
+
+
+def whole_lines(text: bytes) -> bytes:
+    """What comes before the last line where that is broken off.
+
+    >>> whole_lines(b"1\\n2\\n3")
+    b'1\\n2\\n'
+    """
+    return text[: text.rfind(b"\n") + 1]
 
 
 def _remove(path: Path) -> None:
@@ -172,7 +185,7 @@ def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...] =
         for key in dict.fromkeys((*old, *new))
         if old.get(key) != new.get(key) and not any(key == name or key.startswith(f"{name}.") for name in allowed)
     ]
-    said = [f"{key}={old.get(key)} there, {new.get(key)} here" for key in keys[:3]]
+    said = [f"{key}={old.get(key, 'not set')} there, {new.get(key, 'not set')} here" for key in keys[:3]]
     return "; ".join(said) + f"; and {len(keys) - 3} more" * (len(keys) > 3)
 
 

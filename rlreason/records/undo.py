@@ -44,6 +44,7 @@ def undone_when_refused(planned: Path) -> Iterator[None]:
     parent = planned.parent
     above = [path for path in planned.parents if not path.exists()]
     names, siblings = _names(planned), _names(parent)
+    hydras = {path: path.read_bytes() for path in (planned / HYDRAS).glob("*.yaml")}  # which Hydra writes anew
     new = not planned.exists() or (SWEEP_VARIABLE in os.environ and names <= {HYDRAS})  # its sweep has just made it
     try:
         yield
@@ -56,6 +57,8 @@ def undone_when_refused(planned: Path) -> Iterator[None]:
         if exit_code(error) in MISTAKES:
             with contextlib.suppress(OSError):  # what happened is said; this is no reason to say more
                 _undo(folder, set() if new else names, [folder, *above] if new else [])
+                for path, before in hydras.items():
+                    path.write_bytes(before)
         raise
 
 

@@ -65,7 +65,7 @@ class RunWriter:
         if self.resumed:
             origin["earlier_parts"] = earlier_parts(folder, origin, say)
             say_other_functions(folder, functions, say)
-        self._before, self._config, self._functions = how_it_ended(folder), config, functions
+        self._before, self.config, self._functions = how_it_ended(folder), config, functions
         write_status(folder, "running")
         log_stderr_in(folder)
         self._origin = origin
@@ -106,7 +106,7 @@ class RunWriter:
     def _describe(self) -> None:
         """What the run is made of."""
         self.add_provenance({})
-        self.document(files.CONFIG, self._config)
+        self.document(files.CONFIG, self.config)
         if self._functions:
             self.document(files.FUNCTIONS, self._functions)
 
@@ -203,7 +203,9 @@ def earlier_parts(folder: Path, origin: Mapping[str, Any], say: Callable[[str], 
     parts = [*earlier.pop("earlier_parts", []), earlier | how_it_ended(folder)]
     for part in parts:
         say(f"before     {part_line(part)}")
-    if differs := code_differs(earlier, origin):
+    if not earlier.get("command"):
+        say(f"! {files.PROVENANCE} of the part before cannot be read: whether code and data are the same is not known")
+    elif differs := code_differs(earlier, origin):
         say(f"! {differs}: the numbers of this run come from both")
     return parts
 

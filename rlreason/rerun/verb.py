@@ -83,7 +83,10 @@ def _folder(then: Path, words: Sequence[str]) -> Path:
     """Where it runs: the folder that was asked for, or the first one beside RUN that is free."""
     for word in words:
         if key_of(word) == RUN_DIR:
-            return Path(word.partition("=")[2].strip("'\""))
+            place = Path(word.partition("=")[2].strip("'\""))
+            if place.exists() and (not place.is_dir() or any(place.iterdir())):  # a run there would go on
+                raise ConfigError(f"{word}: rerun starts in a new folder: leave it out, or name one that is not there")
+            return place
     place = then if then.name else then.absolute()
     free, number = place.with_name(f"{place.name}_rerun"), 1
     while free.exists():
