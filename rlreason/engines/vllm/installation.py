@@ -1,17 +1,23 @@
-"""The vLLM that is installed: whether there is one, importing it, and sending its log to a file."""
+"""The vLLM that is installed: whether there is one, importing it, and sending its log to a file.
+
+Secrets in that log are hidden as it is written where vLLM in this process logs, and in what its own process and native
+code write when the engine is closed. A run that is killed (SIGKILL, or a second Ctrl-C) leaves the latter as it was.
+"""
 
 import contextlib
 import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rlreason.config.rollout import INSTALL_VLLM as INSTALL
 from rlreason.config.rollout import WITHOUT_VLLM
 from rlreason.errors import ConfigError
+from rlreason.runtime.atomic_files import whole
+from rlreason.runtime.secrets import plainly_redacted
 
 NEWEST = (0, 32)
 
@@ -45,17 +51,23 @@ def import_vllm(log: Path, oldest: tuple[int, int]) -> Any:
     if not oldest <= version <= NEWEST:
         span = " to ".join("{}.{}".format(*end) for end in (oldest, NEWEST))
         raise ConfigError(f"rollout=vllm: vLLM {vllm.__version__} is outside the versions {span} for this: {INSTALL}")
-    _log_to(log)
+    log_into(log)
     return vllm
 
 
-def _log_to(log: Path) -> None:
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return plainly_redacted(super().format(record))
+
+
+def log_into(log: Path) -> None:
+    """What vLLM logs in this process goes to the end of this file alone, without secrets."""
     logger = logging.getLogger("vllm")
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
     handler = logging.FileHandler(log, encoding="utf-8", delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
     logger.propagate = False
     logger.setLevel(logging.INFO)
@@ -77,8 +89,27 @@ def stderr_into(log: Path) -> Iterator[None]:
 
 
 def last_lines(log: Path, count: int = 5) -> str:
-    """The end of vLLM's log, for a message about its failure."""
+    """The end of vLLM's log, for a message about its failure; secrets are hidden."""
     if not log.is_file():
         return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+    lines = plainly_redacted(log.read_text(encoding="utf-8", errors="replace")).splitlines()[-count:]
     return "".join(f"\n  {line[:300]}" for line in [f"last lines of {log}:", *lines])
+
+
+def hide_secrets(log: Path, say: Callable[[str], None]) -> None:
+    """Write the log anew, atomically, where it holds secrets; when vLLM's process has ended, which may write into it.
+
+    What cannot be written is said: the run has ended, and nothing but this file is in danger.
+    """
+    try:
+        text = log.read_bytes().decode("utf-8", "surrogateescape")
+        if (shown := plainly_redacted(text)) == text:
+            return
+        for handler in logging.getLogger("vllm").handlers:
+            handler.close()  # it opens the new file with the next line
+        with whole(log) as partial:
+            partial.write_bytes(shown.encode("utf-8", "surrogateescape"))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        say(f"! secrets may stand in {log}: {error}")

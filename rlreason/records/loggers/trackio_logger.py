@@ -12,9 +12,20 @@ from rlreason.config.groups import LoggerConfig
 from rlreason.records.loggers.base import COLUMNS, Known, Row, Sent
 from rlreason.records.loggers.silence import listen, silence
 from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.runtime.secrets import redacted_leaves
 
 OWN = {"step", "timestamp"}  # columns of its store
 WARNS = "_emit_nonfatal_warning"  # what Trackio says through it, it goes on after
+
+
+def names(settings: LoggerConfig, folder: Path) -> dict[str, Any]:
+    """What names the run in Trackio, without secrets: "project", "name" and "group", which may be None."""
+    named = {
+        "project": settings.project or "rlreason",
+        "name": settings.name or folder.name,
+        "group": settings.group or os.environ.get(SWEEP_VARIABLE),
+    }
+    return dict(redacted_leaves(named))
 
 
 class TrackioLogger:
@@ -31,13 +42,11 @@ class TrackioLogger:
             silence(module, WARNS)
         self._heard = listen()  # in this thread, whose current run, kept in a context variable, is nobody else's either
         elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL", "").partition("?")[0]
-        project = settings.project or "rlreason"
+        named = names(settings, folder)
         self._local, self._table, self._text = not elsewhere, trackio.Table, trackio.Markdown
         callers = trackio.config  # of a run of the user's own, which the module shows
         self._run = trackio.init(
-            project=project,
-            name=settings.name or folder.name,
-            group=settings.group or os.environ.get(SWEEP_VARIABLE),
+            **named,
             config=config,
             embed=False,
             auto_log_gpu=False,
@@ -49,7 +58,7 @@ class TrackioLogger:
         self._heard.clear()  # it started
         self._lost = dict[str, str]()  # what the run warns of, in threads of Trackio's too
         vars(self._run)["_warn_once"] = self._lost.setdefault
-        self.place = elsewhere or f"trackio show --project {shlex.quote(project)}"
+        self.place = elsewhere or f"trackio show --project {shlex.quote(named['project'])}"
 
     def sent(self) -> Sent | None:
         """What stands in Trackio's store on this computer; None where the run is kept elsewhere."""

@@ -14,7 +14,7 @@ from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, LIMIT_S, Know
 from rlreason.records.loggers.silence import listen, silence
 from rlreason.records.loggers.wandb_files import parts, sent_in
 from rlreason.runtime.environment import SWEEP_VARIABLE
-from rlreason.runtime.secrets import HIDDEN, redacted_words
+from rlreason.runtime.secrets import HIDDEN, redacted_leaves, redacted_words
 
 #: Seconds that W&B waits for its server at the start, and at the end: a little less than the run waits for W&B.
 TIMEOUTS = {"init_timeout": LIMIT_S / 2, "finish_timeout": 0.75 * LIMIT_S}
@@ -33,7 +33,7 @@ def chosen(settings: LoggerConfig, folder: Path, own: Any, new: dict[str, Any], 
     """Arguments of `wandb.init`: what the user set, and our defaults where W&B has no value of its own.
 
     `own` are W&B's settings from its variables and files. What stands there is not passed, so it holds, except for what
-    is `new` there since W&B read them.
+    is `new` there since W&B read them. Secrets in what names the run are hidden.
     """
     given = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in LOGGERS}
     defaults = {"project": "rlreason", "group": os.environ.get(SWEEP_VARIABLE), "name": folder.name}
@@ -46,9 +46,8 @@ def chosen(settings: LoggerConfig, folder: Path, own: Any, new: dict[str, Any], 
     ours |= {key: value for key, value in TIMEOUTS.items() if f"WANDB_{key.upper()}" not in os.environ}
     place |= {} if own.run_id else {"id": known.id}
     place |= {"resume": "allow"} if known.goes_on and not own.resume else {}
-    return (
-        place | {"settings": ours} | {key: value for key, value in defaults.items() if value and not named[key]} | kept
-    )
+    told = {key: value for key, value in defaults.items() if value and not named[key]} | kept
+    return place | {"settings": ours} | dict(redacted_leaves(told))
 
 
 def kept_from_wandb(words: Sequence[str], here: Path) -> dict[str, bool]:
