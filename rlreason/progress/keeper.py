@@ -72,7 +72,6 @@ class Keeper:
     position: Position = field(default_factory=Position)
     mark: Mark = field(default_factory=Mark)
     began: float = field(default_factory=time.monotonic)
-    best: float = -1.0  # accuracy of the checkpoints so far
     accuracies: dict[str, float] = field(default_factory=dict)  # of the checkpoints, where they were evaluated
 
     def __post_init__(self) -> None:
@@ -85,6 +84,11 @@ class Keeper:
     def begun(self) -> bool:
         """Whether there is anything to go on with."""
         return bool(self.validation.history) and bool(self.mark.counters)  # the mark is what restoring sets last
+
+    @property
+    def best(self) -> float:
+        """The best accuracy of the checkpoints so far."""
+        return max(self.accuracies.values(), default=-1.0)
 
     def settle(self, drawn: bool = False) -> None:
         """The run is between two acts: keep what moves. To be called in a block that no signal interrupts.
@@ -132,7 +136,6 @@ class Keeper:
         write_checkpoint(self.records.folder, name, plain, lambda folder: write_tensors(folder, self.policy, tensors))
         if plain["accuracy"] is not None:
             self.accuracies[name] = plain["accuracy"]
-            self.best = max(self.best, plain["accuracy"])
         self.prune(self.settings.keep)
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         self.cost.add(time.monotonic() - began, size)
@@ -151,7 +154,7 @@ class Keeper:
         plain_moments, tensors = moments(self.learner)
         plain_generators, states = mark.generators
         step, ahead = position.step, self.prefetcher.ready()
-        first, *others = self.validation.history
+        history = self.validation.history
         evaluated = position.evaluated == (position.finished if step is None else step.number)
         at_rest = step is None or position.recorded
         plain = {
@@ -168,8 +171,8 @@ class Keeper:
             "draws": mark.draws,
             "generators": plain_generators,
             "optimizer": plain_moments,
-            "accuracy": self.validation.history[-1].metrics[ACCURACY] if evaluated and at_rest else None,
-            "history": [plain_evaluated(e, e is first or e is self.validation.history[-1]) for e in (first, *others)],
+            "accuracy": history[-1].metrics[ACCURACY] if evaluated and at_rest else None,
+            "history": [plain_evaluated(e, e is history[0] or e is history[-1]) for e in history],
         }
         return plain, tensors | states | adapters(self.policy)
 
@@ -205,7 +208,6 @@ class Keeper:
             with suppress(OSError, ValueError, KeyError):  # an older one, which may be broken: nobody goes on from it
                 if (accuracy := read_state(found)["accuracy"]) is not None:
                     self.accuracies[found.name] = accuracy
-        self.best = max(self.accuracies.values(), default=-1.0)
         return self.validation.history[-1]
 
     def save_model(self) -> None:

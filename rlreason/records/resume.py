@@ -25,7 +25,7 @@ from rlreason.records.files import (
 )
 from rlreason.records.loggers.resumed import Resumed
 from rlreason.records.status import ending, known
-from rlreason.runtime.atomic_files import explained
+from rlreason.runtime.atomic_files import explained, removed
 
 #: Settings that an interrupted job may go on without: they change its speed, its memory or what it shows.
 HARMLESS = ("threads", "log_generations", "micro_batch_tokens", "rollout.max_rows", "rollout.kv_cache_gb")
@@ -85,8 +85,8 @@ def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) ->
             f"! n_steps={now.get('n_steps')} with lr_schedule={now['lr_schedule']}: so far the rate fell towards step "
             f"{before.get('n_steps')}, and from here on it falls towards the new end"
         )
-    if checkpoint is not None and (steps := now.get("n_steps")) and read_state(checkpoint)["begun"] > steps:
-        begun = read_state(checkpoint)["begun"]
+    begun = 0 if checkpoint is None else read_state(checkpoint)["begun"]
+    if (steps := now.get("n_steps")) and begun > steps:
         raise ConfigError(f"n_steps={steps}: the run in {folder} has come to step {begun}: give it at least so many")
     return checkpoint
 
@@ -148,9 +148,9 @@ def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
             file.path.unlink()
         for kind in (CHECKPOINTS, ROLLOUTS, EVALS):  # of a process that was killed while it wrote
             for old in (folder / kind).glob("*.partial"):
-                _remove(old)
+                removed(old)
         for name in (MODEL, CURVES):
-            _remove(folder / name)
+            removed(folder / name)
     return Resumed(rows, frozenset((file.kind, file.step or 0) for file in (*rollouts, *evaluations)))
 
 
@@ -161,15 +161,6 @@ def whole_lines(text: bytes) -> bytes:
     b'1\\n2\\n'
     """
     return text[: text.rfind(b"\n") + 1]
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        for inner in path.iterdir():
-            _remove(inner)
-        path.rmdir()
-    else:
-        path.unlink(missing_ok=True)
 
 
 def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...] = HARMLESS) -> str:

@@ -5,7 +5,6 @@ Only what this start made is removed, and only while it recorded nothing that an
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.records import files
 from rlreason.records.files import CONTENTS, SET_ASIDE
 from rlreason.records.status import exit_code
+from rlreason.runtime.atomic_files import removed
 from rlreason.runtime.environment import SWEEP_VARIABLE
 
 MISTAKES = (ConfigError.exit_code, DataError.exit_code, ResourceError.exit_code)
@@ -74,7 +74,7 @@ def _undo(folder: Path, names: set[str], new: list[Path]) -> None:
     if any(_holds_something(folder / name) for name in ours & WANTED) or (names & set(CONTENTS) and not aside):
         return  # worth keeping; or the folder of an earlier run that this one went on with, or was refused
     for name in ours:
-        _remove(folder / name)
+        removed(folder / name)
     for place in aside:
         for path in place.iterdir():
             os.replace(path, folder / path.name)
@@ -85,10 +85,3 @@ def _undo(folder: Path, names: set[str], new: list[Path]) -> None:
 
 def _holds_something(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()

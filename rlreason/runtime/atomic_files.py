@@ -88,9 +88,14 @@ def unwritable(path: Path | str, number: int) -> UnwritableError:
     return error
 
 
+def removed(path: Path) -> None:
+    """Remove a file, a link or a whole folder; one that is not there is no error."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _remove(path: Path) -> None:
     with suppress(OSError):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        removed(path)
