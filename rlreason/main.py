@@ -27,17 +27,17 @@ from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.jobs.run import run_job
 from rlreason.jobs.silent import ended_when_it_hangs
+from rlreason.multirun.start import start_sweep, start_sweep_run
 from rlreason.records.console import Console
 from rlreason.records.files import HYDRA
-from rlreason.records.status import ending, read_status, sweep_code
+from rlreason.records.status import ending, read_status
 from rlreason.records.undo import Ended, undone_when_refused
 from rlreason.runtime import signals
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.secrets import redacted, redacted_settings
 from rlreason.runtime.stacks import listen
 from rlreason.runtime.stderr_log import stderr_logged
-from rlreason.sweeps.processes import PATIENCE_S, Sweep
-from rlreason.sweeps.table import runs_table
+from rlreason.sweeps.processes import PATIENCE_S
 
 
 def main(cfg: DictConfig, words: Sequence[str] = ()) -> float:
@@ -83,15 +83,6 @@ def hide_in_hydras_files(folder: Path) -> None:
         text = path.read_text(encoding="utf-8")
         if (plain := redacted(text)) != text:
             path.write_text(plain, encoding="utf-8")
-
-
-def start_sweep_run(cfg: DictConfig) -> float:
-    """One run of a sweep, in a process of its own; its accuracy is what a sweeper such as Optuna's goes by."""
-    run = typed(cfg, of_sweep=True)
-    config, hydra_config = redacted_settings(OmegaConf.to_yaml(cfg, resolve=True)), HydraConfig.get()
-    folder, name = Path(hydra_config.runtime.output_dir), Path(hydra_config.sweep.dir).name
-    words, limit_s = list(hydra_config.overrides.task), run.waits.run_s
-    return Sweep.of_environment().run(name, folder, words, config, limit_s).accuracy
 
 
 def cli() -> None:
@@ -141,7 +132,7 @@ def do(words: Sequence[str]) -> int:
 def start_runs(hydra: Hydra, asked: Asked, words: Sequence[str]) -> int:
     """Start the run or the sweep."""
     if asked.multirun:
-        return start_sweep(hydra, asked)
+        return start_sweep(hydra, asked, main)
     assert asked.folder is not None
     with undone_when_refused(asked.folder):
         hydra.run(asked.config_name, partial(main, words=words), [*asked.overrides, "hydra.mode=RUN"])
@@ -157,20 +148,3 @@ def answer_question(asked: Asked) -> int:
     if asked.flags.keys() & {"cfg", "info"}:
         check_rules(asked)  # the config was shown; what is wrong with it is said too
     return 0
-
-
-def start_sweep(hydra: Hydra, asked: Asked) -> int:
-    """Run every run of a sweep, then print the table of their results; of those so far where it was stopped."""
-    with signals.temporary_folder("rlreason-sweep-") as place:
-        log = Sweep(asked.sources(), str(Path(place) / "runs.jsonl"))
-        log.announce()
-        try:
-            hydra.multirun(asked.config_name, main, [*asked.overrides, "hydra.mode=MULTIRUN"])
-        finally:
-            runs = log.runs()
-            if runs:
-                print("\n" + runs_table(runs))
-    if not runs:  # a launcher on machines that share no files with this one
-        print("rlreason: no run of the sweep has reported here how it ended: see their folders", file=sys.stderr)
-        return 1
-    return sweep_code([run.status for run in runs])

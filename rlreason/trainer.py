@@ -7,21 +7,21 @@ import torch
 
 from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.algorithms.rollouts import score_samples
-from rlreason.config.evaluation import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
-from rlreason.evaluation.evaluator import Evaluated, Validation, fell_to_zero
+from rlreason.evaluation.compliance import write_card
+from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.interrupted import keep_what_is_there, wind_up
 from rlreason.learner import Learner, Update
 from rlreason.objectives.card import TEXT_WIDTH
-from rlreason.optimization import LearningRateSchedule, averaged, evaluation_due
+from rlreason.optimization import LearningRateSchedule, averaged
+from rlreason.progress.ends import Ends, due, monitors_of
 from rlreason.progress.keeper import Keeper
-from rlreason.progress.step import Step, diverged
+from rlreason.progress.step import Step
 from rlreason.records.console import Console, Stopwatch
 from rlreason.records.counters import Counters
 from rlreason.records.curves import draw_curves
 from rlreason.records.files import OBJECTIVE, ROLLOUTS
-from rlreason.records.monitors import Monitors
 from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
@@ -30,7 +30,7 @@ from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import Components, build_components, start_loggers
 from rlreason.setup.learner import make_learner
 from rlreason.setup.origin import facts_of
-from rlreason.setup.run_summary import closing, header, shown_generations, summed_up
+from rlreason.setup.run_summary import LOST, closing, header, say_why_it_ended, shown_generations, summed_up
 
 
 def train(run: RunConfig, records: RunWriter, console: Console) -> float:
@@ -89,6 +89,7 @@ class Trainer:
         self.schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, self.n_steps)
         self.monitors = monitors_of(run, console)
         problems = parts.eval_problems, parts.final_problems
+        self.ends = Ends(run, self.monitors, counters, self.n_steps, *map(len, problems))
         self.validation = Validation(parts.evaluator, *problems, records, self.monitors, counters, console)
         self.keeper = Keeper(
             run.checkpoint, parts.policy, parts.engine, self.learner, self.prefetcher, parts.graders(), records,
@@ -98,44 +99,55 @@ class Trainer:
 
     def loop(self) -> float:
         """Every step of a run, from the first evaluation to the closing table; returns the final accuracy."""
-        position, validation = self.position, self.validation
+        position = self.position
         self.begin()
         for number in range(position.finished + 1, self.n_steps + 1):
-            if position.status != "finished":
+            if position.ended and position.step is None:
                 break
-            step = position.step or self.collect(number)
-            self.learn(step)
-            if not position.recorded:
-                status, reason = diverged(step, self.learner)
-                self.sync(step, status)
-                self.record(step, status, reason)
-
-            last = number == self.n_steps or position.status != "finished"
-            if last:
-                self.keep()
-            width = Fraction(1, 1 if self.prefetcher.ahead else max(step.count, 1))  # of the step's last update
-            asked = not last and due(self.run, Fraction(number), width, self.n_steps)
-            if (asked or (last and position.status != "diverged:weights")) and position.evaluated != number:
-                self.evaluate(number, Fraction(number), last)
-            self.console.step(number, validation.accuracy, step.metrics, keep=last or asked)
-            with held():
-                position.end_step(number)
-                self.keeper.settle(drawn=True)
-            if not last and self.keeper.due():
-                self.keep()
+            self.whole_step(number)
+        self.evaluate_last(position.finished)
         return self.finish()
+
+    def whole_step(self, number: int) -> None:
+        """Step 1, 2, ... with the evaluation and the checkpoint that are due behind it; or the rest of it."""
+        position = self.position
+        step = position.step or self.collect(number)
+        self.learn(step)
+        if not position.recorded:
+            finite = not step.updates or self.learner.weights_are_finite()
+            self.sync(step, finite)
+            self.record(step, finite)
+
+        asked = not (number == self.n_steps or position.ended) and self.due_behind(step)
+        if asked and position.evaluated != number:
+            self.evaluate(number, Fraction(number))
+        if last := number == self.n_steps or position.ended:
+            self.keep()
+            self.evaluate_last(number)
+        self.console.step(number, self.validation.accuracy, step.metrics, keep=last or asked)
+        with held():
+            position.end_step(number)
+            self.keeper.settle(drawn=True)
+        if not last and self.keeper.due():
+            self.keep()
+
+    def due_behind(self, step: Step) -> bool:
+        """Whether the settings ask for an evaluation behind the step."""
+        width = Fraction(1, 1 if self.prefetcher.ahead else max(step.count, 1))  # of the step's last update
+        return due(self.run, Fraction(step.number), width, self.n_steps)
 
     def begin(self) -> None:
         """The first evaluation; or everything as it was at the checkpoint that the run goes on from."""
         if (checkpoint := self.records.checkpoint) is None:
             before = self.evaluate(0, Fraction(0))
             shown_generations(self.console, before.samples, self.components.eval_problems, self.run.log_generations)
-            self.position.status, self.position.reason = self.monitors.verdict()
         else:
             with self.console.wait("going on from the checkpoint"):
                 before = self.keeper.restore(checkpoint)
         position = self.position
-        if position.finished >= self.n_steps or position.status != "finished":
+        number = position.finished + (position.step is not None)
+        position.status, position.reason = self.ends.verdict(number, evaluates=False)  # by the settings of now
+        if position.finished >= self.n_steps or (position.ended and position.step is None):
             return
         self.console.start(self.n_steps, position.finished)
         if checkpoint is None:
@@ -213,30 +225,40 @@ class Trainer:
         with held():
             evaluated = self.validation.record(measured, step, between_updates)
             self.position.evaluated = done
+            self.monitors.check(step, {}, evaluations=[e.metrics for e in self.validation.history])
+            if not self.position.ended:
+                self.position.status, self.position.reason = self.monitors.verdict()
             self.keeper.settle(drawn=True)
         return evaluated
 
-    def sync(self, step: Step, status: str) -> None:
+    def evaluate_last(self, number: int) -> None:
+        """Ask the whole split behind the last step, unless that is done, or the weights can answer nothing."""
+        position, done = self.position, Fraction(number)
+        again = position.evaluated == done  # the evaluation that was due there ends the run, or there was no step
+        if position.status != LOST and not (again and self.validation.history[-1].last):
+            self.evaluate(number, done, last=True, between_updates=again)
+
+    def sync(self, step: Step, finite: bool) -> None:
         """Hand the new weights to the engine; what is sampled ahead keeps those that it began with."""
         self.prefetcher.drain()
-        if step.updates and status != "diverged:weights":
+        if step.updates and finite:
             with self.console.wait(f"step {step.number}: handing the weights to the engine", logged=True):
                 step.synced = self.engine.load_weights(self.policy)
         step.clock.lap("sync")
 
-    def record(self, step: Step, status: str, reason: str) -> None:
+    def record(self, step: Step, finite: bool) -> None:
         """Write down what the step has come to, and warn of what went wrong quietly in it."""
         number, samples = step.number, step.samples
         with held():
             self.records.metrics(self.counters.row() | step.row())
             if samples and (every := self.run.save_rollouts_every) and number % every == 0:
                 self.records.responses(ROLLOUTS, number, samples, self.components.train_problems)
-            self.monitors.check(number, step.metrics)
+            self.monitors.check(number, step.metrics, [u.metrics for u in step.updates], finite_weights=finite)
             for name, notice in step.collected.notices.items():
                 self.monitors.warn(number, name, notice)
             self.monitors.check_grades(number, self.components.grader.warnings([s.grade for s in samples]))
-            ends = (status, reason) if status != "finished" else self.monitors.verdict()
-            self.position.status, self.position.reason = ends
+            self.ends.recorded(step)
+            self.position.status, self.position.reason = self.ends.verdict(number, self.due_behind(step))
             self.position.recorded = True
             self.keeper.settle()
 
@@ -254,20 +276,14 @@ class Trainer:
         before, after = self.validation.history[0], self.validation.history[-1]
         status, reason = self.position.status, self.position.reason
         self.counters.pause()
-        if status == "finished":
-            status, reason = self.monitors.verdict()
-        if status == "finished" and fell_to_zero([e.metrics for e in self.validation.history]):
-            status = "diverged:accuracy"
-            reason = f"accuracy fell to 0 of {after.metrics['eval/problems']:.0f} problems, from one that this excludes"
-        if status != "finished":
-            cure = ": lower learning_rate or max_grad_norm" if status.startswith("diverged") else ""
-            console.say(f"! {status}: {reason}{cure}")
+        say_why_it_ended(console, records.folder, status, reason)
         if run.save_model:
             with console.wait("saving the model"):
                 self.keeper.save_model()
         self.keeper.prune(keep=1)  # enough to give the run more steps
         summary = summed_up(components, status, reason, before, after) | {
             "notices": dict(self.monitors.counts),
+            "alarm": self.monitors.alarm(),
             **{name: round(value, 1) for name, value in self.counters.row().items()},
             "seconds": round(self.counters.row()["time/total"], 1),
             "threads": torch.get_num_threads(),
@@ -276,22 +292,7 @@ class Trainer:
         with console.wait("drawing the curves"):
             draw_curves(RunFolder(records.folder))
         with console.wait("closing the records"):
+            write_card(run.eval.card, records.folder, summary)
             records.summary(summary)
         closing(console, run, records.folder, before, after, components.eval_problems, summary, components.loggers)
         return float(summary["accuracy"])
-
-
-def monitors_of(run: TrainingConfig, console: Console) -> Monitors:
-    """The monitors of a run, which have said what its settings alone give reason to."""
-    limit = sampling_key(run, "max_tokens")
-    limits = () if limit == "sampling.max_tokens" else (limit,)  # what training cuts is said of its own samples
-    group_size = getattr(run, "group_size", 1)
-    monitors = Monitors(group_size, console.say, run.guards.parity, run.guards.parity_bound, *limits)
-    for name, warning in run.warnings().items():
-        monitors.warn(0, name, warning)
-    return monitors
-
-
-def due(run: TrainingConfig, done: Fraction, width: Fraction, n_steps: int) -> bool:
-    """Whether the settings ask for an evaluation behind the update that ends at `done` steps."""
-    return evaluation_due(done, width, n_steps, run.eval_every, run.longest_without_evaluation)

@@ -29,6 +29,7 @@ class Problem:
     facts: dict[str, str] = field(
         default_factory=dict, compare=False
     )  # what the data says about it: level, subject ...
+    claim: tuple[str, str] | None = None  # a wrong solution and its answer, which a trace is written from instead
 
 
 @dataclass(frozen=True, slots=True)

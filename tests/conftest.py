@@ -10,7 +10,8 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from rlreason.config.store import register, resource_dir
-from rlreason.data.stories import habit_trace, make_stories
+from rlreason.data.stories import make_stories
+from rlreason.data.stories_habits import habit_trace
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model, build_tokenizer

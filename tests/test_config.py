@@ -195,7 +195,7 @@ def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
         (["algorithm=sft", "epochs=2"], "n_steps=60 and epochs=2.0: set one and leave the other null"),
         (["algorithm=ei", "n_steps=0"], "n_steps=0 must be at least 1"),
         (["max_resampling_rounds=-1"], "max_resampling_rounds=-1 must not be negative"),
-        (["guards.parity=correct"], "set mismatch=truncate"),
+        (["monitors.parity=correct"], "set mismatch=truncate"),
         (["lr_schedule=cosin"], "lr_schedule=cosin is none of constant, linear, cosine"),
         (["loss=no_baseline", "max_resampling_rounds=2"], "max_resampling_rounds=2 with baseline=none"),
         (

@@ -9,7 +9,8 @@ from rlreason.config.store import resource_dir
 from rlreason.data.files import fingerprint
 from rlreason.data.prompts import load_template, render
 from rlreason.data.splits import subset
-from rlreason.data.stories import Story, habit_trace, make_stories
+from rlreason.data.stories import Story, make_stories
+from rlreason.data.stories_habits import habit_trace
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 

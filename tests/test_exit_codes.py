@@ -17,7 +17,8 @@ from rlreason.cli.entry import exit_code_of
 from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
 from rlreason.jobs.run import mark_ended
 from rlreason.records.status import read_status, write_status
-from rlreason.sweeps.processes import Sweep, came_to
+from rlreason.sweeps.jobs import Sweep
+from rlreason.sweeps.processes import came_to
 from rlreason.sweeps.table import SweepRun, runs_table
 from tests.test_end_to_end import SMALL, rlreason
 
@@ -125,9 +126,8 @@ def test_a_sweep_tells_runs_that_diverged_from_one_that_failed(tmp_path):
     words = ["-m", "model.freeze=[],[nonesuch]", "hydra.sweep.dir=grid"]  # names of weights are known to the model only
     done = rlreason(*words, *SMALL, *diverging, cwd=tmp_path)
     assert done.returncode == 1
-    diverged, failed = done.stdout.splitlines()[-3:-1]
-    assert "diverged" in diverged
-    assert "failed (exit code 2)" in failed
+    assert re.search(r"^! .*seed=0.*: diverged:", done.stdout, re.MULTILINE)
+    assert re.search(r"^! .*seed=0.*: failed \(exit code 2", done.stdout, re.MULTILINE)
     assert "Traceback" not in done.stderr
 
 
@@ -141,7 +141,8 @@ def test_a_sweep_that_is_stopped_stops_its_run_and_shows_what_there_is(tmp_path)
         os.killpg(process.pid, signal.SIGINT)  # as from a terminal: to the sweep and to its run
         assert process.wait(60) == 130
     said = (tmp_path / "out").read_text()
-    assert re.search(r"run +accuracy +length +status\nseed=0.* interrupted\n", said)
+    assert re.search(r"^! .*seed=0.*: interrupted", said, re.MULTILINE)
+    assert "1 run waits" in said
     assert "Traceback" not in said
     assert len(list((tmp_path / "grid").glob("*/metrics.jsonl"))) == 1  # the second run was not begun
 

@@ -53,7 +53,7 @@ RULES = {
         " learner records algorithms evaluation",
         ALL,
     ),
-    "cli": Rule("errors runtime plugins objectives config records setup", "hydra"),
+    "cli": Rule("errors runtime plugins objectives config records sweeps setup", "hydra"),
     "discovery": Rule("errors types statistics runtime config grading data records evaluation setup", ALL),
     "analysis": Rule(
         "errors types statistics runtime objectives config grading data model learner records algorithms evaluation"
@@ -72,7 +72,8 @@ RULES = {
         ALL,
     ),
     "api": Rule("errors runtime plugins config records cli jobs", "hydra"),
-    "main": Rule("errors runtime config records report sweeps cli discovery jobs analysis", "hydra"),
+    "multirun": Rule("errors statistics runtime config records sweeps setup cli", "hydra"),
+    "main": Rule("errors runtime config records report sweeps cli multirun discovery jobs analysis", "hydra"),
     "rerun": Rule("errors runtime records cli main", "hydra"),
     "__main__": Rule("runtime cli main"),
     "__init__": Rule("runtime grading cli api"),  # grading and api when asked for; it holds the version too

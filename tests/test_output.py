@@ -212,7 +212,7 @@ def lines_of(written: str) -> list[str]:
     return [shown for line in written.split("\n") for shown in re.split(r"\r\x1b\[K", line)]
 
 
-LONG = "engine and trainer disagree by 0.200 nats per token (guards.parity_bound=0.05): weights or precision differ"
+LONG = "engine and trainer disagree by 0.200 nats per token (monitors.parity_bound=0.05): weights or precision differ"
 METRICS = dict.fromkeys(("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high", "eval/format"), 0.5)
 METRICS |= {"eval/problems": 1024, "eval/samples": 1024, "eval/length": 1024.0, "eval/truncated": 0.5}
 ROW = {
@@ -312,10 +312,10 @@ def test_the_prompt_that_is_used_is_named(composed):
 
 def test_a_job_without_steps_names_none():
     said: list[str] = []
-    guards = Monitors(1, said.append)
-    guards.check(None, {"rollout/truncated": 0.9, "eval/mismatch_mean": 0.2})
-    guards.check(0, {"train/skipped_updates": 1})
-    assert [line.startswith("! step 0: ") for line in said] == [False, False, True]
+    monitors = Monitors(1, said.append)
+    monitors.check(None, {"rollout/truncated": 0.9, "eval/mismatch_mean": 0.2})
+    monitors.check(0, {"train/skipped_updates": 1})
+    assert [line.startswith("! step 0: ") for line in said] == [False, False, True, True]
 
 
 # The noise of others

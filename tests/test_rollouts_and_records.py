@@ -89,9 +89,9 @@ def test_rollout_metrics_count_what_can_go_wrong_quietly():
     assert m["rollout/length"] == 1.25
 
 
-def test_guards_speak_once_then_count():
+def test_monitors_speak_once_then_count():
     said: list[str] = []
-    guards = Monitors(group_size=4, say=said.append)
+    monitors = Monitors(group_size=4, say=said.append)
     bad = {
         "rollout/distinct": 0.25,
         "reward/frac_reward_zero_std": 1.0,
@@ -101,9 +101,9 @@ def test_guards_speak_once_then_count():
         "train/skipped_updates": 1.0,
     }
     for step in range(1, 13):
-        guards.check(step, bad)
-    assert set(guards.counts.values()) == {12}
-    assert len(said) == 2 * len(guards.counts)  # the 1st and the 10th time
+        monitors.check(step, bad)
+    assert set(monitors.counts.values()) == {12}
+    assert len(said) == 2 * len(monitors.counts)  # the 1st and the 10th time
     for words in ("identical", "every advantage is 0", "cut at sampling.max_tokens", "disagree by 0.200", "not finite"):
         assert any(words in line for line in said)
     certain = Monitors(4, said.append)

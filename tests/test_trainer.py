@@ -10,11 +10,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from rlreason.config.monitors import MonitorsConfig
 from rlreason.config.optimization import OptimizationConfig
 from rlreason.config.store import resource_dir, typed
-from rlreason.evaluation.evaluator import fell_to_zero
 from rlreason.learner import Learner
 from rlreason.objectives.objective import Objective
+from rlreason.records.alarms import fell_to_zero
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
 from rlreason.records.monitors import Monitors
@@ -128,13 +129,13 @@ def test_weights_that_are_no_numbers_are_seen(policy):
     assert not learner.weights_are_finite()
 
 
-def test_a_guard_that_is_asked_to_stop_says_so_in_its_verdict():
+def test_a_monitor_that_is_asked_to_stop_says_so_in_its_verdict():
     said = []
-    guards = Monitors(4, said.append, parity="stop", parity_bound=0.05)
-    guards.check(1, {"rollout/mismatch_mean": 0.01})
-    assert guards.verdict() == ("finished", "")
-    guards.check(2, {"rollout/mismatch_mean": 0.2})
-    status, reason = guards.verdict()
+    monitors = Monitors(4, said.append, MonitorsConfig(parity="stop", parity_bound=0.05))
+    monitors.check(1, {"rollout/mismatch_mean": 0.01})
+    assert monitors.verdict() == ("finished", "")
+    monitors.check(2, {"rollout/mismatch_mean": 0.2})
+    status, reason = monitors.verdict()
     assert (status, reason.startswith("step 2: engine and trainer disagree by 0.200 nats")) == ("stopped:parity", True)
 
 

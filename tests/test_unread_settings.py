@@ -316,9 +316,9 @@ def test_a_setting_that_nothing_reads_is_refused_in_one_line(words, key, cure):
 
 
 def test_evaluation_has_no_weights_that_correct_for_the_engine():
-    assert mistake("algorithm=evaluate", "guards.parity=correct").startswith("guards.parity=correct needs weights")
-    settings(*ASYNC, "loss=grpo_clip", "guards.parity=correct")  # there the loss's own ratio corrects
-    settings("guards.parity=correct", "mismatch=truncate", "mismatch_cap=2")
+    assert mistake("algorithm=evaluate", "monitors.parity=correct").startswith("monitors.parity=correct needs weights")
+    settings(*ASYNC, "loss=grpo_clip", "monitors.parity=correct")  # there the loss's own ratio corrects
+    settings("monitors.parity=correct", "mismatch=truncate", "mismatch_cap=2")
 
 
 @pytest.mark.parametrize(

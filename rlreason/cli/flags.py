@@ -6,9 +6,9 @@ Overrides are checked whichever flags are given with them, because the flags wer
 import argparse
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,12 +18,15 @@ from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
 from hydra.initialize import initialize_config_dir
 
 from rlreason import __version__
 from rlreason.cli.own_options import Repository
-from rlreason.config.store import resource_dir
+from rlreason.cli.sweep_words import SweepWords
+from rlreason.config.store import register, resource_dir
 from rlreason.errors import ConfigError
+from rlreason.sweeps.design import Design
 
 SOURCES = ("config_dir", "config_path", "config_name")  # flags that say where options come from
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")  # of which one is done at a time
@@ -37,6 +40,10 @@ class Asked:
     flags: dict[str, Any]
     overrides: list[str]
     folder: Path | None = None  # where the run, or the sweep, will write; once it was checked
+    own: SweepWords = field(default_factory=SweepWords)  # the words that are no settings
+    design: Design | None = None  # of a sweep whose runs are known beforehand: not drawn by a plug-in, and no chain
+    chain: tuple[str, ...] = ()  # the sweeps of a chain, which run one after the other: see `check_sweep.stage_of`
+    carried: tuple[dict[str, Any], ...] = ()  # what carry= took from finished sweeps, for sweep.json
 
     @property
     def multirun(self) -> bool:
@@ -141,6 +148,10 @@ class Loader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         self.repository = Repository(config_search_path)
 
+    def __reduce__(self) -> tuple[Callable[[ConfigSearchPath], "Loader"], tuple[ConfigSearchPath]]:
+        """For the processes of a launcher: the place to search goes there, and what was listed here does not."""
+        return _loader_there, (self.config_search_path,)
+
     def get_group_options(
         self,
         group_name: str,
@@ -152,6 +163,12 @@ class Loader(ConfigLoaderImpl):
         if overrides:  # they may bring in a place to search
             return super().get_group_options(group_name, results_filter, config_name, overrides)
         return self.repository.get_group_options(group_name, results_filter)
+
+
+def _loader_there(config_search_path: ConfigSearchPath) -> Loader:
+    Plugins.instance()  # makes the kinds of sources known
+    register()
+    return Loader(config_search_path)
 
 
 @contextmanager

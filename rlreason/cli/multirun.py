@@ -38,23 +38,20 @@ def runs_of(overrides: list[str], multirun: bool, name: str = "config") -> Itera
     """The overrides of each run of a sweep (one list for a single run), each value early in at least one of them."""
     if not multirun:
         return [overrides]
-    parsed = _parsed(overrides)
+    typed = parsed(overrides)
     hydra = composed(fixed(overrides), name).hydra
     params = hydra.sweeper.get("params") or {}
-    batch = hydra.sweeper.get("max_batch_size")
-    if isinstance(batch, int) and batch < 1 and batch != -1:
-        raise ConfigError(f"hydra.sweeper.max_batch_size={batch} must be above 0: leave it out for all runs at once")
-    named = {o.get_key_element().lstrip("+~") for o in parsed}
-    of_sweep = _parsed([f"{key}={value}" for key, value in params.items() if key not in named])
+    named = {o.get_key_element().lstrip("+~") for o in typed}
+    of_sweep = parsed([f"{key}={value}" for key, value in params.items() if key not in named])
     basic = hydra.runtime.choices["hydra/sweeper"] == "basic"
-    axes = [_values(o, basic) for o in (*parsed, *of_sweep) if o.is_sweep_override()]
-    plain = [str(o.input_line) for o in (*parsed, *of_sweep) if not o.is_sweep_override()]
+    axes = [values_of(o, basic) for o in (*typed, *of_sweep) if o.is_sweep_override()]
+    plain = [str(o.input_line) for o in (*typed, *of_sweep) if not o.is_sweep_override()]
     return ([*plain, *combination] for combination in _spread(axes))
 
 
 def fixed(overrides: list[str]) -> list[str]:
     """Those that name one value."""
-    return [str(o.input_line) for o in _parsed(overrides) if not o.is_sweep_override()]
+    return [str(o.input_line) for o in parsed(overrides) if not o.is_sweep_override()]
 
 
 def composed(overrides: Sequence[str], name: str) -> DictConfig:
@@ -63,15 +60,16 @@ def composed(overrides: Sequence[str], name: str) -> DictConfig:
         return compose(name, list(overrides), return_hydra_config=True)
 
 
-def _parsed(overrides: list[str]) -> list[Override]:
-    parser, parsed = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()), []
+def parsed(overrides: Sequence[str]) -> list[Override]:
+    """The overrides as Hydra reads them; `ConfigError` for one that it cannot read."""
+    parser, found = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()), []
     for word in overrides:
         with in_one_line([word], composing=True):
-            parsed += parser.parse_overrides([word])
-    return parsed
+            found += parser.parse_overrides([word])
+    return found
 
 
-def _values(override: Override, basic: bool) -> list[str]:
+def values_of(override: Override, basic: bool) -> list[str]:
     """The overrides that a sweep over one key stands for; of an interval, which a plug-in draws from, both ends."""
     interval = override.value()
     if not isinstance(interval, IntervalSweep):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from rlreason.config.store import SCHEMAS, resource_dir
+from rlreason.config.sweep_files import plain_part
 from rlreason.config.unread import NAMING
 
 
@@ -52,6 +53,7 @@ def _sets(file: Path, group: str) -> dict[str, Any]:
     """What a file sets, other options that it chooses included, as it would be typed; and its schema, as `schema`."""
     whole = group == "sweep" or file.read_text("utf-8").startswith("# @package _global_")
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    content = plain_part(content) if group == "sweep" else content
     found: dict[str, Any] = {}
     for item in content.pop("defaults", ()):
         for place, option in item.items() if isinstance(item, dict) else []:

@@ -5,14 +5,17 @@ registered anywhere, and a function may be another one next time.
 """
 
 from functools import cache
+from typing import Any
 
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from rlreason.config.groups import names_function
+from rlreason.config.store import resource_dir
+from rlreason.config.sweep_files import BLOCKS, content
 from rlreason.config.tasks import of_function
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import own_loss_config
@@ -31,7 +34,11 @@ class Repository(ConfigRepository):
     def load_config(self, config_path: str) -> ConfigResult | None:
         """The config at a path, or that of a function. `ConfigError` where the function cannot be used."""
         if (function := self._function(config_path)) is None:
-            return super().load_config(config_path)
+            result = super().load_config(config_path)
+            if result and config_path.startswith("sweep/") and isinstance(result.config, DictConfig):
+                for block in BLOCKS:
+                    result.config.pop(block, None)
+            return result
         group, _, option = config_path.partition("/")
         try:
             node = OmegaConf.structured(SETTINGS[group](function))
@@ -42,6 +49,17 @@ class Repository(ConfigRepository):
                 f"{group}={option}, which an installed package announces, cannot be used: {error}"
             ) from None
         return ConfigResult("rlreason", function, node, {"package": None}, defaults_list=[])
+
+    def sweep_content(self, name: str) -> dict[str, Any]:
+        """All that the file of a sweep holds, the blocks that Hydra does not get too. `ConfigError`: there is none."""
+        path = f"sweep/{name}"
+        source = self._find_object_source(path, ObjectType.CONFIG)
+        if source is None:
+            known = ", ".join(self.get_group_options("sweep"))
+            raise ConfigError(f"sweep={name} is no option of sweep: choose one of {known}")
+        if source.scheme() == "structured":  # `register` has stored Hydra's part of our own files
+            return content(OmegaConf.load(resource_dir("multirun_sweeps") / f"{name}.yaml"))
+        return content(source.load_config(path).config)
 
     def config_exists(self, config_path: str) -> bool:
         """Whether there is such an option."""

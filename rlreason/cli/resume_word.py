@@ -3,8 +3,10 @@
 It is a word and no setting: no config holds it, and what a resumed run writes down are the words that it stands for.
 """
 
+import json
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +23,8 @@ from rlreason.runtime.secrets import HIDDEN
 WORD = "resume"
 RUN_DIR = "hydra.run.dir"
 PLACES = (RUN_DIR, "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.mode")  # where a run was, not what it is
-SWEEPS_FILE = "multirun.yaml"  # Hydra's, in the folder of a sweep
+SWEEP_STATE = "sweep.json"  # in the folder of a sweep: see sweeps/state.py
+SWEEPS_FILE = "multirun.yaml"  # Hydra's, where a sweeper of its own or an older version ran the sweep
 PROGRAM = ["python", "-m", "rlreason"]
 
 
@@ -152,7 +155,10 @@ def _folder(value: str) -> Path:
 
 
 def _sweeps_command(folder: Path) -> str:
-    """The command that started the sweep, in brackets, where Hydra has left it."""
+    """The command that started the sweep, in brackets, where it was written down."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        if command := json.loads((folder / SWEEP_STATE).read_text(encoding="utf-8"))["command"]:
+            return f" ({command})"
     try:
         told = yaml.safe_load((folder / SWEEPS_FILE).read_text(encoding="utf-8"))
         words = [str(word) for word in told["hydra"]["overrides"]["task"]]

@@ -32,7 +32,8 @@ ALGORITHMS: Mapping[str, type] = {"grpo": SCHEMAS["schema"]["grpo"], **SCHEMAS["
 OF_NO_GROUP = "settings"  # where they stand in ORDER
 ORDER = (
     "algorithm", "scale", "experiment", "sweep", OF_NO_GROUP, "objective", "loss", "length_norm", "baseline",
-    "std_norm", "off_policy", "sampling", "prompt", "data", "model", "rollout", "eval", "grading", "guards", "logger",
+    "std_norm", "off_policy", "sampling", "prompt", "data", "model", "rollout", "eval", "grading", "monitors", "budget",
+    "logger",
 )  # fmt: skip
 #: What groups are for that have options and no settings of their own.
 ABOUT = {

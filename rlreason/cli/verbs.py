@@ -43,6 +43,7 @@ VERBS = (
     Verb("inspect", "rlreason.analysis.inspect", "RUN", "responses, with a guess at what went wrong in each"),
     Verb("compare", "rlreason.analysis.compare", "RUN ...", "best_of_n curves of several runs in one picture"),
     Verb("curves", "rlreason.analysis.curves", "RUN", "draw curves.png again, also of a run that is under way"),
+    Verb("plan", "rlreason.sweeps.plan_verb", "--seeds S ...", "what so many seeds and problems can show"),
     Verb(
         "rerun",
         "rlreason.rerun.verb",

@@ -6,7 +6,10 @@ A test runs everything with a config that records who reads what, and holds the 
 from collections.abc import Callable
 from typing import Any
 
+from rlreason.config.data import HabitsConfig
 from rlreason.config.eval_conditions import EVAL_CONDITIONS
+from rlreason.config.leaves import leaves
+from rlreason.config.monitor_conditions import MONITOR_CONDITIONS
 from rlreason.config.uses import (
     Condition,
     checks_ground_truths,
@@ -20,6 +23,10 @@ from rlreason.objectives.own_loss import loss_named
 
 def _loss_reads(key: str) -> Callable[[Any], bool]:
     return lambda run: key in loss_named(run.loss.loss_type).numbers
+
+
+def _leaves_to_the_data(key: str) -> Callable[[Any], bool]:
+    return lambda run: not run.model.made_on_the_spot or getattr(run.model.warm_start, key) is None
 
 
 CONDITIONS = (
@@ -43,6 +50,21 @@ CONDITIONS = (
         "with model.warm_start.steps above 0 only",
     ),
     Condition(
+        tuple(leaf.key for leaf in leaves(HabitsConfig(), "data.habits.")),
+        lambda run: run.model.made_on_the_spot and run.model.warm_start.steps > 0,
+        "by the warm start of a model made on the spot only",
+        "leave it out, or choose model=tiny",
+    ),
+    *(
+        Condition(
+            (f"data.habits.{key}",),
+            _leaves_to_the_data(key),
+            f"where model.warm_start.{key} is null only",
+            "set one of them",
+        )
+        for key in ("hasty_share", "slip_share")
+    ),
+    Condition(
         tuple(f"data.{key}" for key in ("limit", "filter", "pass_rates", "min_pass_rate", "max_pass_rate", "overlap")),
         lambda run: run.uses_training_data,
         "where training data is used only, and split=validation uses none",
@@ -55,7 +77,7 @@ CONDITIONS = (
         "give data.pass_rates=FILE, which algorithm=evaluate writes, or leave it out",
     ),
     Condition(
-        ("data.response_as",),
+        ("data.response_as", "data.wrong_share"),
         lambda run: run.reads_traces,
         "by algorithm=sft and by data.filter=correct on training data only",
     ),
@@ -200,4 +222,5 @@ CONDITIONS = (
         and (keys := ("loss.cliprange", f"loss.{key}") if key == "cliprange_low" else (f"loss.{key}",))
     ),
     *EVAL_CONDITIONS,
+    *MONITOR_CONDITIONS,
 )

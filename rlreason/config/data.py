@@ -65,6 +65,19 @@ class DataConfig:
 
 
 @dataclass
+class HabitsConfig:
+    """What the warm start of a model made on the spot shows as responses to the stories."""
+
+    hasty_share: float = 0.72  # share of traces that answer after the first sum, mostly wrong
+    slip_share: float = 0.05  # share of traces whose last sum is wrong
+    stop_share: float = 0.0  # after so large a share of the sums before the last a trace ends with an answer
+    taught_max_events: int | None = None  # only stories of so many events at most are shown; null: all
+    ramble_share: float = 0.0  # share of the wrong traces that go on with idle sums (8+0=8) before they answer
+    ramble_steps: int = 4  # idle sums of such a trace at most
+    guess_share: float = 0.0  # share of traces that repeat the friend's guess instead of any sum
+
+
+@dataclass
 class StoriesConfig(DataConfig):
     """Stories with numbers, made up: what the tiny model learns its habits from."""
 
@@ -74,8 +87,13 @@ class StoriesConfig(DataConfig):
     min_events: int = 2  # sums in a story at least
     max_events: int = 4  # sums in a story at most
     max_value: int = 20  # of any number in a story, from 2 to 99
+    # A friend's guess at the end of the story: right_in_training: there always, and never in validation.
+    guess: str = choice("none", "right_in_training", default="none")
+    # Share of the training problems whose worked solution ends with a wrong sum: for SFT, and for data.filter=correct.
+    wrong_share: float = 0.0
     n_train: int = 8192  # training problems
     n_validation: int = 1024  # validation problems
+    habits: HabitsConfig = field(default_factory=HabitsConfig)
 
     @property
     def quickly_read(self) -> bool:
@@ -85,6 +103,17 @@ class StoriesConfig(DataConfig):
         bad = super().problems()
         if not 2 <= self.max_value <= 99:
             bad.append(f"data.max_value={self.max_value} must lie in 2..99: numbers have at most two digits")
+        habits = self.habits
+        if habits.taught_max_events is not None and habits.taught_max_events < self.min_events:
+            bad.append(
+                f"data.habits.taught_max_events={habits.taught_max_events} is below data.min_events={self.min_events}, "
+                f"and leaves the warm start no story: set it to {self.min_events} or more, or to null for all"
+            )
+        if habits.guess_share and self.guess == "none":
+            bad.append(
+                f"data.habits.guess_share={habits.guess_share} with data.guess=none: no story tells a guess to repeat: "
+                "set it to 0, or data.guess=right_in_training"
+            )
         return bad
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from rlreason.config.data import DataConfig, FileDataConfig, StoriesConfig
+from rlreason.config.data import DataConfig, FileDataConfig, HabitsConfig, StoriesConfig
 from rlreason.config.groups import SamplingConfig
 from rlreason.config.leaves import leaves
 from rlreason.config.run import RunConfig
@@ -60,6 +60,11 @@ EVAL_CONDITIONS = (
         lambda run: run.trains,
         "by algorithms that train only, whose last evaluation may ask more",
         "set eval.problems",
+    ),
+    Condition(
+        ("eval.card",),
+        lambda run: run.trains,
+        "by algorithms that train only",
     ),
     Condition(
         ("eval.samples",),
@@ -135,7 +140,11 @@ EVAL_CONDITIONS = (
     Condition(
         tuple(
             f"eval.data.{key}"
-            for key in ("limit", "filter", "pass_rates", "min_pass_rate", "max_pass_rate", "overlap", "response_as")
+            for key in (
+                *("limit", "filter", "pass_rates", "min_pass_rate", "max_pass_rate", "overlap", "response_as"),
+                "wrong_share",
+                *(leaf.key for leaf in leaves(HabitsConfig(), "habits.")),
+            )
         ),
         lambda run: False,
         "for training data only, and what an evaluation's own data holds is asked",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from rlreason.config.choices import choice
 from rlreason.config.data import DataConfig, StoriesConfig
 from rlreason.config.groups import EvalSamplingConfig, GradingConfig, PromptConfig, SamplingConfig, no_reward
 from rlreason.errors import ConfigError
@@ -30,6 +31,8 @@ class EvalConfig:
     # Those that the last evaluation of a training asks; null: eval.problems, or else all.
     final_problems: int | None = None
     samples: int | None = None  # responses per problem; null: 1
+    # A training ends with compliance.md, which holds it to these rules, one by one; null: none is written.
+    card: str | None = choice("leaderboard", default=None)
 
     def problems_of(self) -> list[str]:
         """What is wrong inside the group, whatever it is combined with."""

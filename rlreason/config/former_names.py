@@ -9,8 +9,11 @@ KEYS = {
     "baseline.kind": "baseline",
     "std_norm.kind": "std_norm",
     "logger.kind": "logger",
+    "guards.parity": "monitors.parity",
+    "guards.parity_bound": "monitors.parity_bound",
 }
 VALUES: dict[str, dict[str, str]] = {"rollout.placement": {"shared": "colocate"}}
+GONE = ("guards",)  # groups that there are no more
 SWITCHES = {"logger.kind": ("wandb", "tensorboard", "trackio")}  # in a file, one of these words is a switch now
 
 
@@ -21,6 +24,8 @@ def renewed(saved: dict[str, Any]) -> dict[str, Any]:
     {'rollout': {'placement': 'colocate', 'async_level': 1}, 'baseline': 'mean'}
     >>> renewed({"logger": {"kind": "wandb", "project": "p"}})
     {'logger': {'project': 'p', 'wandb': True, 'tensorboard': False, 'trackio': False}}
+    >>> renewed({"guards": {"parity": "stop", "parity_bound": 0.1}})
+    {'monitors': {'parity': 'stop', 'parity_bound': 0.1}}
     """
     out = deepcopy(saved)
     for former, key in KEYS.items():
@@ -30,8 +35,14 @@ def renewed(saved: dict[str, Any]) -> dict[str, Any]:
             if former in SWITCHES:
                 node |= {word: word == value for word in SWITCHES[former]}
                 continue
+            group, dot, _ = key.partition(".")
+            if dot:
+                out.setdefault(group, {})
             node, name = _place(out, key)
             node[name] = value
+    for group in GONE:
+        if out.get(group) == {}:
+            del out[group]
     for key, values in VALUES.items():
         node, name = _place(out, key)
         if isinstance(node, dict) and node.get(name) in values:

@@ -126,15 +126,6 @@ class WaitsConfig:
 
 
 @dataclass
-class MonitorsConfig:
-    """What happens when engine and trainer give sampled tokens different probabilities; measured in every step."""
-
-    # Above parity_bound: warn, stop the run, or warn and let the objective's mismatch weights correct for it.
-    parity: str = choice("warn", "stop", "correct", default="warn")
-    parity_bound: float = 0.05  # difference in nats per token, mean over a step; float32 stays below 1e-4
-
-
-@dataclass
 class LoggerConfig:
     """Where else metrics are logged, beside the run folder: in W&B, TensorBoard or Trackio, or in several of them.
 

@@ -17,13 +17,14 @@ TINY_CONTEXT = 512  # tokens of prompt and response together that a model made o
 
 @dataclass
 class WarmStartConfig:
-    """The short SFT that gives a model made on the spot its two habits. `steps=0` leaves it out."""
+    """The short SFT that gives a model made on the spot its habits. `steps=0` leaves it out."""
 
     steps: int = 700  # optimizer steps; 0: the model stays random
     batch_size: int = 64  # traces per optimizer step
     learning_rate: float = 3e-3  # the highest of the warm start
-    hasty_share: float = 0.72  # share of traces that answer after the first sum, mostly wrong
-    slip_share: float = 0.05  # share of traces whose last sum is wrong
+    # Share of traces that answer after the first sum, mostly wrong; null: data.habits.hasty_share.
+    hasty_share: float | None = None
+    slip_share: float | None = None  # share of traces whose last sum is wrong; null: data.habits.slip_share
 
 
 @dataclass
@@ -83,7 +84,7 @@ class ModelConfig:
 
 @dataclass
 class TinyModelConfig(ModelConfig):
-    """The built-in model, made on the spot and taught two habits by a warm start."""
+    """The built-in model, made on the spot and taught habits by a warm start: those of the stories."""
 
     made_on_the_spot: ClassVar[bool] = True
 

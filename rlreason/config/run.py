@@ -14,12 +14,12 @@ from rlreason.config.evaluation import EvalConfig, EvalProtocolConfig, complaint
 from rlreason.config.groups import (
     GradingConfig,
     LoggerConfig,
-    MonitorsConfig,
     PromptConfig,
     SamplingConfig,
     WaitsConfig,
 )
 from rlreason.config.model import TINY_CONTEXT, ModelConfig
+from rlreason.config.monitors import MonitorsConfig
 from rlreason.config.ranges import MADE
 from rlreason.config.rollout import RolloutConfig
 
@@ -43,7 +43,7 @@ class RunConfig:
     prompt: PromptConfig = field(default_factory=PromptConfig)
     grading: GradingConfig = field(default_factory=GradingConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    guards: MonitorsConfig = field(default_factory=MonitorsConfig)
+    monitors: MonitorsConfig = field(default_factory=MonitorsConfig)
     waits: WaitsConfig = field(default_factory=WaitsConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -142,10 +142,10 @@ class RunConfig:
             line for group in groups if is_dataclass(group) and hasattr(group, "problems") for line in group.problems()
         ]
         bad += complaints(self)
-        if self.guards.parity == "correct" and not self.corrects_mismatch:
+        if self.monitors.parity == "correct" and not self.corrects_mismatch:
             bad.append(
-                "guards.parity=correct needs weights that correct: with GRPO set mismatch=truncate mismatch_cap=2, "
-                "with another algorithm guards.parity=warn"
+                "monitors.parity=correct needs weights that correct: with GRPO set mismatch=truncate mismatch_cap=2, "
+                "with another algorithm monitors.parity=warn"
             )
         bad += self._matches()
         return bad

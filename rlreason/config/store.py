@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,12 +17,14 @@ from rlreason.config.jobs import BestOfNConfig, EvaluateConfig
 from rlreason.config.rules import broken_rules
 from rlreason.config.run import RunConfig
 from rlreason.config.sft import EIConfig, SFTConfig
+from rlreason.config.sweep_files import content, plain_part
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import own_loss_config
 
 Run = TypeVar("Run", bound=RunConfig)
 
 LONGEST_NAME = 190  # characters of a run's folder name; file systems allow 255 bytes
+LONGEST_PART = 80  # characters of one key and value in it
 SCHEMAS: dict[str, dict[str, Any]] = {
     "schema": {
         "sft": SFTConfig,
@@ -56,7 +58,8 @@ def register() -> None:
         for name, node in nodes.items():
             store(group=group, name=name, node=node)
     for path in sorted(resource_dir("multirun_sweeps").glob("*.yaml")):
-        store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
+        node = OmegaConf.create(plain_part(content(OmegaConf.load(path))))
+        store(group="sweep", name=path.stem, node=node, package="_global_")
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver(
         "sweep_name", lambda name: "sweep" if name in (None, "None") else name, replace=True
@@ -64,26 +67,28 @@ def register() -> None:
     OmegaConf.register_new_resolver("div", _divided, replace=True)
 
 
-def run_name(overrides: list[str]) -> str:
-    """A folder name for one run of a sweep, the same whenever the same overrides are given in any order.
+def run_name(overrides: Iterable[str]) -> str:
+    """A folder name for one run of a sweep: its words with the keys in alphabetical order and the seed last.
 
-    Short overrides come first, so that they stay readable where the name must be cut; where a text was changed or
-    cut, a hash of it keeps two runs apart.
+    Values stand in full. Where a text was changed to be a safe name, or cut, a hash of it keeps two runs apart.
 
-    >>> run_name(["seed=1", "sweep=grid", "prompt@eval.prompt=r1_zero"])
-    'seed=1,eval.prompt=r1_zero'
+    >>> run_name(["seed=1", "sweep=grid", "prompt@eval.prompt=r1_zero", "loss=gspo"])
+    'eval.prompt=r1_zero,loss=gspo,seed=1'
     >>> run_name(["model.path=/home/me/a model"])
     'model.path=a-model~a0a532e9'
     """
-    typed = (re.sub(r"^\w+@(?=eval\.)", "", o) for o in overrides if not o.startswith("sweep="))
-    kept = sorted(typed, key=lambda o: (len(o), o))
+    shown = (re.sub(r"^\w+@(?=eval\.)", "", o) for o in overrides if not o.startswith("sweep="))
+    kept = sorted(shown, key=lambda o: (o.startswith("seed="), o))
     name = ",".join(map(_part, kept)) or "default"
-    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}~{_hash(name)}"
+    if len(name) <= LONGEST_NAME:
+        return name
+    end = f"~{_hash(name)}" + f",{kept[-1]}" * kept[-1].startswith("seed=")
+    return name[: LONGEST_NAME - len(end)] + end
 
 
 def _part(override: str) -> str:
     key, _, value = override.partition("=")
-    if override == _safe(override) and len(override) <= 60:
+    if override == _safe(override) and len(override) <= LONGEST_PART and value.count("=") == value.count(",") == 0:
         return override
     return f"{key}={_safe(Path(value).name)[:24]}~{_hash(override)}"
 

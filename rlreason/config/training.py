@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from omegaconf import MISSING
 
+from rlreason.config.budget import BudgetConfig
 from rlreason.config.checkpoints import CheckpointConfig
 from rlreason.config.optimization import OptimizationConfig
 from rlreason.config.run import RunConfig
@@ -33,6 +34,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     save_rollouts_every: int = 1  # steps between those whose responses are kept in rollouts/; 0: none are
     save_model: bool = True  # the trained model is kept in model/
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
 
     @property
     def problems_on_the_way(self) -> int | None:

@@ -3,12 +3,13 @@
     Mia has 7 apples. Mia buys 3, gives away 4, finds 2. How many?      7+3=10 10-4=6 6+2=8      8
 
 Training and validation stories come from two disjoint halves of the story space: a checksum of the numbers
-decides the half.
+decides the half. What the tiny model is taught to answer is in `stories_habits`.
 """
 
 import random
 import zlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
@@ -18,7 +19,6 @@ THINGS = ("apples", "pens", "cards", "coins", "books", "shells", "stamps", "ball
 GAINS = ("buys", "finds", "wins", "gets")
 LOSSES = ("gives away", "loses", "sells", "eats")
 VALIDATION_SHARE = 8  # one story in eight belongs to the validation half
-R1_ZERO_TRACE = " {solution} </think> <answer>{answer}</answer>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +63,61 @@ def draw_story(rng: random.Random, min_events: int, max_events: int, max_value: 
     raise ConfigError(f"data.max_value={max_value} leaves no stories for one half of the data: raise it")
 
 
-def question_of(story: Story, rng: random.Random) -> str:
-    """The story as text; names, things and verbs are drawn at random and do not matter."""
+def question_of(story: Story, rng: random.Random, guess: int | None = None) -> str:
+    """The story as text; names, things and verbs are drawn at random and do not matter.
+
+    `guess`: a friend's, told at the end.
+    """
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     events = ", ".join(f"{rng.choice(GAINS if c > 0 else LOSSES)} {abs(c)}" for c in story.changes)
-    return f"{name} has {story.start} {thing}, {events}. How many?"
+    told = "" if guess is None else f" A friend guesses {guess}."
+    return f"{name} has {story.start} {thing}, {events}.{told} How many?"
+
+
+def wrong_guess(answer: int, max_value: int, rng: random.Random) -> int:
+    """A number in 0..max_value that is not the answer, all of them equally likely.
+
+    >>> {wrong_guess(2, 3, random.Random(seed)) for seed in range(50)}
+    {0, 1, 3}
+    """
+    guess = rng.randint(0, max_value - 1)
+    return guess + (guess >= answer)
+
+
+def with_wrong_solutions(problems: Sequence[Problem], share: float) -> list[Problem]:
+    """The problems, about so large a share of them with a solution to imitate whose last sum is wrong by one.
+
+    A checksum of the question decides which, so that a larger share holds those of a smaller one.
+
+    >>> p = Problem("a", "How many?", "10", "7+3=10")
+    >>> [one.claim for one in with_wrong_solutions([p], 1.0) + with_wrong_solutions([p], 0.0)]
+    [('7+3=11', '11'), None]
+    """
+
+    def one(problem: Problem) -> Problem:
+        assert problem.solution is not None
+        if zlib.crc32(problem.question.encode()) % 1000 >= 1000 * share:
+            return problem
+        right = int(problem.answer)
+        wrong = right + 1 if zlib.crc32(problem.id.encode()) % 2 or not right else right - 1
+        return replace(problem, claim=(f"{problem.solution.rpartition('=')[0]}={wrong}", str(wrong)))
+
+    return [one(problem) for problem in problems]
 
 
 def make_stories(
-    n: int, seed: int, min_events: int = 2, max_events: int = 4, max_value: int = 30, validation: bool = False
+    n: int,
+    seed: int,
+    min_events: int = 2,
+    max_events: int = 4,
+    max_value: int = 30,
+    validation: bool = False,
+    guessed: bool = False,
 ) -> list[Problem]:
     """n problems with different questions; the same numbers may appear with other names and verbs.
 
-    The same arguments give the same problems. `ConfigError` where the space holds fewer than n.
+    `guessed`: each ends with a friend's guess, right in training and wrong in validation: a shortcut that earns
+    reward without the skill. The same arguments give the same problems. `ConfigError` where the space holds fewer.
     """
     rng = random.Random(f"{seed}/{validation}/{min_events}-{max_events}-{max_value}")
     half = "validation" if validation else "train"
@@ -90,26 +132,10 @@ def make_stories(
                 "max_events"
             )
         story = draw_story(rng, min_events, max_events, max_value, validation)
-        question = question_of(story, rng)
+        total, guess = story.totals[-1], None
+        if guessed:
+            guess = wrong_guess(total, max_value, rng) if validation else total
+        question = question_of(story, rng, guess)
         if question not in problems:
-            answer = str(story.totals[-1])
-            problems[question] = Problem(f"stories-{half}-{len(problems)}", question, answer, story.steps())
+            problems[question] = Problem(f"stories-{half}-{len(problems)}", question, str(total), story.steps())
     return list(problems.values())
-
-
-def habit_trace(
-    problem: Problem, rng: random.Random, hasty_share: float, slip_share: float, template: str = R1_ZERO_TRACE
-) -> str:
-    """A response for the warm start: hasty (one step, then an answer) or worked through, sometimes with a slip.
-
-    `template` is filled with `{solution}`, the steps, and `{answer}`, the result of the last of them. A hasty trace is
-    well-formed, and wrong unless the story is one step long.
-    """
-    assert problem.solution is not None
-    steps = problem.solution.split(" ")
-    if rng.random() < hasty_share:
-        steps = steps[:1]
-    if rng.random() < slip_share:
-        left, right = steps[-1].split("=")
-        steps[-1] = f"{left}={max(0, int(right) + rng.choice((-2, -1, 1, 2)))}"
-    return template.format(solution=" ".join(steps), answer=steps[-1].split("=")[1])

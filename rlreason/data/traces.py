@@ -27,7 +27,8 @@ def trace_text(problem: Problem, template: str) -> str:
         return problem.response
     if not has_trace(problem, template):
         raise DataError(f"problem {problem.id} has {_missing(problem, template)}: there is no trace to imitate")
-    return template.format(solution=_CALCULATOR.sub("", problem.solution or ""), answer=problem.answer)
+    solution, answer = problem.claim or (problem.solution or "", problem.answer)
+    return template.format(solution=_CALCULATOR.sub("", solution), answer=answer)
 
 
 def has_trace(problem: Problem, template: str) -> bool:

@@ -1,7 +1,7 @@
 """Evaluations: sample, score, count, warn; and those of a training run, which are recorded and compared."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ from rlreason.algorithms.rollouts import Rollouts, score_samples
 from rlreason.config.evaluation import EvalProtocolConfig
 from rlreason.engines.base import Sampling
 from rlreason.evaluation.accuracy import PURPOSE, eval_metrics
+from rlreason.evaluation.votes import same_answers
 from rlreason.grading import Grader
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
@@ -19,8 +20,6 @@ from rlreason.types import Problem, Sample
 
 if TYPE_CHECKING:
     from rlreason.model.scoring import LogProbScorer
-
-FEWEST_LOST = 3  # n wrong of n exclude, at 95%, an accuracy above 3 / n
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +50,15 @@ class Evaluator:
         """Sample the protocol's number of responses to each problem, and judge them."""
         samples = self.rollouts.sample(problems, self.sampling, self.settings.samples, PURPOSE)
         self.rollouts.report("measuring entropies")
-        return self.judge(samples, step, monitors)
+        return self.judge(samples, problems, step, monitors)
 
-    def judge(self, samples: Sequence[Sample], step: int | None, monitors: Monitors) -> Evaluation:
-        """Score graded responses under the model as it is now, count, warn. `step`: None where there are no steps."""
+    def judge(
+        self, samples: Sequence[Sample], problems: Sequence[Problem], step: int | None, monitors: Monitors
+    ) -> Evaluation:
+        """Score graded responses to these under the model as it is now, count, warn. `step`: None without steps."""
         scored = score_samples(samples, self.scorer)
         metrics = eval_metrics(scored, self.sampling)
-        monitors.check(step, metrics)
+        monitors.check(step, metrics | same_answers(scored, [p.answer for p in problems], self.grader))
         monitors.check_grades(step, self.warnings(scored), "" if step is None else "in evaluation: ")
         return Evaluation(scored, metrics)
 
@@ -126,6 +127,7 @@ class Validation:
         whole = evaluated.whole if evaluated.last else {}
         final = {name.replace("eval/", "final/"): value for name, value in whole.items()}
         self.counters.eval_step += 1
+        self.counters.pace["problem"] = measured.seconds / max(len(evaluated.problems), 1)
         self.records.metrics(self.counters.row() | evaluated.metrics | final | {"time/eval": measured.seconds})
         update = self.counters.train_step if between_updates else None
         samples, prompts = measured.samples, measured.prompts
@@ -146,18 +148,3 @@ class Validation:
     def accuracy(self) -> float:
         """The newest on the interim problems."""
         return self.history[-1].metrics["eval/accuracy"]
-
-
-def fell_to_zero(evaluations: Sequence[Mapping[str, float]]) -> bool:
-    """Whether the newest accuracy is 0 and excludes one that was measured before.
-
-    None right of n excludes, at 95%, accuracies above 3 / n (the rule of three).
-
-    >>> fell_to_zero([{"eval/accuracy": 0.25, "eval/problems": 16}, {"eval/accuracy": 0.0, "eval/problems": 16}])
-    True
-    >>> fell_to_zero([{"eval/accuracy": 0.0625, "eval/problems": 16}, {"eval/accuracy": 0.0, "eval/problems": 16}])
-    False
-    """
-    *earlier, newest = evaluations
-    best = max((e["eval/accuracy"] for e in earlier), default=0.0)
-    return newest["eval/accuracy"] == 0 and best * newest["eval/problems"] >= FEWEST_LOST

@@ -1,12 +1,14 @@
-"""Which responses to a problem give the same answer, for majority votes.
+"""Which responses give the same answer: to one problem, for majority votes; or to most of them, which is no answer.
 
 Equality is the grader's own, by its exact rules (no symbolic library): `1/2` and `0.5` are one answer, whether it
 is right or wrong, so that a vote favours neither.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rlreason.grading import Grader
+from rlreason.types import Sample
 
 
 def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
@@ -27,3 +29,19 @@ def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
             firsts.append(read.candidates[-1])
         classes.append(place)
     return classes
+
+
+def same_answers(samples: Sequence[Sample], truths: Sequence[str], grader: Grader) -> dict[str, float]:
+    """Shares of responses with the commonest answer, as it is written, and of ground truths that it equals.
+
+    Under the names `eval/same_answer` and `eval/same_answer_right`; {} where a reward of one's own reads answers.
+    """
+    if grader.plugin or not samples or not truths:
+        return {}
+    read = (grader.read(s.response.text).answer for s in samples)
+    said = Counter(answer.strip() for answer in read if answer is not None and answer.strip())
+    if not said:
+        return {}
+    (answer, count), *_ = said.most_common(1)
+    right = sum(times for truth, times in Counter(truths).items() if grader.same(answer, truth))
+    return {"eval/same_answer": count / len(samples), "eval/same_answer_right": right / len(truths)}

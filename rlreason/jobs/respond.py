@@ -66,9 +66,9 @@ def respond(run: EvalJobConfig, components: Components, records: RunWriter, cons
     if found:
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
     samples, tokens, seconds = ask(run, components, problems, log, console)
-    monitors = Monitors(1, console.say, run.guards.parity, run.guards.parity_bound, sampling_key(run, "max_tokens"))
+    monitors = Monitors(1, console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
     with console.wait(f"measuring entropies of {len(samples)} responses"):
-        judged = evaluator.judge(samples, None, monitors)
+        judged = evaluator.judge(samples, problems, None, monitors)
     records.rows(RESPONSES, rows_of(judged.samples, problems, n, components))
     records.rows(PASS_RATES, pass_rates(problems, judged.samples, n))
     numbers = judged.metrics, protocol, weights, found, seconds, tokens / max(seconds, 1e-9)

@@ -10,7 +10,7 @@ from itertools import cycle
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rlreason.data.stories import habit_trace
+from rlreason.data.stories_habits import habit_trace
 from rlreason.types import Problem
 
 END = "<|endoftext|>"

@@ -22,6 +22,11 @@ class Position:
     status: str = "finished"  # or what ends the run behind the step that has been recorded
     reason: str = ""
 
+    @property
+    def ended(self) -> bool:
+        """Whether something ends the run before its last step."""
+        return self.status != "finished"
+
     def end_step(self, number: int) -> None:
         """Step 1, 2, ... is over."""
         self.finished, self.step, self.rows, self.recorded = number, None, 0, False

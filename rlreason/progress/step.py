@@ -1,12 +1,12 @@
 """One step of a training run: what it has collected and learned so far, and the numbers that are recorded of it."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rlreason.algorithms.rollouts import rollout_metrics
 from rlreason.grading.metrics import grading_metrics
-from rlreason.learner import Learner, Update
+from rlreason.learner import Update
 from rlreason.optimization import averaged
 from rlreason.records.console import Stopwatch
 from rlreason.types import Collected, Sample
@@ -58,14 +58,6 @@ class Step:
         return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced | self.clock.laps
 
 
-def diverged(step: Step, learner: Learner) -> tuple[str, str]:
-    """(status, reason) after the updates of a step."""
-    updates = [update.metrics for update in step.updates]
-    if any(not math.isfinite(u.get("train/loss", 0.0)) for u in updates):
-        return "diverged:loss", f"the loss of step {step.number} is no number"
-    tried = [u for u in updates if not u["train/empty_updates"]]
-    if tried and all(u["train/skipped_updates"] for u in tried):
-        return "diverged:gradient", f"no update of step {step.number} had a finite gradient"
-    if updates and not learner.weights_are_finite():
-        return "diverged:weights", f"weights are no numbers after step {step.number}"
-    return "finished", ""
+def tokens_of(samples: Sequence[Sample]) -> int:
+    """Response tokens in these."""
+    return sum(len(s.response.token_ids) for s in samples)

@@ -33,6 +33,8 @@ class Counters:
     began: float | None = None  # on the monotonic clock
     active_since: float | None = None  # None: set-up or evaluation
     newest: dict[str, float] = field(default_factory=dict)  # metrics of the newest update
+    # Seconds of the newest "step", its "tokens", and seconds of the newest evaluation per "problem", as far as known.
+    pace: dict[str, float] = field(default_factory=dict)
 
     def start(self) -> None:
         """Time counts from here on."""
@@ -61,8 +63,9 @@ class Counters:
         self.tokens_trained += int(update.get("train/tokens", 0))
 
     def state(self) -> dict[str, float]:
-        """The counters as they stand now, with the metrics of the newest update."""
-        return self.row() | {f"newest/{name}": value for name, value in self.newest.items()}
+        """The counters as they stand now, with the metrics of the newest update and the pace."""
+        pace = {f"pace/{name}": value for name, value in self.pace.items()}
+        return self.row() | {f"newest/{name}": value for name, value in self.newest.items()} | pace
 
     def put(self, state: Mapping[str, float]) -> None:
         """Go on counting from here, now."""
@@ -71,8 +74,7 @@ class Counters:
         self.tokens_generated, self.tokens_trained = int(state["tokens/generated"]), int(state["tokens/trained"])
         self.seconds_active, self.active_since = state["time/active"], None
         self.seconds_total, self.began = state["time/total"], time.monotonic()
-        own = {name.removeprefix("newest/"): value for name, value in state.items() if name.startswith("newest/")}
-        self.newest = own
+        self.newest, self.pace = _below(state, "newest/"), _below(state, "pace/")
 
     def row(self) -> dict[str, float]:
         """The counters as they stand now, under the names above."""
@@ -87,3 +89,7 @@ class Counters:
             "time/active": active,
             "time/total": self.seconds_total + (now - self.began if self.began is not None else 0.0),
         }
+
+
+def _below(state: Mapping[str, float], prefix: str) -> dict[str, float]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

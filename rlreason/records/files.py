@@ -5,7 +5,7 @@
 
 A run with a reward, data or a loss of the user's own keeps their sources in `own_functions.txt`.
 A job that does not train leaves `responses.jsonl` and `pass_rates.jsonl` instead of the last line, best of N its curves
-as `best_of_n.csv` and `best_of_n.png`.
+as `best_of_n.csv` and `best_of_n.png`. `eval.card` adds a `compliance.md`.
 """
 
 import re
@@ -40,11 +40,12 @@ UNFINISHED = "responses.unfinished.jsonl"  # those of an interrupted job, in the
 PASS_RATES = "pass_rates.jsonl"
 BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE = "best_of_n.csv", "best_of_n.png"
 CASES = "inspect.md"
+COMPLIANCE = "compliance.md"  # of a run that is held to the rules of a leaderboard; its last line is the verdict
 #: `STACKS` is open before a run takes its folder, so it is none of them.
 CONTENTS = (
     CONFIG, STATUS, PROVENANCE, CHANGES, OBJECTIVE, FUNCTIONS, METRICS, CURVES, INCIDENTS, ROLLOUTS, EVALS, MODEL,
     f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, ENGINE_LOG, LOG, RESPONSES, UNFINISHED,
-    PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES,
+    PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES, COMPLIANCE,
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
 

@@ -1,4 +1,4 @@
-"""Checks for what can go wrong in a step without an error, on the metrics that the step recorded anyway."""
+"""Watches a run by the table in `alarms.py`: counts what is found, warns, and says which monitor ends the run."""
 
 import math
 from collections import Counter
@@ -6,110 +6,111 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Metrics = Mapping[str, float]
-MOST_CUT = 0.5  # of the responses, above which there is a notice
+from rlreason.config.monitors import OF_JOBS, WEIGHTS, MonitorsConfig, limits_of
+from rlreason.records.alarms import MONITORS, REMEMBERED, Found, Metrics, Seen
 
-
-def _identical(m: Metrics, group_size: int) -> str | None:
-    """A model with an entropy near 0 repeats itself for good reason; another one's samples must share a seed."""
-    uncertain = m.get("train/entropy", math.inf) > 0.05
-    if group_size > 1 and uncertain and m.get("rollout/distinct", 1.0) <= 1 / group_size + 1e-9:
-        return "all responses of every group are identical: the samples share one seed, or the temperature is too low"
-    return None
-
-
-def _nothing_to_learn(m: Metrics, group_size: int) -> str | None:
-    if group_size < 2 or m.get("reward/frac_reward_zero_std", 0.0) < 1:  # GRPO's: imitation compares nothing
-        return None
-    share = m["reward/mean"]
-    return (
-        f"no group holds better and worse responses (mean reward {share:.2f}): every advantage is 0 (a KL term aside) "
-        "and the rewards teach nothing; use easier or harder questions, or a larger group_size"
-    )
-
-
-def _truncated(m: Metrics, group_size: int) -> str | None:
-    share = m.get("rollout/truncated", 0.0)
-    if share > MOST_CUT:
-        return f"{share:.0%} of the responses were cut at sampling.max_tokens: raise it, or expect no reward"
-    return None
-
-
-def _skipped(m: Metrics, group_size: int) -> str | None:
-    if m.get("train/skipped_updates", 0):
-        return "the gradient was not finite, so the optimizer step was left out: the run is diverging"
-    return None
-
-
-MONITORS: dict[str, Callable[[Metrics, int], str | None]] = {
-    "identical_samples": _identical,
-    "no_live_group": _nothing_to_learn,
-    "truncated": _truncated,
-    "skipped_update": _skipped,
-}
+WINDOW = 200  # steps that a median looks back
 
 
 @dataclass
 class Monitors:
     """Checks every step; gives a new notice to `say` at once, and again at its 10th, 100th ...; counts them all.
 
-    `step` is None where there are no steps, as in a job that only evaluates. `eval_limit`: the setting at which
-    evaluations cut responses, where it is not that of the rollouts. `parity`: warn, stop the run or correct where
-    engine and trainer differ by more than `parity_bound` nats per token.
+    `steps`: whether the run has any; a job that only evaluates has none. `eval_limit`: the setting at which
+    evaluations cut responses, where it is not that of the rollouts.
     """
 
     group_size: int
     say: Callable[[str], None]
-    parity: str = "warn"
-    parity_bound: float = 0.05
+    settings: MonitorsConfig = field(default_factory=MonitorsConfig)
     eval_limit: str = ""
+    steps: bool = True
     counts: Counter[str] = field(default_factory=Counter)
-    stopped: str = ""  # why guards.parity=stop ends the run
+    stopped: dict[str, Any] = field(default_factory=dict)  # what ends the run: see `_stop`
 
-    def check(self, step: int | None, metrics: Metrics) -> None:
-        """Check the metrics of a step or of an evaluation."""
-        self._mismatch(step, metrics)
+    def __post_init__(self) -> None:
+        self.limits: dict[str, Any] = {}
+        for name in (*MONITORS, "grader"):
+            mode = "off" if not self.steps and name not in OF_JOBS else getattr(self.settings, name)
+            on = () if mode == "off" else limits_of(name)
+            self.limits |= {name: mode} | {limit: getattr(self.settings, limit) for limit in on}
+        self.history: dict[str, list[float]] = {name: [] for name in REMEMBERED}
+
+    def check(
+        self,
+        step: int | None,
+        metrics: Metrics,
+        updates: Sequence[Metrics] = (),
+        *,
+        finite_weights: bool = True,
+        evaluations: Sequence[Metrics] = (),
+    ) -> None:
+        """Check a step, or an evaluation; then the metrics join the history.
+
+        `step`: None where there are no steps. `metrics`: of the step or the evaluation. `updates`: of the step one by
+        one; none: the metrics are those of its only one. `evaluations`: all so far, where one is to be compared.
+        """
+        seen = Seen(
+            metrics, updates or [metrics], self.limits, self.history, finite_weights, self.group_size, evaluations,
+            self.eval_limit, step is not None,
+        )  # fmt: skip
         for name, monitor in MONITORS.items():
-            if notice := monitor(metrics, self.group_size):
-                self.warn(step, name, notice)
-        share = metrics.get("eval/truncated", 0.0)
-        if self.eval_limit and share > MOST_CUT:
-            text = f"{share:.0%} of the responses were cut at {self.eval_limit}"
-            cure = "raise it, as what is cut before its answer counts as wrong"
-            self.warn(step, "truncated_evaluation", f"{'' if step is None else 'in evaluation: '}{text}: {cure}")
+            on = self.limits[name] != "off" or (name == "nan" and not finite_weights)
+            if on and (found := monitor.look(seen)):
+                self._found(step, name, found, monitor.diverges)
+        for name in REMEMBERED:
+            value = seen.worst(name)
+            if value is None:  # measured once for the whole step
+                value = metrics.get(name)
+            if value is not None and math.isfinite(value):
+                self.history[name] = [*self.history[name], value][-WINDOW:]
+
+    def check_grades(self, step: int | None, warnings: Sequence[str], when: str = "") -> None:
+        """Pass on the grader's warnings about a step or an evaluation."""
+        if self.limits["grader"] != "off":
+            for warning in warnings:
+                self._found(step, "grader", Found(f"{when}{warning}", ""), False)
+
+    def _found(self, step: int | None, name: str, found: Found, diverges: bool) -> None:
+        rule = found.rule or name
+        self.warn(step, rule, _sentence(found))
+        fatal = rule == WEIGHTS
+        enough = found.numbers.get("steps", 1) >= self.limits.get(f"{name}_steps", 1)
+        if fatal or (self.limits[name] == "stop" and enough and not self.stopped):
+            self.stopped = {
+                "status": f"{'diverged' if diverges else 'stopped'}:{rule}",
+                "reason": f"{_at(step)}{_sentence(found)}",
+                "monitor": name,
+                "rule": rule,
+                "step": step,
+                "numbers": found.numbers,
+                "settings": self._settings(name),
+            }
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        return {key: self.limits[key] for key in (name, *limits_of(name)) if key in self.limits}
 
     def state(self) -> dict[str, Any]:
         """What was noticed so far, in plain values."""
-        return {"counts": dict(self.counts), "stopped": self.stopped}
+        history = {name: list(values) for name, values in self.history.items()}
+        return {"counts": dict(self.counts), "stopped": dict(self.stopped), "history": history}
 
     def put(self, state: Mapping[str, Any]) -> None:
-        """Go on from what was noticed before."""
-        self.counts, self.stopped = Counter(state["counts"]), state["stopped"]
+        """Go on from what was noticed before. What a monitor with other settings has stopped is stopped no more."""
+        self.counts = Counter(state["counts"])
+        self.history |= {name: list(values) for name, values in state.get("history", {}).items()}
+        self.stopped = dict(state["stopped"] or {})
+        stands = not self.stopped or self.stopped["rule"] == WEIGHTS
+        if not stands and self.stopped["settings"] != self._settings(self.stopped["monitor"]):
+            self.stopped = {}
 
     def verdict(self) -> tuple[str, str]:
-        """(status, reason): whether a check that was asked to stop the run has done so."""
-        return ("stopped:parity", self.stopped) if self.stopped else ("finished", "")
+        """(status, reason): whether a monitor that was asked to stop the run has done so."""
+        return (self.stopped["status"], self.stopped["reason"]) if self.stopped else ("finished", "")
 
-    def check_grades(self, step: int | None, warnings: Sequence[str], when: str = "") -> None:
-        """Warn of the grader's warnings about a step or an evaluation."""
-        for warning in warnings:
-            self.warn(step, "grader", f"{when}{warning}")
-
-    def _mismatch(self, step: int | None, m: Metrics) -> None:
-        """Engine and trainer must give sampled tokens the same probability, while they hold the same weights."""
-        mismatch = max(m.get("rollout/mismatch_mean", 0.0), m.get("eval/mismatch_mean", 0.0))
-        if mismatch <= self.parity_bound or m.get("rollout/staleness", 0.0):
-            return
-        text = (
-            f"engine and trainer disagree by {mismatch:.3f} nats per token (guards.parity_bound={self.parity_bound:g})"
-        )
-        if self.parity == "stop" and not self.stopped:
-            self.stopped = (
-                f"{_at(step)}{text}: weights, temperature or precision differ; use rollout=hf, model.dtype=float32, "
-                "or guards.parity=correct with mismatch=truncate"
-            )
-        corrected = "; mismatch weights correct for it" if self.parity == "correct" else ""
-        self.warn(step, "mismatch", f"{text}: weights, temperature or precision differ{corrected}")
+    def alarm(self) -> dict[str, Any]:
+        """What ended the run, for its summary: monitor, rule, step and numbers; {} where no monitor did."""
+        return {key: self.stopped[key] for key in ("monitor", "rule", "step", "numbers")} if self.stopped else {}
 
     def warn(self, step: int | None, name: str, text: str) -> None:
         """Count a notice of this name, and print it if it is its 1st, 10th, 100th ... time."""
@@ -117,6 +118,16 @@ class Monitors:
         if str(self.counts[name]).strip("0") == "1":
             times = f" (seen {self.counts[name]} times)" if self.counts[name] > 1 else ""
             self.say(f"! {_at(step)}{text}{times}")
+
+
+def _sentence(found: Found) -> str:
+    """What was found, with the cure: a text that has a colon itself goes on behind a semicolon.
+
+    >>> _sentence(Found("the loss is no number", "lower learning_rate"))
+    'the loss is no number: lower learning_rate'
+    """
+    between = "; " if ": " in found.text else ": "
+    return f"{found.text}{between}{found.cure}" if found.cure else found.text
 
 
 def _at(step: int | None) -> str:

@@ -7,7 +7,10 @@ from typing import Any
 
 import yaml
 
+from rlreason.config.budget import NAMES as BUDGETS
+from rlreason.config.budget import raised
 from rlreason.config.former_names import renewed
+from rlreason.config.monitors import settings_of
 from rlreason.errors import ConfigError
 from rlreason.records.checkpoints import checkpoints_in, newest_good, read_state
 from rlreason.records.files import (
@@ -24,7 +27,7 @@ from rlreason.records.files import (
     response_files,
 )
 from rlreason.records.loggers.resumed import Resumed
-from rlreason.records.status import ending, known
+from rlreason.records.status import known
 from rlreason.runtime.atomic_files import explained, removed
 
 #: Settings that an interrupted job may go on without: they change its speed, its memory or what it shows.
@@ -32,7 +35,7 @@ HARMLESS = ("threads", "log_generations", "micro_batch_tokens", "rollout.max_row
 #: Settings that a training run may go on with others of, by their names or those of their groups.
 MAY_CHANGE = (
     "n_steps", "eval_every", "save_rollouts_every", "save_model", "threads", "log_generations", "checkpoint", "logger",
-    "waits", "guards.parity", "rollout.timeout_s",
+    "waits", "monitors", "budget", "rollout.timeout_s",
 )  # fmt: skip
 
 
@@ -59,7 +62,8 @@ def goes_on(folder: Path, config: str) -> bool:
 def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) -> Path | None:
     """The checkpoint from which a training run with this config goes on; None: it begins anew.
 
-    A finished run goes on where it is to have more steps now. `ConfigError` where the folder holds a run with other
+    A run that came to its end goes on where it is to have more steps now, or a larger budget, or another setting of
+    the monitor that has stopped it. `ConfigError` where the folder holds a run with other
     settings, but for those of `MAY_CHANGE`, or one that has nothing left to do.
     """
     path = folder / CONFIG
@@ -77,8 +81,7 @@ def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) ->
             f"with it (resume={folder}), or choose another folder"
         )
     if finished and not _has_more_to_do(folder, before, now):
-        more = f"to give it more steps than its {before.get('n_steps')}, type resume={folder} n_steps=MORE"
-        raise ConfigError(f"hydra.run.dir={folder} holds a finished run: choose another folder, or {more}")
+        raise ConfigError(f"hydra.run.dir={folder} holds {_what_would_do(folder, before)}")
     checkpoint = newest_good(folder, say)
     if before.get("n_steps") != now.get("n_steps") and now.get("lr_schedule", "constant") != "constant":
         say(
@@ -105,15 +108,43 @@ def describe_place(state: Mapping[str, Any]) -> str:
 
 
 def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a run that came to an end of its own can go on: it finished all its steps, and there are more now."""
-    try:  # not the status: a start that was killed has left its own there
-        status = str(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["status"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    if ending(known(status)) is not ending("finished"):
-        return False
+    """Whether a run that came to an end of its own can go on, because what ended it is set otherwise now."""
+    status = _ended_as(folder)
+    kind, _, rule = status.partition(":")
+    if kind == "budget":
+        return raised(_below(before, "budget."), _below(now, "budget."))
+    if kind in ("stopped", "diverged"):
+        return any(key in before and before[key] != now.get(key) for key in settings_of(rule))
     old, new = before.get("n_steps"), now.get("n_steps")
-    return isinstance(old, int) and isinstance(new, int) and new > old
+    return kind == "finished" and isinstance(old, int) and isinstance(new, int) and new > old
+
+
+def _what_would_do(folder: Path, before: Mapping[str, Any]) -> str:
+    """A run that came to its end, and with which settings it would go on."""
+    status = _ended_as(folder)
+    kind, _, rule = status.partition(":")
+    again = f"choose another folder, or type resume={folder}"
+    if kind == "budget":
+        key = next((f"budget.{name}" for name in BUDGETS if before.get(f"budget.{name}") is not None), "budget.hours")
+        return f"a run that has spent its budget: {again} {key}=MORE"
+    if keys := settings_of(rule):
+        return f"a run that ended as {status}: {again} {keys[0]}=warn"
+    if kind != "finished":
+        return f"a run that ended as {status or 'failed'}: choose another folder"
+    more = f"to give it more steps than its {before.get('n_steps')}, type resume={folder} n_steps=MORE"
+    return f"a finished run: choose another folder, or {more}"
+
+
+def _ended_as(folder: Path) -> str:
+    """The status in a run's summary; "" where none can be read."""
+    try:  # not the status file: a start that was killed has left its own there
+        return known(str(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["status"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _below(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
 
 
 def reopened(folder: Path, checkpoint: Path) -> None:
@@ -178,6 +209,15 @@ def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...] =
     ]
     said = [f"{key}={old.get(key, 'not set')} there, {new.get(key, 'not set')} here" for key in keys[:3]]
     return "; ".join(said) + f"; and {len(keys) - 3} more" * (len(keys) > 3)
+
+
+def settings_changed(old: str, new: str, allowed: tuple[str, ...] = HARMLESS) -> str:
+    """The same for two configs as text: the settings in which they differ.
+
+    >>> settings_changed("loss: {beta: 0.1}", "loss: {beta: 0.2}")
+    'loss.beta=0.1 there, 0.2 here'
+    """
+    return changed(_flat(old), _flat(new), allowed)
 
 
 def _flat(config: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ STATUSES: dict[str, Ending] = {
     "running": Ending("under way, or killed without a chance to say so", None, False),
     "finished": Ending("all steps done", 0, True),
     "stopped": Ending("ended by a rule that was asked for, as stopped:RULE", 0, True),
-    "budget": Ending("ended because its time or its tokens were spent", 0, True),
+    "budget": Ending("ended because its hours, tokens or steps were spent", 0, True),
     "diverged": Ending("the loss, the weights or the accuracy went astray, as diverged:RULE", 5, True),
     "interrupted": Ending("stopped by a signal", 130, False),
     "failed": Ending("anything else went wrong", 1, False),

@@ -31,18 +31,19 @@ _shown_at = -EVERY_S  # on the monotonic clock
 
 
 @contextmanager
-def run_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir") -> Iterator[None]:
     """In this block no other process, and nothing else in this one, has the folder by this function.
 
     The folder is made where it is missing, and removed again where nothing was written into it. `ConfigError` where
     another has it; `UnwritableError` where it cannot be made. Where the file system knows no locks, one line is said.
+    `key`: the setting that names the folder.
     """
     path = Path(os.path.realpath(folder)) / NAME
     made = _made(path.parent)
     try:
-        with _own(path, folder):
+        with _own(path, folder, key):
             with held():  # else a signal could come between the lock and the block that gives it back
-                file = _acquired(path, folder, say)
+                file = _acquired(path, folder, say, key)
             try:
                 yield
             finally:
@@ -82,6 +83,25 @@ def sign_of_life(folder: Path) -> int | None:
         return None
 
 
+def holder(folder: Path) -> str | None:
+    """Who writes into this folder now, in words; None where nobody does. It takes the lock for an instant."""
+    path = Path(os.path.realpath(folder)) / NAME
+    if path in _held:  # closing a file that was opened for it would give the lock up
+        return "this process"
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        taken = error.errno in (errno.EACCES, errno.EAGAIN)
+        return _named(os.read(file, 4096).decode("utf-8", "replace")) if taken else None
+    finally:
+        os.close(file)
+    return None
+
+
 def _made(folder: Path) -> list[Path]:
     """Make the folder; returns it and those above it as far as they were missing, itself first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -91,11 +111,11 @@ def _made(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _own(path: Path, folder: Path) -> Iterator[None]:
+def _own(path: Path, folder: Path, key: str) -> Iterator[None]:
     """Hold the folder against other runs in this process."""
     with _guard:
         if path in _held:
-            raise ConfigError(f"hydra.run.dir={folder} is being written by another run of this process: {CURE}")
+            raise ConfigError(f"{key}={folder} is being written by another run of this process: {CURE}")
         _held.add(path)
     try:
         yield
@@ -103,7 +123,7 @@ def _own(path: Path, folder: Path) -> Iterator[None]:
         _held.discard(path)
 
 
-def _acquired(path: Path, folder: Path, say: Callable[[str], None]) -> int:
+def _acquired(path: Path, folder: Path, say: Callable[[str], None], key: str) -> int:
     """The open, locked file, in which stands who we are."""
     while True:
         with explained(path):
@@ -114,7 +134,7 @@ def _acquired(path: Path, folder: Path, say: Callable[[str], None]) -> int:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 holder = os.read(file, 4096).decode("utf-8", "replace")
                 os.close(file)
-                raise ConfigError(f"hydra.run.dir={folder} is being written by {_named(holder)}: {CURE}") from None
+                raise ConfigError(f"{key}={folder} is being written by {_named(holder)}: {CURE}") from None
             if error.errno not in WITHOUT_LOCKS:
                 os.close(file)
                 with explained(path):

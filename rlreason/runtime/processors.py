@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 Read = Callable[[str], str | None]  # path of a small file -> its text; None where there is none
@@ -24,6 +25,34 @@ def default_threads(of_torch: int) -> int:
     `of_torch` is torch's own choice, which counts cores and reads OMP_NUM_THREADS.
     """
     return min(of_torch, usable_processors())
+
+
+def shares(processors: Sequence[int], parts: int) -> list[list[int]]:
+    """Processors, by their numbers, divided among `parts` that run side by side; the rest goes to the last ones.
+
+    Where there are fewer processors than parts, each part gets all of them: the system divides the time.
+
+    >>> shares([0, 1, 2, 5, 7], 2), shares([0], 2)
+    ([[0, 1], [2, 5, 7]], [[0], [0]])
+    """
+    n = len(processors)
+    if n < parts:
+        return [list(processors)] * parts
+    return [list(processors[k * n // parts : (k + 1) * n // parts]) for k in range(parts)]
+
+
+@contextmanager
+def children_on(processors: Collection[int] | None) -> Iterator[None]:
+    """Processes that this thread starts in the block run on these processors; None: on those of this thread."""
+    if processors is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def cgroup_quota(memberships: str, read: Read) -> float:

@@ -236,6 +236,12 @@ def below(process: int) -> list[int]:
     return found
 
 
+def killed_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends; it has nothing of its own to tidy up."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def follow() -> None:
     """Let the kernel send SIGTERM to this process when the parent that the environment names ends."""
     parent = os.environ.pop(FOLLOWS, None)

@@ -56,3 +56,14 @@ def first_line(error: BaseException) -> str:
     ('no file', 'KeyError')
     """
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def duration(seconds: float) -> str:
+    """A time as a person says it, rounded.
+
+    >>> duration(42.2), duration(250), duration(7500)
+    ('42 s', '4 min', '2.1 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -157,7 +157,7 @@ def read_all(run: RunConfig, graders: Graders, console: Console) -> tuple[Loaded
             check_reward(run, grader, loaded.train if learned and loaded.train else loaded.validation)
         for remark in [*remarks(run.asking.prompt, loaded.train), *remarks(run.evaluation.prompt, loaded.validation)]:
             console.say(remark)
-        return loaded, read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
+        return loaded, read_splits(run.data, console.say, traces=False)[0] if run.model.made_on_the_spot else []
 
 
 def make_evaluator(

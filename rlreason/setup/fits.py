@@ -144,7 +144,7 @@ def tokenizer_of(run: RunConfig) -> Callable[[str], int] | None:
     """A prompt -> its length in tokens, exactly as the policy will encode it; None where only transformers can say."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if run.model.made_on_the_spot:
-        core = train_tokenizer(texts_in(formats_of(run), read_splits(run.data, _quietly)[0]), VOCABULARY)
+        core = train_tokenizer(texts_in(formats_of(run), read_splits(run.data, _quietly, traces=False)[0]), VOCABULARY)
         core.add_tokens(list(TAGS))
         return lambda text: max(1, len(core.encode(text).ids))
     return saved_tokenizer(run.model.folder) if run.model.folder else None

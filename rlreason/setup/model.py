@@ -1,11 +1,13 @@
-"""The model of a run, from its `model` settings: loaded, or made on the spot and taught two habits."""
+"""The model of a run, from its `model` settings: loaded, or made on the spot and taught habits."""
 
 from collections.abc import Sequence
 
 import torch
 
+from rlreason.config.data import HabitsConfig, StoriesConfig
 from rlreason.config.model import ModelConfig, TinyModelConfig
 from rlreason.config.run import RunConfig
+from rlreason.data.stories_habits import taught
 from rlreason.model.checkpointing import checkpoint_layers
 from rlreason.model.kernels import select_kernel
 from rlreason.model.lora import add_lora
@@ -57,7 +59,7 @@ def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
 
 
 def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], console: Console) -> Start | None:
-    """Give a model made on the spot its two habits: as they were shipped or kept, or by a warm start here.
+    """Give a model made on the spot its habits: as they were shipped or kept, or by a warm start here.
 
     Any other model stays as it is: None.
     """
@@ -69,10 +71,11 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
         return Start("random", checksum(copied(policy.named_weights())))
     lessons = lessons_of(run, tiny, train)
     shared = f", in the formats of {len(set(lessons.formats))} prompts" if len(lessons.formats) > 1 else ""
-    habits = f"mostly hasty answers, sometimes step by step{shared}"
+    usual = lessons.habits == HabitsConfig()
+    habits = "mostly hasty answers, sometimes step by step" if usual else "those of data.habits"
 
     def make() -> None:
-        console.say(f"teaching a new tiny model two habits: {habits} ...")
+        console.say(f"teaching a new tiny model its habits: {habits}{shared} ...")
         with console.wait("warm start", logged=True):  # it was just said
             warm_up(policy, lessons, progress=console.progress)
 
@@ -84,7 +87,9 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
 
 def lessons_of(run: RunConfig, tiny: TinyModelConfig, train: Sequence[Problem]) -> Lessons:
     """What the warm start teaches in this run."""
-    return Lessons(train, formats_of(run), tiny.warm_start, tiny.seed)
+    assert isinstance(run.data, StoriesConfig)  # a rule of the run's
+    habits = run.data.habits
+    return Lessons(taught(train, habits, run.data.max_value), formats_of(run), tiny.warm_start, tiny.seed, habits)
 
 
 def choose_trained(model: ModelConfig, policy: Policy, seed: int, trains: bool = True) -> None:

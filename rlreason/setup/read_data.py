@@ -17,7 +17,7 @@ from rlreason.data.gym import make_gym
 from rlreason.data.own import rows_of
 from rlreason.data.rows import Names, field_names, own_id, to_problem
 from rlreason.data.splits import hold_out, identified
-from rlreason.data.stories import make_stories
+from rlreason.data.stories import make_stories, with_wrong_solutions
 from rlreason.errors import ConfigError, DataError
 from rlreason.types import Problem
 
@@ -41,8 +41,16 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Proble
     `traces`: given responses will be imitated or judged, so it matters what form they have.
     """
     if isinstance(data, StoriesConfig):
-        make = partial(make_stories, min_events=data.min_events, max_events=data.max_events, max_value=data.max_value)
-        return make(data.n_train, seed=0), make(data.n_validation, seed=0, validation=True)
+        make = partial(
+            make_stories,
+            min_events=data.min_events,
+            max_events=data.max_events,
+            max_value=data.max_value,
+            guessed=data.guess != "none",
+        )
+        train = make(data.n_train, seed=0)
+        train = with_wrong_solutions(train, data.wrong_share) if traces else train
+        return train, make(data.n_validation, seed=0, validation=True)
     if isinstance(data, CountdownConfig) and data.path is not None:
         skip = data.bad_rows == "skip"
         *halves, notes = load_countdown(data.path, data.name, data.n_train, data.n_validation, skip)

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from rlreason.config.groups import PromptConfig
+from rlreason.config.monitors import WEIGHTS, monitor_of
 from rlreason.config.run import RunConfig
 from rlreason.config.store import resource_dir
 from rlreason.config.training import TrainingConfig
@@ -17,7 +18,7 @@ from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.records.console import Console, closing_table
-from rlreason.records.files import CURVES, MODEL
+from rlreason.records.files import COMPLIANCE, CURVES, MODEL
 from rlreason.records.loggers.guarded import Loggers
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.text import shorten
@@ -26,6 +27,7 @@ from rlreason.setup.protocol import protocol_of
 from rlreason.types import Problem, Sample
 
 SHOWN_CHARS = 300  # of a question or a response
+LOST = f"diverged:{WEIGHTS}"  # the status of a run whose weights are no numbers
 
 
 def header(console: Console, run: TrainingConfig, components: Components, folder: Path, n_steps: int) -> None:
@@ -121,7 +123,7 @@ def show_loggers(console: Console, loggers: Loggers) -> None:
 
 def summed_up(components: Components, status: str, reason: str, before: Evaluated, after: Evaluated) -> dict[str, Any]:
     """The run in numbers. `accuracy` is that of the last evaluation, over the whole split where that was asked."""
-    lost = status == "diverged:weights"  # what was measured before says nothing about such a model
+    lost = status == LOST  # what was measured before says nothing about such a model
     evaluator, tokenizer = components.evaluator, components.policy.tokenizer
     return {
         "status": status,
@@ -141,6 +143,18 @@ def summed_up(components: Components, status: str, reason: str, before: Evaluate
         "protocol": protocol_of(evaluator.settings, after.problems, tokenizer),
         "protocol_on_the_way": protocol_of(evaluator.settings, components.eval_problems, tokenizer)["hash"],
     }
+
+
+def say_why_it_ended(console: Console, folder: Path, status: str, reason: str) -> None:
+    """What ended a run before its last step, and how it goes on all the same; nothing where nothing did."""
+    if status == "finished":
+        return
+    console.say(f"! {status}: {reason}")
+    if status == "budget":
+        key = reason.partition("=")[0]
+        console.say(f"to go on   resume={shown(folder)} {key}=MORE")
+    elif status != LOST:
+        console.say(f"to go on   resume={shown(folder)} monitors.{monitor_of(status.partition(':')[2])}=warn")
 
 
 def closing(
@@ -173,6 +187,8 @@ def closing(
         f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
         f"curves: {shown(folder / CURVES)}" + (f", model: {shown(folder / MODEL)}" if run.save_model else "")
     )
+    if run.eval.card is not None:
+        console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
     show_loggers(console, loggers)
     if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
         console.say(

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -45,7 +45,7 @@ def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe
     The tokenizer, the data, the formats and the first batch of lessons enter by their content.
     """
     settings = {f.name: getattr(tiny, f.name) for f in fields(tiny) if f.name not in (*ROUNDING, *AFTERWARDS)}
-    settings["warm_start"] = asdict(tiny.warm_start)
+    settings["warm_start"] = lessons.described()
     if tiny.dtype == "bfloat16":  # asked for; auto takes what the device has
         settings["dtype"] = tiny.dtype
     words = json.loads(policy.tokenizer.backend_tokenizer.to_str())["model"]

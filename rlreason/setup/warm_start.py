@@ -1,4 +1,4 @@
-"""A short SFT that gives a tiny model its two habits, in one or several formats: answer hastily, or work step by step.
+"""A short SFT that gives a tiny model its habits, in one or several formats: answer hastily, or work step by step.
 
 RL selects among behaviours that a model already has; this is where the tiny model gets them. It trains through
 the same `Learner` as everything else: SFT is `-A log p` with A = 1 on given text.
@@ -6,13 +6,15 @@ the same `Learner` as everything else: SFT is `-A log p` with A = 1 on given tex
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle
+from typing import Any
 
 from rlreason.algorithms.sft import sft_sample
+from rlreason.config.data import HabitsConfig
 from rlreason.config.model import WarmStartConfig
 from rlreason.config.optimization import OptimizationConfig
-from rlreason.data.stories import habit_trace
+from rlreason.data.stories_habits import habit_trace
 from rlreason.learner import Learner
 from rlreason.model.policy import Policy
 from rlreason.model.tiny_formats import Format
@@ -34,15 +36,32 @@ class Lessons:
     formats: Sequence[Format]
     settings: WarmStartConfig
     seed: int
+    habits: HabitsConfig = field(default_factory=HabitsConfig)  # of the task
+
+    @property
+    def shown(self) -> HabitsConfig:
+        """The task's habits, with the shares that the model's own settings give."""
+        hasty, slip = self.settings.hasty_share, self.settings.slip_share
+        return replace(
+            self.habits,
+            hasty_share=self.habits.hasty_share if hasty is None else hasty,
+            slip_share=self.habits.slip_share if slip is None else slip,
+        )
+
+    def described(self) -> dict[str, Any]:
+        """The settings in plain values, no share left open, and of the habits what differs from the usual ones."""
+        shown, usual = asdict(self.shown), asdict(HabitsConfig())
+        shares = {name: shown.pop(name) for name in ("hasty_share", "slip_share")}
+        return {**asdict(self.settings), **shares, **{k: v for k, v in shown.items() if v != usual[k]}}
 
     def batches(self, count: int) -> Iterator[list[tuple[str, str]]]:
         """`count` batches of (prompt, trace)."""
-        rng, turns = random.Random(f"warm-up/{self.seed}"), cycle(self.formats)
+        rng, turns, shown = random.Random(f"warm-up/{self.seed}"), cycle(self.formats), self.shown
         for _ in range(count):
             batch = []
             for problem in rng.choices(self.problems, k=self.settings.batch_size):
                 form = next(turns)
-                trace = habit_trace(problem, rng, self.settings.hasty_share, self.settings.slip_share, form.trace)
+                trace = habit_trace(problem, rng, shown.hasty_share, shown.slip_share, form.trace, shown)
                 batch.append((form.prompt(problem.question), trace))
             yield batch
 

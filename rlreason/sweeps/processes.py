@@ -1,117 +1,134 @@
 """The runs of a sweep, each in a process of its own: a crash or a leak ends with its run, the others go on."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlreason.errors import ConfigError, ReaderGone
+from rlreason.errors import ReaderGone
 from rlreason.records.files import STACKS
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import ending, read_status, write_status
 from rlreason.runtime import signals
 from rlreason.runtime.environment import STACKS_VARIABLE, SWEEP_VARIABLE
+from rlreason.runtime.processors import children_on
+from rlreason.runtime.text import shorten
 from rlreason.runtime.watchdog import silent_for
 from rlreason.sweeps.table import SweepRun
-from rlreason.sweeps.watched import early_stacks, wait_for
+from rlreason.sweeps.watched import TICK_S, Watch, early_stacks
 
-SWEEP = "RLREASON_SWEEP"  # environment: a `Sweep` as JSON, for the processes that a launcher starts
 PATIENCE_S = signals.LIMIT_S + 10  # for a run that was sent SIGTERM to clean up
 AT_ONCE_S = 3.0  # for one that was sent a second signal
+POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
-    """What every job of a sweep needs, in whichever process a launcher runs it."""
+class Start:
+    """How a run of a sweep is started.
 
-    sources: list[str]  # flags by which a run finds the same options
-    log: str  # a file, to which each job adds a line on its run
+    `sources`: flags by which it finds the same options. `place`: a folder for what a process writes before it has one.
+    """
 
-    @classmethod
-    def of_environment(cls) -> "Sweep":
-        """The sweep that this process belongs to; `KeyError` where there is none."""
-        return cls(**json.loads(os.environ[SWEEP]))
+    sweep: str  # its name
+    sources: Sequence[str]
+    place: Path
+    console: Path | None = None  # the file that its output is added to; None: this process's own streams
+    processors: Sequence[int] | None = None  # that it may use; None: all that this process may
+    threads: int | None = None  # for numerical work, at most; None: its own choice
+    environment: Mapping[str, str | None] = field(default_factory=dict)  # changes to this process's; None: not set
 
-    def announce(self) -> None:
-        """Put the sweep into the environment of the processes to come."""
-        os.environ[SWEEP] = json.dumps(asdict(self))
 
-    def note(self, run: SweepRun) -> None:
-        """Add a run that has ended to the log."""
-        with Path(self.log).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(run)) + "\n")
+class Child:
+    """The process of one run of a sweep.
 
-    def runs(self) -> list[SweepRun]:
-        """The runs that have ended, in the order of their ends."""
-        path = Path(self.log)
-        return [SweepRun(**json.loads(line)) for line in path.open(encoding="utf-8")] if path.exists() else []
+    `overrides`: the run's, which writes into `folder`. One that shows no sign of life for `limit_s` seconds is ended
+    and counts as failed. To be made in the main thread: the kernel ends a process with the *thread* that started it.
+    """
 
-    def run(self, name: str, folder: Path, overrides: list[str], config: str, limit_s: float | None = None) -> SweepRun:
-        """Run one job of the sweep called `name` in a process, and log it; a finished one is not run again.
-
-        `config` is the job's whole config as text: a finished run of another one in `folder` is a `ConfigError`.
-        One that shows no sign of life for `limit_s` seconds is ended and counts as failed. On KeyboardInterrupt the
-        process is stopped and its run logged first.
-        """
-        if (ended := _finished_before(folder, config)) is not None:
-            print(f"\n== {folder.name}: finished before, not run again", flush=True)
-            self.note(ended)
-            return ended
-        print(f"\n== {folder.name}", flush=True)
-        argv = [sys.executable, "-m", "rlreason", *self.sources, *overrides, f"hydra.run.dir='{folder}'"]
-        early = early_stacks(Path(self.log).parent)
-        env = os.environ | {SWEEP_VARIABLE: name, STACKS_VARIABLE: str(early)}
-        if threading.current_thread() is threading.main_thread():  # the kernel watches the thread that starts it
+    def __init__(self, start: Start, folder: Path, overrides: Sequence[str], limit_s: float | None) -> None:
+        argv = [sys.executable, "-m", "rlreason", *start.sources, *overrides, f"hydra.run.dir='{folder}'"]
+        early = early_stacks(start.place)
+        env: dict[str, str | None] = {**os.environ, SWEEP_VARIABLE: start.sweep, STACKS_VARIABLE: str(early)}
+        if start.threads is not None:
+            env["OMP_NUM_THREADS"] = str(_at_most(env.get("OMP_NUM_THREADS"), start.threads))
+        if threading.current_thread() is threading.main_thread():
             env[signals.FOLLOWS] = str(os.getpid())
-        process = None
-        try:
-            with signals.held():  # else a run could start and stay unknown
-                process = subprocess.Popen(argv, env=env)
-            hung = wait_for(process, folder, limit_s, early)
-        except KeyboardInterrupt:
-            signals.arrived()
-            if process is None:
-                raise
-            _stop(process)
-            self.note(came_to(folder, process.returncode))
-            raise
-        ended = came_to_nothing(folder, limit_s) if hung and limit_s else came_to(folder, process.returncode)
-        self.note(ended)
+        env |= start.environment
+        given = {name: value for name, value in env.items() if value is not None}
+        with ExitStack() as stack:
+            out = None
+            if start.console is not None:
+                start.console.parent.mkdir(parents=True, exist_ok=True)
+                out = stack.enter_context(start.console.open("ab"))
+            stack.enter_context(children_on(start.processors))
+            self.process = subprocess.Popen(argv, env=given, stdout=out, stderr=out)
+        self.folder, self.limit_s, self.console = folder, limit_s, start.console
+        self._watch, self._looked = Watch(self.process, folder, limit_s, early), time.monotonic()
+
+    def look(self) -> SweepRun | None:
+        """What the run came to; None while it is under way."""
+        if self.process.poll() is not None:
+            return came_to(self.folder, self.process.returncode, self.console)
+        if time.monotonic() - self._looked >= TICK_S:
+            self._looked = time.monotonic()
+            if self._watch.hangs() and self.limit_s is not None:
+                self._watch.end()
+                return came_to_nothing(self.folder, self.limit_s)
+        return None
+
+    def wait(self) -> SweepRun:
+        """What the run comes to."""
+        while (ended := self.look()) is None:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(TICK_S)
         return ended
 
 
-def _finished_before(folder: Path, config: str) -> SweepRun | None:
-    """The run in the folder, where it came to its end with this config; with another it is refused."""
-    run = RunFolder(folder) if folder.is_dir() else None
-    if run is None or run.summary is None:
-        return None
-    if run.config != config:
-        raise ConfigError(f"{folder} is a finished run of another config: move it away, or set hydra.sweep.dir")
-    return SweepRun(folder.name, run.summary)
+def stop(children: Sequence[Child]) -> list[SweepRun]:
+    """Stop runs with SIGTERM, and wait until they have recorded how they ended; at a second signal stop them at once.
 
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a run with SIGTERM, and wait until it has recorded how it ended; at a second signal stop it at once.
-
-    Ctrl-C on a terminal has reached the run already: a further SIGTERM does not count as a second signal to a run of
-    a sweep, a further SIGINT does.
+    Ctrl-C on a terminal has reached them already: a further SIGTERM does not count as a second signal to a run of a
+    sweep, a further SIGINT does.
     """
+    alive = [child.process for child in children if child.process.poll() is None]
 
     def at_once() -> None:
-        process.send_signal(signal.SIGINT)
-        process.wait(AT_ONCE_S)
+        for process in alive:
+            process.send_signal(signal.SIGINT)
+        _wait(alive, AT_ONCE_S)
 
     with signals.before_leaving(at_once):
         try:
-            process.terminate()
-            process.wait(PATIENCE_S)
+            for process in alive:
+                process.terminate()
+            _wait(alive, PATIENCE_S)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):  # the latter in a launcher's own process
-            process.kill()
-            process.wait()
+            for process in alive:
+                process.kill()
+            for process in alive:
+                process.wait()
+    return [came_to(child.folder, child.process.returncode) for child in children]
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Wait for all of them; `TimeoutExpired` where that takes longer."""
+    end = time.monotonic() + seconds
+    for process in processes:
+        process.wait(max(0.01, end - time.monotonic()))
+
+
+def _at_most(given: str | None, threads: int) -> int:
+    """
+    >>> _at_most(None, 2), _at_most("1", 2), _at_most("16", 2), _at_most("4,2", 2)
+    (2, 1, 2, 2)
+    """
+    return min(int(given), threads) if given and given.isdigit() and int(given) else threads
 
 
 def came_to_nothing(folder: Path, limit_s: float) -> SweepRun:
@@ -123,8 +140,8 @@ def came_to_nothing(folder: Path, limit_s: float) -> SweepRun:
     return SweepRun(folder.name, {"status": "failed"}, f"silent for waits.run_s={limit_s:g} s")
 
 
-def came_to(folder: Path, code: int) -> SweepRun:
-    """The run in `folder` whose process ended with `code` (below 0: by a signal)."""
+def came_to(folder: Path, code: int, console: Path | None = None) -> SweepRun:
+    """The run in `folder` whose process ended with `code` (below 0: by a signal); `console`: what it has printed."""
     summary = RunFolder(folder).summary if folder.is_dir() else None
     if summary is not None and ending(read_status(folder) or "finished").exit_code == code:
         return SweepRun(folder.name, summary)
@@ -133,4 +150,15 @@ def came_to(folder: Path, code: int) -> SweepRun:
     reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     if code < 0 and read_status(folder) == "running":  # it could not record that itself
         write_status(folder, "failed", reason)
+    if console is not None and (last := _last_line(console)):
+        reason += f": {last}"
     return SweepRun(folder.name, {"status": "failed"}, reason)
+
+
+def _last_line(path: Path) -> str:
+    """The last line of a file that says something, without the program's name; "" where there is none."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 4000))
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines()]
+        return shorten(next((line for line in reversed(lines) if line), "").removeprefix("rlreason: "), 200)
+    return ""

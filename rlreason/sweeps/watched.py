@@ -1,4 +1,4 @@
-"""Waits for a run of a sweep, and ends it where it hangs so that it cannot end itself: stopped, or before its start."""
+"""Looks after a run of a sweep; ends it where it hangs so that it cannot end itself: stopped, or before its start."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from rlreason.runtime.stacks import write_stacks
 from rlreason.runtime.watchdog import Silence, silent_for
 
 GRACE_S = 10.0  # beyond the limit at which a run ends itself
-TICK_S = 1.0
+TICK_S = 1.0  # between two looks at its signs of life
 TERM_S = 30.0  # for a run that hangs to end in order, with a checkpoint
 
 
@@ -25,23 +25,27 @@ def early_stacks(place: Path) -> Path:
     return Path(path)
 
 
-def wait_for(process: subprocess.Popen[bytes], folder: Path, limit_s: float | None, early: Path) -> bool:
-    """Wait until the run in `folder` has ended; where it shows no sign of life for `limit_s` seconds, end it.
+class Watch:
+    """Over the run in `folder`, which may show no sign of life for `limit_s` seconds; None: for any time.
 
-    Returns whether it had to be ended; then its stacks are in its folder. `early`: see `early_stacks`.
+    `early`: see `early_stacks`.
     """
-    silence = Silence()
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(TICK_S)
-            return False
-        if limit_s is not None and silence.look(sign_of_life(folder)) > limit_s + GRACE_S:
-            break
-    write_stacks(folder / STACKS, silent_for(limit_s), process.pid)
-    with suppress(OSError), (folder / STACKS).open("ab") as file:
-        file.write(early.read_bytes())
-    _end(process)
-    return True
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, limit_s: float | None, early: Path) -> None:
+        self.process, self.folder, self.limit_s, self.early = process, folder, limit_s, early
+        self._silence = Silence()
+
+    def hangs(self) -> bool:
+        """Whether the run has been silent for too long; to be asked every `TICK_S` seconds or so."""
+        return self.limit_s is not None and self._silence.look(sign_of_life(self.folder)) > self.limit_s + GRACE_S
+
+    def end(self) -> None:
+        """End a run that hangs; its stacks are in its folder then."""
+        assert self.limit_s is not None
+        write_stacks(self.folder / STACKS, silent_for(self.limit_s), self.process.pid)
+        with suppress(OSError), (self.folder / STACKS).open("ab") as file:
+            file.write(self.early.read_bytes())
+        _end(self.process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

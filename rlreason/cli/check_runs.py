@@ -1,0 +1,89 @@
+"""Whether runs could begin: their words compose, keep the rules and set what is read, and their folder is writable."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hydra import compose
+from omegaconf import OmegaConf
+
+from rlreason.cli.flags import Asked
+from rlreason.cli.mistakes import in_one_line
+from rlreason.cli.multirun import composed
+from rlreason.config.monitors import OF_SWEEPS
+from rlreason.config.rules import lowered
+from rlreason.config.run import RunConfig
+from rlreason.config.store import resource_dir, typed
+from rlreason.config.unread import complaints, unread_keys
+from rlreason.errors import ConfigError
+from rlreason.records.status import RESOURCES, exit_code
+from rlreason.runtime.environment import SWEEP_VARIABLE
+
+
+def place_of(overrides: Sequence[str], name: str, kind: str) -> Path:
+    """The folder of a run (`kind` run) or of a drawn sweep (sweep). `ConfigError` where its setting names none."""
+    plain = [w for w in overrides if kind == "run" or w.startswith(("sweep=", "hydra.", "hydra/"))]
+    place = composed(plain, name).hydra[kind].dir
+    if not place:
+        raise ConfigError(f"hydra.{kind}.dir={place or ''} names no folder: give one, or leave it out")
+    return Path(place)
+
+
+def check_runs(
+    asked: Asked, combinations: Sequence[Sequence[str]], folder: Path, note: Callable[[str], object]
+) -> None:
+    """Refuse runs that could not begin: their words, and the folder that they or their sweep will write to."""
+    name, multirun, in_sweep = asked.config_name, asked.multirun, SWEEP_VARIABLE in os.environ
+    said: dict[str, str] = {}  # of each setting that some run would not read, what is to be said of it
+    nobody: dict[str, str] = {}  # what none of them would read
+    words = {word.partition("=")[0] for word in asked.overrides}
+    of_sweeps = [f"monitors.{monitor}" for monitor in OF_SWEEPS] if multirun or in_sweep else []
+    runs = []
+    for number, combination in enumerate(combinations):
+        run = checked(combination, name, of_sweep=multirun or in_sweep)
+        runs.append(run)
+        said |= {k: v for k, v in complaints(run, resource_dir("conf")).items() if k not in of_sweeps}
+        unread = {k: v for k, v in unread_keys(run).items() if k not in of_sweeps}
+        nobody = {key: where for key, where in unread.items() if not number or key in nobody}
+    useless = [line for key, line in said.items() if key in nobody]
+    if useless and not in_sweep:  # of a sweep's own run, another one reads it
+        raise ConfigError("\n".join(useless))
+    for line in said.values():
+        note(f"note: in some runs of this sweep, {line}")
+    for key in sorted(words & nobody.keys() - said.keys()):  # given as they are anyway: no harm, but no effect either
+        note(f"note: {key} has no effect: it is read {nobody[key]}")
+    _check_writable(folder)
+    from rlreason.setup.preflight import preflight  # it loads the grader: only where runs are to start
+
+    for line in preflight(runs, folder):
+        note(f"note: {line}")
+
+
+def _check_writable(folder: Path) -> None:
+    place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    missing = [p for p in (folder, *folder.absolute().parents) if not p.exists()]
+    try:
+        if not place.is_dir() or not os.access(place, os.W_OK):
+            raise PermissionError(f"{place} is no writable folder")
+        for path in reversed(missing):  # only trying tells, where the file system has rules of its own
+            path.mkdir()
+        for path in missing:
+            path.rmdir()
+    except OSError as error:
+        if exit_code(error) == RESOURCES:
+            raise
+        raise ConfigError(
+            f"the run folder {folder} cannot be made: {error.strerror or error}: choose another"
+        ) from None
+
+
+def checked(overrides: Sequence[str], name: str, of_sweep: bool = False) -> RunConfig:
+    """The settings of one run, checked by its rules."""
+    with in_one_line(overrides, name, composing=True):
+        cfg = compose(name, list(overrides))
+        OmegaConf.resolve(cfg)
+    run = typed(cfg, of_sweep)
+    given = {word.lstrip("+").partition("=")[0] for word in overrides}
+    if "interim_eval_problems" in given and (bad := lowered(run)):
+        raise ConfigError("\n".join(bad))
+    return run

@@ -1,0 +1,142 @@
+"""A sweep that was asked for, made ready: its design, and every run of it checked before the first one starts."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlreason.cli.aliases import translated
+from rlreason.cli.as_words import key_of
+from rlreason.cli.check_runs import check_runs, place_of
+from rlreason.cli.design import BASIC, SWEEPS, design_of, file_of, folder_of
+from rlreason.cli.flags import Asked
+from rlreason.cli.mistakes import in_one_line
+from rlreason.cli.multirun import composed, fixed, runs_of, with_own_names
+from rlreason.config.sweep_files import SweepFile
+from rlreason.errors import ConfigError
+from rlreason.sweeps.design import Design
+
+if TYPE_CHECKING:
+    from rlreason.sweeps.carry import Carried
+
+MOST_RUNS_CHECKED = 200  # composing one run takes about 0.1 s
+Note = Callable[[str], object]
+
+
+def checked_sweep(asked: Asked, note: Note) -> Asked:
+    """The sweep with its folder, and with its design or, of a chain, its stages. Hydra must be ready to compose.
+
+    `ConfigError` where a run could not begin; of a drawn sweep, where one of the ends that it draws between could not.
+    """
+    base = composed(fixed(asked.overrides), asked.config_name)
+    file = file_of(asked.overrides)
+    if base.hydra.runtime.choices["hydra/sweeper"] != BASIC:
+        return _checked_drawn(asked, file, note)
+    if file.chain:
+        return _checked_chain(asked, file, note)
+    before = _carried([Path(sweep) for sweep in asked.own.carry], note)
+    design = design_of(asked, note, _words_of(before, note))
+    check_runs(asked, shown_first(design), design.folder, note)
+    overrides = with_own_names(asked.overrides, asked.config_name, note)
+    plain = tuple(one.plain() for one in before)
+    return replace(asked, overrides=overrides, folder=design.folder, design=design, carried=plain)
+
+
+def stage_of(asked: Asked, stage: str, note: Note = print, started: bool = True) -> Asked:
+    """One sweep of a chain, with its design and every run checked; it writes to a folder below the chain's.
+
+    `asked`: the chain, as `check_words` gave it. `started`: the stages before it have finished, and what they hand on
+    is taken; what was typed and what the stage itself sets go before that. Hydra must be ready to compose
+    (`composing(asked)`). `ConfigError` where a stage before is not whole, or a run of this one could not begin.
+    """
+    assert asked.folder is not None
+    earlier = asked.chain[: asked.chain.index(stage)] if started else ()
+    handing = [name for name in earlier if file_of([f"sweep={name}"]).carries]
+    before = _carried([asked.folder / name for name in handing], note)
+    own = _words_of_stage(asked, stage)
+    with in_one_line(own.overrides, asked.config_name):
+        design = design_of(own, note, _words_of(before, note), asked.folder / stage)
+        runs = shown_first(design)
+        if not started:  # a model that a stage before will leave is not there yet
+            runs = [words for words in runs if not any(str(asked.folder) in word for word in words)]
+        check_runs(own, runs, design.folder, note)
+    return replace(own, folder=design.folder, design=design, carried=tuple(one.plain() for one in before))
+
+
+def shown_first(design: Design) -> list[list[str]]:
+    """The words of the runs to check: of all, or where they are very many of those that show each value first."""
+    seen: set[tuple[str, str]] = set()
+    first: list[list[str]] = []
+    later: list[list[str]] = []
+    for run in design.runs:
+        new = {*run.setting.items(), ("seed", str(run.seed))} - seen
+        seen |= new
+        (first if new else later).append(list(run.words))
+    return [*first, *later][:MOST_RUNS_CHECKED]
+
+
+def _checked_chain(asked: Asked, file: SweepFile, note: Note) -> Asked:
+    """The chain, each stage as it is when the ones before it hand nothing on."""
+    if asked.own.carry:
+        raise ConfigError(
+            f"carry={asked.own.carry[0]} with sweep={file.name}: a chain carries by itself, from stage to stage: leave "
+            "it out"
+        )
+    base = composed(fixed(asked.overrides), asked.config_name)
+    asked = replace(asked, chain=tuple(file.chain), folder=folder_of(asked, [], base))
+    said: dict[str, None] = {}
+    for stage in file.chain:
+        stage_of(asked, stage, lambda text: said.setdefault(str(text)), started=False)
+    for text in said:
+        note(text)
+    return asked
+
+
+def _words_of_stage(asked: Asked, stage: str) -> Asked:
+    """What was asked of a chain, asked of one of its sweeps."""
+    given = {key_of(word) for word in asked.overrides}
+    axes = [f"{key}={value}" for key, value in file_of(asked.overrides).axes.items() if key not in given]
+    words = [word for word in asked.overrides if key_of(word) not in ("sweep", "hydra.sweep.dir")]
+    return replace(
+        asked, overrides=[f"sweep={stage}", *words, *axes], own=replace(asked.own, sweep_name=None), chain=()
+    )
+
+
+def _carried(sweeps: Sequence[Path], note: Note) -> list["Carried"]:
+    """What these sweeps hand on. A name below runs/sweeps stands for that folder."""
+    if not sweeps:
+        return []
+    from rlreason.sweeps.carry import carry, sweep_folder  # its statistics take a while to load
+
+    found = [carry(sweep_folder(str(sweep))) for sweep in sweeps]
+    for one in found:
+        note(f"note: {one.sentence}")
+    return found
+
+
+def _words_of(before: Sequence["Carried"], note: Note) -> list[str]:
+    """The words that the sweeps before bring in; a later one decides over an earlier one."""
+    words = {key_of(word): word for one in before for word in translated(one.words, note)}
+    return list(words.values())
+
+
+def _checked_drawn(asked: Asked, file: SweepFile, note: Note) -> Asked:
+    """A sweep whose values a plug-in draws: there is no design, and of an axis both ends are checked."""
+    plain = {"jobs": asked.own.jobs != 1, "dry": asked.own.dry, "carry": bool(asked.own.carry)}
+    if unread := [word for word, given in plain.items() if given]:
+        raise ConfigError(
+            f"{unread[0]}= is for runs that are known beforehand, and hydra/sweeper draws them: leave one of them out"
+        )
+    if file.cells or file.embedded or file.chain:
+        raise ConfigError(
+            f"sweep={file.name} has cells, a block embedded or a chain, which no other sweeper knows: leave "
+            "hydra/sweeper out, or give it axes of your own"
+        )
+    overrides = with_own_names(asked.overrides, asked.config_name, note)
+    if name := asked.own.sweep_name:
+        overrides.append(f"hydra.sweep.dir='{SWEEPS / name}'")
+    folder = place_of(overrides, asked.config_name, "sweep")
+    runs = itertools.islice(runs_of(overrides, True, asked.config_name), MOST_RUNS_CHECKED)
+    check_runs(asked, list(runs), folder, note)
+    return replace(asked, overrides=overrides, folder=folder)

@@ -1,0 +1,202 @@
+"""The design of a sweep, from the words of its command line and its file: its runs, their names and their folder.
+
+Every run is a command of its own: what the file's blocks say of it stands among its words.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from rlreason.cli.as_words import key_of
+from rlreason.cli.flags import Asked, Loader
+from rlreason.cli.grid import Grid, canonical, canonical_word, grid_of
+from rlreason.cli.multirun import composed, fixed, parsed
+from rlreason.cli.own_options import Repository
+from rlreason.config.leaves import typed_word
+from rlreason.config.store import run_name
+from rlreason.config.sweep_files import FIRST, SweepFile, sweep_file
+from rlreason.errors import ConfigError
+from rlreason.sweeps.design import Design, PlannedRun, Setting
+
+SWEEPS = Path("runs/sweeps")
+BESIDE = ("algorithm", "data", "experiment", "model", "scale")  # where typed, they make another sweep of the same name
+ONE_SCALE = ("experiment", "model", "scale")  # a block `embedded` is for one value of each
+BASIC = "basic"  # the sweeper of Hydra's whose runs are known beforehand
+
+
+def named_sweep(overrides: Sequence[str]) -> str | None:
+    """The sweep that the overrides choose.
+
+    >>> named_sweep(["sweep=a", "seed=0,1"]), named_sweep(["seed=0,1"])
+    ('a', None)
+    """
+    chosen = [word.partition("=")[2] for word in overrides if key_of(word) == "sweep"]
+    return chosen[-1] if chosen else None
+
+
+def file_of(overrides: Sequence[str]) -> SweepFile:
+    """The file of the sweep that was asked for; an empty one where none was. Hydra must be ready to compose."""
+    name = named_sweep(overrides)
+    if name is None:
+        return SweepFile("")
+    loader = GlobalHydra.instance().config_loader()
+    assert isinstance(loader, Loader)
+    repository = loader.repository
+    assert isinstance(repository, Repository)  # not yet one of Hydra's copies
+    return sweep_file(name, repository.sweep_content)
+
+
+def design_of(
+    asked: Asked,
+    note: Callable[[str], object] = print,
+    carried: Sequence[str] = (),
+    folder: Path | None = None,
+) -> Design:
+    """The design of the sweep that was asked for, its runs not yet checked. Hydra must be ready to compose.
+
+    `carried`: words from finished sweeps, which what was typed and what the sweep itself sets go before. `folder`: of
+    the sweep, whatever the words say. `ConfigError` where its file is not sound or a word is wrong.
+    """
+    words, name = asked.overrides, asked.config_name
+    whole = file_of(words)
+    if whole.chain:
+        raise ConfigError(f"sweep={whole.name} is a chain of sweeps, and no sweep of a chain: leave it out there")
+    base = composed(fixed(words), name)
+    batch = base.hydra.sweeper.get("max_batch_size")
+    if isinstance(batch, int) and batch < 1 and batch != -1:
+        raise ConfigError(f"hydra.sweeper.max_batch_size={batch} must be above 0: leave it out for all runs at once")
+    file = with_params(at_scale(whole, base, words), whole, base)
+    grid = grid_of(words, file, carried, base.hydra.runtime.choices["hydra/sweeper"] == BASIC, note)
+    place = folder or folder_of(asked, grid.swept, base)
+    runs = _runs(grid.beside(place), name, note)
+    axes = list(runs[0].setting)
+    return Design(place.name, place, runs, axes, _reference(runs, file.reference), file.carries, list(words))
+
+
+def at_scale(file: SweepFile, base: DictConfig, words: Sequence[str]) -> SweepFile:
+    """The sweep as it is at the scale of its runs. `base`: their config, with Hydra's own settings."""
+    if file.embedded is None:
+        return file
+    for override in parsed(words):
+        if override.is_sweep_override() and override.key_or_group in ONE_SCALE:
+            raise ConfigError(
+                f"{override.input_line} with sweep={file.name}, whose file has a block embedded for one scale: run a "
+                f"sweep for each {override.key_or_group}"
+            )
+    choices = base.hydra.runtime.choices
+    return file.at(choices.get("scale") == "embedded" and choices.get("experiment") in (None, "null", "none"))
+
+
+def with_params(file: SweepFile, whole: SweepFile, base: DictConfig) -> SweepFile:
+    """The same with the axes as Hydra's sweeper got them, which may be from elsewhere; the embedded ones stay."""
+    embedded = {key: value for key, value in file.axes.items() if whole.axes.get(key) != value}
+    params = base.hydra.sweeper.get("params") or {}
+    return replace(file, axes={str(key): plain_word(value) for key, value in params.items()} | embedded)
+
+
+def folder_of(asked: Asked, swept: Sequence[str], base: DictConfig) -> Path:
+    """Where a sweep writes: hydra.sweep.dir where it was given, or else below runs/sweeps.
+
+    There by `sweep_name`; or by the sweep's name, or without one by the swept keys, and by what of `BESIDE` was typed.
+    """
+    given = str(base.hydra.sweep.dir or "")
+    typed = {key_of(word) for word in asked.overrides}
+    if "hydra.sweep.dir" in typed:
+        if asked.own.sweep_name:
+            raise ConfigError(
+                f"sweep_name={asked.own.sweep_name} and hydra.sweep.dir={given} both name the sweep's folder: leave "
+                "one of them out"
+            )
+        if not given:
+            raise ConfigError("hydra.sweep.dir= names no folder: give one, or leave it out")
+        return Path(given)
+    if asked.own.sweep_name:
+        return SWEEPS / asked.own.sweep_name
+    name = named_sweep(asked.overrides)
+    if given != str(SWEEPS / (name or "sweep")):  # of the file
+        return Path(given)
+    beside = sorted(word for word in fixed(asked.overrides) if key_of(word) in BESIDE)
+    first = name or ",".join(swept) or "seeds"
+    return SWEEPS / run_name_of([first, *beside])
+
+
+def run_name_of(parts: Sequence[str]) -> str:
+    """A folder name from a first name and words; the rules for odd characters are those of runs.
+
+    >>> run_name_of(["grpo_baselines", "experiment=cs336_2025"])
+    'grpo_baselines,experiment=cs336_2025'
+    """
+    rest = run_name(parts[1:]) if parts[1:] else ""
+    return ",".join(part for part in (parts[0][:100], rest) if part)
+
+
+def _runs(grid: Grid, name: str, note: Callable[[str], object]) -> list[PlannedRun]:
+    """Every run once, in order."""
+    filled = [_filled(grid, cell, name) for cell in grid.cells]
+    default = None if "seed" in grid.axes or _seed_in(grid.shared) else str(composed(grid.shared, name).seed)
+    runs: dict[str, PlannedRun] = {}
+    twice = 0
+    for number, words in grid.combinations():
+        if default is not None and not _seed_in(words):
+            words = [*words, f"seed={default}"]
+        values = filled[number] | {key_of(word): word.partition("=")[2] for word in words}
+        setting = {key: values[key] for key in grid.swept if key in values}
+        seed = values["seed"]
+        if not re.fullmatch(r"-?\d+", seed):
+            raise ConfigError(f"seed={seed} must be of type Integer: give a whole number")
+        run = PlannedRun(run_name([*_parts(setting), f"seed={seed}"]), words, setting, int(seed))
+        twice += run.name in runs
+        runs.setdefault(run.name, run)
+    if twice:
+        note(f"note: {twice} runs of this sweep would repeat another one, and are left out")
+    return list(runs.values())
+
+
+def _parts(setting: Setting) -> list[str]:
+    """The words of a setting, texts without their quotes."""
+    return [f"{key}={value.strip(chr(39) + chr(34))}" for key, value in setting.items()]
+
+
+def _seed_in(words: Sequence[str]) -> bool:
+    return any(key_of(word) == "seed" for word in words)
+
+
+def _filled(grid: Grid, cell: Sequence[str], name: str) -> Setting:
+    """What a cell has for the keys that only others set: values of its config, so that names and tables are whole."""
+    keys = {key_of(word) for other in grid.cells for word in other} - {key_of(word) for word in cell}
+    if not keys:
+        return {}
+    words = [*grid.around(cell), *(axis[0] for axis in grid.axes.values())]
+    cfg = composed(words, name)
+    choices = {key.rpartition("@")[2]: option for key, option in cfg.hydra.runtime.choices.items()}
+    found = {}
+    for key in sorted(keys):
+        if key in choices:
+            found[key] = str(choices[key])
+        elif (value := OmegaConf.select(cfg, key)) is not None or OmegaConf.select(cfg, key, default=0) is None:
+            found[key] = canonical(plain_word(value))
+    return found
+
+
+def plain_word(value: object) -> str:
+    """A value of a config as it is typed."""
+    if OmegaConf.is_list(value):
+        return f"[{','.join(map(typed_word, OmegaConf.to_container(value)))}]"  # type: ignore[arg-type]
+    return value if isinstance(value, str) else typed_word(value)
+
+
+def _reference(runs: Sequence[PlannedRun], words: Sequence[str]) -> Setting | None:
+    """The setting that the words describe, the first of several; None where no run has it."""
+    if words == [FIRST]:
+        return runs[0].setting
+    wanted = dict(canonical_word(word).partition("=")[::2] for word in words)
+    if not wanted:
+        return None
+    for run in runs:
+        if all(run.setting.get(key_of(f"{key}="), value) == value for key, value in wanted.items()) and run.setting:
+            return run.setting
+    return None

@@ -1,0 +1,83 @@
+"""The config group `monitors`: what a run watches itself for, and what happens then. A table: docs/monitors.md."""
+
+from dataclasses import dataclass, fields
+
+from rlreason.config.choices import choice
+
+IN_A_FILE = "choose one (in a file, off stands in quotes)"
+#: What ends a run by a rule that has another name than its monitor.
+RULES = {"loss": "nan", "gradient": "nan", "metric": "nan", "truncated_evaluation": "truncated"}
+WEIGHTS = "weights"  # the rule that no setting switches off: nothing can be sampled from weights that are no numbers
+
+
+def _mode(default: str, *more: str) -> str:
+    word: str = choice("off", "warn", "stop", *more, default=default, cure=IN_A_FILE)
+    return word
+
+
+@dataclass
+class MonitorsConfig:
+    """Each monitor is off, warns, or stops the run behind the step; its thresholds begin with its name."""
+
+    # Loss, gradient, weights or another metric are no numbers. Weights that are none end a run in any case.
+    nan: str = _mode("stop")
+    skipped_update: str = _mode("warn")  # an update was left out, as its gradient was not finite
+    gradient_norm: str = _mode("warn")  # the gradient norm of an update explodes, before it is clipped
+    gradient_norm_factor: float = 20.0  # above so many times the median of the steps before
+    gradient_norm_after: int = 10  # and behind so many steps with a gradient
+    kl: str = _mode("warn")  # the KL to the policy that sampled, or to the reference model, explodes
+    kl_factor: float = 20.0  # above so many times the median of the steps before
+    kl_above: float = 0.1  # and above so many nats per token
+    kl_after: int = 10  # and behind so many steps that measured it
+    entropy: str = _mode("warn")  # the policy's entropy collapses
+    entropy_below: float = 0.005  # nats per token, mean over a step's responses
+    no_live_group: str = _mode("warn")  # every group has equal rewards in all its responses; warns of every step
+    no_live_group_steps: int = 10  # so many in a row stop the run
+    identical_samples: str = _mode("warn")  # all responses of every group are equal
+    truncated: str = _mode("warn")  # responses are cut at their limit, in steps or in evaluations
+    truncated_above: float = 0.5  # share of the responses
+    same_answer: str = _mode("warn")  # an evaluation's questions get one and the same answer
+    # Share of the questions with the commonest answer, less its share of their ground truths.
+    same_answer_above: float = 0.5
+    accuracy: str = _mode("stop")  # an evaluation's accuracy is 0 and excludes one before, at 95%
+    grader: str = _mode("warn")  # responses could not be graded
+    # Engine and trainer give sampled tokens different probabilities. correct: warn, and let the objective's mismatch
+    # weights correct for it.
+    parity: str = _mode("warn", "correct")
+    parity_bound: float = 0.05  # difference in nats per token, mean over a step; float32 stays below 1e-4
+    # Of a sweep: a setting that another one surely beats is stopped, with all its seeds.
+    dominated: str = choice("off", "stop", default="off", cure=IN_A_FILE)
+
+
+NAMES = tuple(f.name for f in fields(MonitorsConfig))
+MODES = tuple(name for name in NAMES if not any(name.startswith(f"{other}_") for other in NAMES))  # no thresholds
+OF_JOBS = ("truncated", "same_answer", "grader", "parity")  # what is looked at without steps as well
+OF_SWEEPS = ("dominated",)
+
+
+def monitor_of(rule: str) -> str:
+    """The monitor that a rule is of, as a status names it.
+
+    >>> monitor_of("loss"), monitor_of("entropy")
+    ('nan', 'entropy')
+    """
+    return RULES.get(rule, rule)
+
+
+def limits_of(monitor: str) -> tuple[str, ...]:
+    """The names of a monitor's thresholds.
+
+    >>> limits_of("entropy"), limits_of("nan")
+    (('entropy_below',), ())
+    """
+    return tuple(name for name in NAMES if name.startswith(f"{monitor}_"))
+
+
+def settings_of(rule: str) -> tuple[str, ...]:
+    """The settings with which a run that this rule has ended may go on; none for weights that are no numbers.
+
+    >>> settings_of("entropy"), settings_of("weights")
+    (('monitors.entropy', 'monitors.entropy_below'), ())
+    """
+    monitor = monitor_of(rule)
+    return tuple(f"monitors.{name}" for name in (monitor, *limits_of(monitor)) if name in NAMES)

@@ -1,0 +1,54 @@
+"""What a sweep says before its first run, and what it looks at after each: see `sweeps.plan` and `sweeps.dominated`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hydra import compose
+from omegaconf import OmegaConf
+
+from rlreason.cli.flags import Asked
+from rlreason.config.run import RunConfig
+from rlreason.config.store import typed
+from rlreason.sweeps.design import Design
+from rlreason.sweeps.dominated import watch
+from rlreason.sweeps.plan import knows_time, plan_text
+from rlreason.sweeps.probe import probe
+from rlreason.sweeps.state import SweepState
+
+
+def announce(asked: Asked, design: Design) -> RunConfig:
+    """Print the plan of a sweep; returns the settings of its first run. Hydra must be ready to compose.
+
+    With `dry=true`, two steps of the first run are tried where no run that has finished tells how long one takes.
+    """
+    run = first_run(asked, design)
+    tried = None
+    if asked.own.dry and not knows_time(design, run):
+        print("note: trying two steps of the first run, to tell how long one takes", flush=True)
+        tried = probe(design.runs[0], run, asked.sources())
+    print("\n" + plan_text(design, [run], asked.own.jobs, space_of, tried), flush=True)
+    if asked.own.dry:
+        print("dry=true: nothing was run; leave it out to start the sweep", flush=True)
+    return run
+
+
+def first_run(asked: Asked, design: Design) -> RunConfig:
+    """The settings of a sweep's first run."""
+    cfg = compose(asked.config_name, list(design.runs[0].words))
+    OmegaConf.resolve(cfg)
+    return typed(cfg, of_sweep=True)
+
+
+def space_of(run: RunConfig) -> float:
+    """Bytes that a run may leave, by its settings: model, responses, checkpoints and small files."""
+    from rlreason.setup.space import RECORDS, space_needed  # it knows the tiny model's tokenizer, which takes a while
+
+    return float(sum(space_needed(run)) + RECORDS)
+
+
+def after_run_of(run: RunConfig, design: Design) -> Callable[[SweepState], list[dict[str, Any]]] | None:
+    """What the sweep asks after each run: which settings to stop; None where `monitors.dominated` is off.
+
+    `run`: the settings of one of its runs.
+    """
+    return watch(design.folder) if run.monitors.dominated == "stop" else None

@@ -1,0 +1,145 @@
+"""Start a sweep: by this program's own loop, by one of Hydra's launchers, or by a sweeper that draws its values."""
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra import compose
+from hydra._internal.hydra import Hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from rlreason.cli.check_sweep import stage_of
+from rlreason.cli.flags import Asked
+from rlreason.cli.launchers import BASIC, chosen_launcher, launcher_of, set_up
+from rlreason.config.store import register, typed
+from rlreason.errors import ConfigError
+from rlreason.multirun.announced import after_run_of, announce
+from rlreason.records.status import sweep_code
+from rlreason.runtime import signals
+from rlreason.runtime.secrets import redacted_settings
+from rlreason.sweeps.before import Composed
+from rlreason.sweeps.closing import closing
+from rlreason.sweeps.design import Design, PlannedRun
+from rlreason.sweeps.jobs import Sweep
+from rlreason.sweeps.launched import launch_sweep
+from rlreason.sweeps.runner import Work, code_of, run_sweep
+from rlreason.sweeps.state import FILE, SweepState, read_state
+from rlreason.sweeps.table import runs_table
+
+Task = Callable[[DictConfig], Any]  # what a launcher's job does with the config of its run
+DESIGNED = ("hydra.sweep.", "hydra.run.", "hydra.mode", "hydra.sweeper.params")  # of Hydra's words, what a design says
+
+
+def start_sweep(hydra: Hydra, asked: Asked, task: Task) -> int:
+    """Run every run of a sweep, or of the sweeps of a chain; returns the exit code.
+
+    `task`: what a job of a launcher or a sweeper does.
+    """
+    if asked.chain and asked.own.dry:
+        for name in asked.chain:
+            staged = stage_of(asked, name, started=False)
+            assert staged.design is not None
+            announce(staged, staged.design)
+        return 0
+    if asked.chain:
+        return run_chain(hydra, asked.chain, partial(stage_of, asked), task)
+    if asked.design is None:
+        return start_drawn_sweep(hydra, asked, task)
+    if asked.own.dry:
+        announce(asked, asked.design)
+        return 0
+    return code_of(run_design(hydra, asked, asked.design, task))
+
+
+def run_chain(hydra: Hydra, stages: Sequence[str], stage: Callable[[str], Asked], task: Task) -> int:
+    """Run sweeps one after the other; returns the exit code: of the first that failed, else 0.
+
+    `stage`: makes a sweep ready by its name; asked when those before it are done. Typed again, the chain goes on.
+    """
+    for number, name in enumerate(stages, 1):
+        print(f"\n=== stage {number} of {len(stages)}: {name}", flush=True)
+        asked = stage(name)
+        assert asked.design is not None
+        if code := code_of(run_design(hydra, asked, asked.design, task)):
+            print(f"! stage {name} is not whole, and the later ones wait for it: type the command again", flush=True)
+            return code
+    return 0
+
+
+def run_design(hydra: Hydra, asked: Asked, design: Design, task: Task) -> SweepState:
+    """Run every run of a sweep, then print the table of its settings; of those so far where it was stopped.
+
+    A sweep that is refused raises `ConfigError`.
+    """
+    command = shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])
+    after_run = after_run_of(announce(asked, design), design)
+    work = Work(design, partial(composed_run, asked.config_name), asked.sources(), command, after_run, asked.carried)
+    launcher, jobs = chosen_launcher(asked.overrides), asked.own.jobs
+    try:
+        if launcher == BASIC:
+            run_sweep(work, jobs)
+        else:
+            _launched(hydra, asked, work, launcher, task)
+    except ConfigError:
+        raise
+    except BaseException:
+        if (design.folder / FILE).exists():
+            print("\n" + closing(read_state(design.folder), design.folder), flush=True)
+        raise
+    state = read_state(design.folder)
+    print("\n" + closing(state, design.folder), flush=True)
+    return state
+
+
+def _launched(hydra: Hydra, asked: Asked, work: Work, launcher: str, task: Task) -> None:
+    """Run a sweep by one of Hydra's launchers."""
+    design = work.design
+    own = [word for word in asked.overrides if word.startswith(("hydra.", "hydra/")) and not word.startswith(DESIGNED)]
+    jobs = set_up(launcher, own, asked.own.jobs, len(design.runs))
+    words = [*design.runs[0].words, *own, *jobs.words]
+    start = launcher_of(hydra, asked.config_name, words, design.folder, task)
+
+    def launch(runs: Sequence[PlannedRun]) -> Sequence[Exception | None]:
+        return start([(run.name, run.words) for run in runs])
+
+    launch_sweep(work, launcher, launch, jobs.side_by_side, jobs.batch, jobs.shows_gpus)
+
+
+def composed_run(config_name: str, run: PlannedRun) -> Composed:
+    """The config of a run of a sweep, as the run will write it. Hydra must be ready to compose."""
+    cfg = compose(config_name, list(run.words))
+    limit_s = typed(cfg, of_sweep=True).waits.run_s
+    return Composed(redacted_settings(OmegaConf.to_yaml(cfg, resolve=True)), limit_s)
+
+
+def start_sweep_run(cfg: DictConfig) -> float:
+    """One job of a launcher or a sweeper: a run in a process of its own; returns the accuracy, which a sweeper such as
+    Optuna's goes by.
+    """
+    register()  # a launcher's process has loaded this program alone
+    run = typed(cfg, of_sweep=True)
+    config, hydra_config = redacted_settings(OmegaConf.to_yaml(cfg, resolve=True)), HydraConfig.get()
+    folder, name = Path(hydra_config.runtime.output_dir), Path(hydra_config.sweep.dir).name
+    words, limit_s = list(hydra_config.overrides.task), run.waits.run_s
+    return Sweep.of_environment().run(name, folder, words, config, limit_s).accuracy
+
+
+def start_drawn_sweep(hydra: Hydra, asked: Asked, task: Task) -> int:
+    """A sweep whose sweeper draws the values of its runs one after the other: nobody knows them all beforehand."""
+    with signals.temporary_folder("rlreason-sweep-") as place:
+        log = Sweep(asked.sources(), str(Path(place) / "runs.jsonl"))
+        log.announce()
+        try:
+            hydra.multirun(asked.config_name, task, [*asked.overrides, "hydra.mode=MULTIRUN"])
+        finally:
+            runs = log.runs()
+            if runs:
+                print("\n" + runs_table(runs))
+    if not runs:  # a launcher on machines that share no files with this one
+        print("rlreason: no run of the sweep has reported here how it ended: see their folders", file=sys.stderr)
+        return 1
+    return sweep_code([run.status for run in runs])

@@ -1,0 +1,186 @@
+"""The difference between two settings that were trained with several seeds and asked the same problems.
+
+The interval was chosen by simulation among six (coverage of a nominal 95%: 93-97% over 2 to 8 seeds, 256 and 1,024
+problems): seeds and problems are both samples, and each adds its part in quadrature.
+Sources: Miller, *Adding error bars to evals* (arXiv 2411.00640) for problems as a sample; Owen (2007) for two-way
+layouts.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlreason.statistics.intervals import Floats
+
+SEEDS = "seeds and problems"  # both settings ran these seeds
+UNPAIRED = "unpaired seeds"  # the settings ran other seeds: Welch
+PROBLEMS = "problems"  # one seed: two trained models are told apart, not two settings
+LEVEL = 0.05
+SMALLEST_P = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One setting minus another, in accuracy (0 to 1). `low` to `high` is the 95% interval, `half` its half width.
+
+    `p`: the level at which the half width equals |mean|. The last three numbers are what the interval is made of:
+
+        half(level)^2 = (t_{dof, 1 - level/2} se_seeds)^2 + (z_{1 - level/2} se_extra)^2
+    """
+
+    mean: float
+    half: float
+    low: float
+    high: float
+    p: float
+    seeds: int  # of the setting that has fewer
+    problems: int
+    over: str  # SEEDS, UNPAIRED or PROBLEMS
+    se_seeds: float
+    se_extra: float
+    dof: float  # of se_seeds; infinite for one seed
+
+
+def half_width(level: float, se_seeds: float, se_extra: float, dof: float) -> float:
+    """(t_{dof, 1 - level/2} se_seeds) and (z_{1 - level/2} se_extra) in quadrature; in the unit of the two.
+
+    >>> round(half_width(0.05, 0.01, 0.0, 3), 4), round(half_width(0.05, 0.0, 0.01, 3), 4)
+    (0.0318, 0.0196)
+    """
+    from scipy.special import ndtri, stdtrit  # here: a tenth of a second to import
+
+    z = float(ndtri(1 - level / 2))
+    t = z if math.isinf(dof) else float(stdtrit(dof, 1 - level / 2))
+    return math.hypot(t * se_seeds, z * se_extra)
+
+
+def p_value(mean: float, se_seeds: float, se_extra: float, dof: float) -> float:
+    """The level at which the half width equals |mean|, by bisection; 1 for no difference, 0 below 1e-12.
+
+    >>> round(p_value(0.0318245, 0.01, 0.0, 3), 4), p_value(0.0, 0.0, 0.0, 3), p_value(0.1, 0.0, 0.0, 3)
+    (0.05, 1.0, 0.0)
+    """
+    if mean == 0:
+        return 1.0
+    low, high = math.log(SMALLEST_P), 0.0
+    if half_width(SMALLEST_P, se_seeds, se_extra, dof) < abs(mean):
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if half_width(math.exp(middle), se_seeds, se_extra, dof) > abs(mean):
+            low = middle
+        else:
+            high = middle
+    return math.exp(high)
+
+
+def difference(mean: float, se: tuple[float, float, float], seeds: int, problems: int, over: str) -> Difference:
+    """A `Difference` from its mean and its (se_seeds, se_extra, dof)."""
+    half = half_width(LEVEL, *se)
+    return Difference(mean, half, mean - half, mean + half, p_value(mean, *se), seeds, problems, over, *se)
+
+
+def paired_difference(d: Floats) -> Difference:
+    """The difference between two settings from d (seeds S, problems P): one's correctness minus the other's.
+
+    `d[s, p]` is the mean over the samples of a problem. D is the mean of d, and
+
+        se_seeds^2 = variance over seeds of the mean over problems / S                 (S - 1 degrees of freedom)
+        se_extra^2 = max(MS_problem - MS_residual, 0) / (S P)     what all seeds share, as they answer the same problems
+
+    with the mean squares of the two-way layout seeds x problems. One seed: the interval over its problems (normal),
+    which tells two trained models apart and no two settings. `ValueError` for an empty layout.
+
+    >>> found = paired_difference(np.array([[1, 0, 1, 0], [1, 0, 0, 0], [1, 1, 1, 0.0]]))
+    >>> found.mean, round(found.half, 4), found.seeds, found.problems, found.over
+    (0.5, 0.7205, 3, 4, 'seeds and problems')
+    """
+    d = np.asarray(d, dtype=np.float64)
+    if d.ndim != 2 or d.size == 0:
+        raise ValueError(f"a layout of seeds x problems is needed, not one of shape {d.shape}")
+    seeds, problems = d.shape
+    mean = float(d.mean())
+    if seeds == 1:
+        return difference(mean, (0.0, _se_of_problems(d[0]), math.inf), 1, problems, PROBLEMS)
+    of_seeds = float(d.mean(axis=1).var(ddof=1))
+    se = math.sqrt(of_seeds / seeds), math.sqrt(shared_variance(d) / problems), seeds - 1.0
+    return difference(mean, se, seeds, problems, SEEDS)
+
+
+def shared_variance(d: Floats) -> float:
+    """The variance between problems that all seeds share: max(MS_problem - MS_residual, 0) / S; 0 for one problem.
+
+        MS_problem  = S sum_p (d_.p - D)^2 / (P - 1)
+        MS_residual = sum_sp (d_sp - d_s. - d_.p + D)^2 / ((S - 1)(P - 1))
+
+    >>> shared_variance(np.array([[1.0, 0.0], [1.0, 0.0]])), shared_variance(np.array([[1.0, 0.0], [0.0, 1.0]]))
+    (0.5, 0.0)
+    """
+    seeds, problems = d.shape
+    if problems < 2 or seeds < 2:
+        return 0.0
+    of_problem = seeds * float(d.mean(axis=0).var(ddof=1))
+    shared: float = max(of_problem - residual_variance(d), 0.0) / seeds
+    return shared
+
+
+def residual_variance(d: Floats) -> float:
+    """MS_residual of the layout (seeds, problems): what neither the seed nor the problem explains. See above.
+
+    >>> residual_variance(np.array([[1.0, 0.0], [0.0, 1.0]]))
+    1.0
+    """
+    seeds, problems = d.shape
+    rest = d - d.mean(axis=1, keepdims=True) - d.mean(axis=0, keepdims=True) + d.mean()
+    return float((rest**2).sum() / ((seeds - 1) * (problems - 1)))
+
+
+def unpaired_difference(a: Floats, b: Floats) -> Difference:
+    """The difference a - b between settings of other seeds, (seeds, problems) each, on the same problems: Welch (1947).
+
+        se_seeds^2 = s_a^2 / S_a + s_b^2 / S_b, with Satterthwaite's degrees of freedom
+        se_extra^2 = max(V - MS_residual,a / S_a - MS_residual,b / S_b, 0) / P
+
+    V is the variance over problems of mean_s a - mean_s b. Where one side has one seed, the interval is over problems.
+
+    >>> a, b = np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
+    >>> found = unpaired_difference(a, b)
+    >>> round(found.mean, 4), found.seeds, round(found.dof, 2), found.over
+    (0.5833, 2, 1.9, 'unpaired seeds')
+    """
+    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    problems, fewer = a.shape[1], min(len(a), len(b))
+    between = a.mean(axis=0) - b.mean(axis=0)
+    mean = float(between.mean())
+    if fewer == 1:
+        return difference(mean, (0.0, _se_of_problems(between), math.inf), 1, problems, PROBLEMS)
+    parts = [float(arm.mean(axis=1).var(ddof=1)) / len(arm) for arm in (a, b)]
+    below = sum(v * v / (len(arm) - 1) for v, arm in zip(parts, (a, b), strict=True))
+    dof = sum(parts) ** 2 / below if below > 0 else float(len(a) + len(b) - 2)
+    extra = 0.0
+    if problems > 1:
+        noise = sum(residual_variance(arm) / len(arm) for arm in (a, b))
+        extra = max(float(between.var(ddof=1)) - noise, 0.0) / problems
+    return difference(mean, (math.sqrt(sum(parts)), math.sqrt(extra), dof), fewer, problems, UNPAIRED)
+
+
+def compared(a: Mapping[int, Floats], b: Mapping[int, Floats]) -> Difference:
+    """The difference a - b of two settings: seed -> correctness (problems). `ValueError` where one has no seed.
+
+    Paired over the seeds where one setting has run all those of the other, or both share at least three; else Welch.
+
+    >>> a, b = {0: np.array([1.0, 1.0]), 1: np.array([1.0, 0.0])}, {0: np.array([0.0, 1.0]), 1: np.array([0.0, 0.0])}
+    >>> compared(a, b).over, compared(a, {2: b[0], 3: b[1]}).over, compared(a, {7: b[0]}).over
+    ('seeds and problems', 'unpaired seeds', 'problems')
+    """
+    common = sorted(a.keys() & b.keys())
+    if len(common) >= min(3, len(a), len(b)) and common:
+        return paired_difference(np.stack([a[seed] - b[seed] for seed in common]))
+    return unpaired_difference(np.stack(list(a.values())), np.stack(list(b.values())))
+
+
+def _se_of_problems(d: Floats) -> float:
+    """Standard error of a mean over problems; 0 for one problem."""
+    return float(d.std(ddof=1)) / math.sqrt(len(d)) if len(d) > 1 else 0.0

@@ -1,0 +1,59 @@
+"""What is looked at before a sweep starts: is what lies in its folder of these runs, and does anybody write there?"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlreason.errors import ConfigError
+from rlreason.records.checkpoints import checkpoints_in
+from rlreason.records.files import CONFIG, SUMMARY
+from rlreason.records.reader import RunFolder
+from rlreason.records.resume import HARMLESS, MAY_CHANGE, settings_changed
+from rlreason.runtime.lock import holder
+from rlreason.sweeps.design import Design, PlannedRun
+
+WAIT_S = 60.0  # for runs of an earlier start of the sweep, which end by themselves when it is killed
+#: Settings that a finished run may have had otherwise: they change none of its figures.
+SAME_FIGURES = (*HARMLESS, "checkpoint", "logger", "waits", "save_rollouts_every", "monitors.dominated")
+CURES = "move its folder away, or give the sweep a folder of its own (sweep_name=NAME, or hydra.sweep.dir=DIR)"
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """What a sweep has to know of a run."""
+
+    config: str  # as the run writes it to its folder
+    limit_s: float | None = None  # waits.run_s
+
+
+def refuse_changed(design: Design, composed: Callable[[PlannedRun], Composed]) -> None:
+    """`ConfigError` where a run has ended, or is half done, in its folder with other settings than it has now."""
+    for run in design.runs:
+        folder = design.folder / run.name
+        finished = (folder / SUMMARY).exists()
+        if not (folder / CONFIG).exists() or not (finished or checkpoints_in(folder)):
+            continue
+        allowed = SAME_FIGURES if finished else MAY_CHANGE
+        now = composed(run).config
+        if different := settings_changed(RunFolder(folder).config, now, allowed):
+            kind = "finished" if finished else "half-done"
+            raise ConfigError(
+                f"hydra.sweep.dir={design.folder} holds a {kind} run {run.name} with other settings ({different}): "
+                f"{CURES}"
+            )
+
+
+def wait_for_earlier(design: Design, say: Callable[[str], object], limit_s: float = WAIT_S) -> None:
+    """Wait while runs of an earlier start still write into their folders; `ConfigError` where that takes too long."""
+    end, said = time.monotonic() + limit_s, False
+    while busy := {run.name: who for run in design.runs if (who := holder(design.folder / run.name)) is not None}:
+        name, who = next(iter(busy.items()))
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"hydra.sweep.dir={design.folder}: {name} is being written by {who}: wait for it or end it, and type "
+                "the sweep again; or give this one a folder of its own (sweep_name=NAME)"
+            )
+        if not said:
+            say(f"note: {name} is still being written by {who}: waiting for it, at most {limit_s:.0f} s")
+            said = True
+        time.sleep(0.5)

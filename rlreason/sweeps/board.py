@@ -1,0 +1,141 @@
+"""What a sweep says while it runs, and what it writes down of itself: `sweep.json` and a line at each start and end."""
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rlreason.records.status import write_status, written_at
+from rlreason.runtime.text import duration
+from rlreason.sweeps.state import DOMINATED, WAITING, RunState, SweepState, keep_stopped, refreshed, write_state
+from rlreason.sweeps.table import SweepRun
+
+
+def now() -> str:
+    """The time in ISO 8601 with the offset from UTC."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+class Board:
+    """Keeps the state of a sweep up to date, in `sweep.json` and on the terminal.
+
+    `side_by_side`: how many runs there may be at a time, for the time that is left.
+    """
+
+    def __init__(
+        self, state: SweepState, folder: Path, side_by_side: int, say: Callable[[str], object] = print
+    ) -> None:
+        self.state, self.folder, self.side_by_side, self._say = state, folder, side_by_side, say
+        self._began: dict[str, float] = {}  # running ones, on the monotonic clock
+        self._status_at: dict[str, int | None] = {}  # when their status had been written last
+        self._seconds: list[float] = []  # of those that ran to their end in this process
+        self.ended_here: list[SweepRun] = []
+        self.write()
+
+    def write(self) -> None:
+        """Write `sweep.json`."""
+        write_state(self.folder, self.state)
+
+    def running(self) -> list[str]:
+        """Names of the runs that are under way."""
+        return list(self._began)
+
+    def skipped(self, run: RunState) -> None:
+        """Say that a run ended before, or belongs to a setting that was stopped."""
+        why = "its setting was stopped, not run" if run.status == DOMINATED else "finished before, not run again"
+        self._say(f"\n== {run.name}: {why}")
+
+    def begun(self, name: str) -> None:
+        """A run has started."""
+        run = self.state.run(name)
+        run.status, run.reason, run.started, run.ended = "running", "", run.started or now(), None
+        self._began[name], self._status_at[name] = time.monotonic(), written_at(self.folder / name)
+        if len(self._began) > 1:
+            for other in self._began:
+                self.state.run(other).shared_machine = True
+        self.write()
+        others = len(self._began) - 1
+        if self.side_by_side == 1:
+            self._say(f"\n== {name}")
+        else:
+            self._say(f"== {name}: started" + f", beside {others} more" * bool(others))
+
+    def ended(self, came_to: SweepRun) -> None:
+        """A run has ended: its figures come from its own folder."""
+        run = self.state.run(came_to.name)
+        seconds = time.monotonic() - self._began.pop(run.name, time.monotonic())
+        before, run.seconds = run.seconds or 0.0, None
+        refreshed(run, self.folder)
+        run.seconds, run.ended = round(before + seconds, 1), now()
+        if not came_to.failed and run.status == WAITING:  # its folder is on another machine
+            run.status = came_to.status
+        elif came_to.failed:
+            told = run.reason if written_at(self.folder / run.name) != self._status_at.get(run.name) else ""
+            bare = came_to.reason.startswith("exit code") and ":" not in came_to.reason
+            reason = f"{came_to.reason}: {told}" if bare and told else came_to.reason or told
+            run.status, run.reason = came_to.status, reason
+        if run.of_its_own:
+            self._seconds.append(seconds)
+        self.ended_here.append(came_to)
+        self.write()
+        self._say(f"== {run.name}: {result(run)}; {self.progress()}")
+
+    def stop_settings(self, stops: list[dict[str, Any]]) -> list[str]:
+        """Note the settings that are to be stopped, as `SweepState.stopped_settings`; the names of their live runs."""
+        new = [one for one in stops if one["setting"] not in [old["setting"] for old in self.state.stopped_settings]]
+        self.state.stopped_settings += new
+        live = [
+            r.name for r in self.state.runs if r.name in self._began and any(r.setting == n["setting"] for n in new)
+        ]
+        for one in new:
+            words = " ".join(f"{key}={value}" for key, value in one["setting"].items())
+            self._say(f"! {words} is stopped, with all its seeds: {one.get('reason', '')}")
+        if new:
+            keep_stopped(self.state)
+            for name in live:  # until it has ended
+                self.state.run(name).status = "running"
+            self.write()
+        return live
+
+    def stopped(self, name: str) -> None:
+        """A run of a stopped setting has ended; its folder says so too, unless it came to an end of its own first."""
+        run = self.state.run(name)
+        began = self._began.pop(name, time.monotonic())
+        run.seconds, run.ended = round((run.seconds or 0.0) + time.monotonic() - began, 1), now()
+        run.status = "interrupted"
+        refreshed(run, self.folder)
+        keep_stopped(self.state)
+        place = self.folder / name
+        if run.status == DOMINATED and place.is_dir():
+            write_status(place, DOMINATED, run.reason)
+        self.write()
+        self._say(f"== {name}: {result(run)}; {self.progress()}")
+
+    def progress(self) -> str:
+        """How far the sweep is, such as "3 of 10 done, about 4 min left"."""
+        done = sum(run.of_its_own or run.status == "failed" for run in self.state.runs)
+        left = len(self.state.runs) - done
+        text = f"{done} of {len(self.state.runs)} done"
+        if not left or not self._seconds:
+            return text
+        each = sum(self._seconds) / len(self._seconds)
+        running = sum(min(each, time.monotonic() - began) for began in self._began.values())
+        return f"{text}, about {duration(max(0.0, each * left - running) / min(left, self.side_by_side))} left"
+
+    def finish(self, status: str) -> None:
+        """The sweep has ended."""
+        self.state.status = status
+        self.write()
+
+
+def result(run: RunState) -> str:
+    """What came of a run, in a few words.
+
+    >>> result(RunState("seed=0", [], {}, 0, "finished", accuracy=0.5, accuracy_before=0.25))
+    'accuracy 0.250 -> 0.500, finished'
+    """
+    if run.accuracy is None:
+        return run.shown
+    before = "" if run.accuracy_before is None else f"{run.accuracy_before:.3f} -> "
+    return f"accuracy {before}{run.accuracy:.3f}, {run.shown}"

@@ -1,0 +1,184 @@
+"""What a finished sweep hands on: its best setting, where its seeds tell that it is better than the reference.
+
+The best is the setting with the largest mean over seeds of the final evaluation, on the half of the problems that
+chooses (see `outcomes`). It is carried where the interval of its difference from the reference lies above 0, by Holm
+over all settings that are compared with the reference. In all other cases the default is kept, and said to be.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlreason.errors import ConfigError
+from rlreason.records.reader import RunFolder
+from rlreason.runtime.text import few
+from rlreason.statistics import PROBLEMS, Difference, Floats, compared, holm, sentence
+from rlreason.statistics.differences import LEVEL
+from rlreason.statistics.words import settling
+from rlreason.sweeps.design import Setting
+from rlreason.sweeps.outcomes import (
+    CHOOSING,
+    COMPARING,
+    Outcomes,
+    asked_by_all,
+    correctness,
+    mean_of,
+    outcomes_of,
+    refuse_unequal,
+)
+from rlreason.sweeps.state import SweepState, read_state
+
+SWEEPS = Path("runs/sweeps")
+GIVE = "give carry= a sweep that has finished"
+Key = tuple[tuple[str, str], ...]  # a setting
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a sweep hands on. `difference`: the best setting minus the reference, on the problems that chose it;
+    `apart`: the same on those that did not. Both are None where the reference is the best itself.
+    """
+
+    sweep: str  # its folder
+    words: list[str]  # the best setting, as typed; none where the default is kept
+    kept_default: bool
+    setting: Setting  # the best
+    reference: Setting
+    means: dict[str, float]  # setting -> mean accuracy over its seeds, on the problems that choose
+    difference: Difference | None
+    adjusted_p: float | None  # of `difference`, by Holm
+    apart: Difference | None
+    sentence: str
+
+    def plain(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return asdict(self)
+
+
+def sweep_folder(word: str) -> Path:
+    """The folder that `carry=` names, as it is or by its name in runs/sweeps; `ConfigError` where there is none."""
+    for folder in (Path(word), SWEEPS / word):
+        if word and folder.is_dir():
+            return folder
+    names = sorted(path.name for path in SWEEPS.glob("*") if path.is_dir())
+    near = difflib.get_close_matches(word, names, n=1)
+    there = f"did you mean carry={near[0]}?" if near else f"{SWEEPS} holds {few(names) or 'none'}"
+    raise ConfigError(f"carry={word} is no sweep that has run: {there} (or give a sweep's folder)")
+
+
+def carry(folder: Path) -> Carried:
+    """What the finished sweep in a folder hands on.
+
+    `ConfigError` where it is not finished, where runs of it failed, where it names no reference, or where its settings
+    were not measured in one way on the same problems.
+    """
+    state = read_state(folder)
+    _refuse_unfinished(state, folder)
+    reference = _reference(state, folder)
+    grouped: dict[Key, list[Outcomes]] = {}
+    for run in state.runs:
+        if (found := outcomes_of(folder, run)) is not None:  # none: of a setting that was stopped on the way
+            grouped.setdefault(tuple(run.setting.items()), []).append(found)
+    if reference not in grouped:
+        raise ConfigError(f"carry={folder}: no run of its reference {in_words(dict(reference))} has ended: {GIVE}")
+    everyone = [one for of_setting in grouped.values() for one in of_setting]
+    varied = refuse_unequal(everyone, state.axes)
+    problems = {half: asked_by_all(everyone, half) for half in (CHOOSING, COMPARING)}
+    right = {half: {key: correctness(of, problems[half]) for key, of in grouped.items()} for half in problems}
+    carried = chosen(right[CHOOSING], right[COMPARING], reference, folder)
+    said = [carried.sentence, *_marks(state, folder, varied, [one.name for one in everyone])]
+    return replace(carried, sentence="; ".join(said))
+
+
+def chosen(
+    choosing: Mapping[Key, Mapping[int, Floats]],
+    comparing: Mapping[Key, Mapping[int, Floats]],
+    reference: Key,
+    folder: Path,
+) -> Carried:
+    """The rule itself: setting -> seed -> correctness (problems of a half), for both halves."""
+    means = {key: mean_of(of_seeds) for key, of_seeds in choosing.items()}
+    best = max(means, key=lambda key: (means[key], key == reference))
+    others = [key for key in choosing if key != reference]
+    shown = {in_words(dict(key)): mean for key, mean in means.items()}
+    if best == reference:
+        text = f"{folder.name}: keeps the default {in_words(dict(reference))}: no other setting had a larger mean"
+        return Carried(
+            str(folder), [], True, dict(best), dict(reference), shown, None, None, None, text
+        )  # fmt: skip
+    found = {key: compared(choosing[key], choosing[reference]) for key in others}
+    adjusted = dict(zip(others, holm([found[key].p for key in others]), strict=True))
+    difference, p = found[best], adjusted[best]
+    takes = difference.mean > 0 and p <= LEVEL and difference.over != PROBLEMS
+    apart = compared(comparing[best], comparing[reference])
+    verdict = sentence(difference, p, len(others))
+    name, default = in_words(dict(best)), in_words(dict(reference))
+    if takes:
+        text = f"{folder.name}: carries {name}: {verdict} than {default}; on the problems that did not choose it: "
+        text += sentence(apart)
+    else:
+        text = f"{folder.name}: keeps the default {default}: of {name}, which has the largest mean: {verdict}"
+        if difference.over == PROBLEMS:
+            text += f"; {settling(difference, LEVEL / len(others))}, as seeds are assumed to spread"
+    words = [f"{key}={value}" for key, value in best] if takes else []
+    return Carried(
+        str(folder), words, not takes, dict(best), dict(reference), shown, difference, p, apart, text
+    )  # fmt: skip
+
+
+def in_words(setting: Setting) -> str:
+    """A setting as it is typed.
+
+    >>> in_words({"loss": "grpo_clip", "epochs": "2"}), in_words({})
+    ('loss=grpo_clip epochs=2', 'the default')
+    """
+    return " ".join(f"{key}={value}" for key, value in setting.items()) or "the default"
+
+
+def _refuse_unfinished(state: SweepState, folder: Path) -> None:
+    if bad := [run for run in state.runs if not run.of_its_own]:
+        names = few([f"{run.name}: {run.shown}" for run in bad], 3)
+        again = f" ({state.command})" if state.command else ""
+        raise ConfigError(
+            f"carry={folder} has not finished: {len(bad)} of its {len(state.runs)} runs did not come to their end "
+            f"({names}): type that sweep again{again}, which goes on with them"
+        )
+
+
+def _reference(state: SweepState, folder: Path) -> Key:
+    """The reference among the settings: they may have more keys than it names, as long as one setting fits."""
+    if state.reference is None:
+        raise ConfigError(
+            f"carry={folder} names no setting that the others are compared with: give its file a block "
+            "`reference: [key=value]`, and type the sweep again (what has run is not run again)"
+        )
+    settings = list(dict.fromkeys(tuple(run.setting.items()) for run in state.runs))
+    fitting = [key for key in settings if dict(key) == state.reference]
+    fitting = fitting or [key for key in settings if state.reference.items() <= dict(key).items()]
+    if len(fitting) != 1:
+        many = "several of its settings have" if fitting else "none of its settings is"
+        raise ConfigError(
+            f"carry={folder}: {many} its reference {in_words(state.reference)}: run a sweep that holds it once"
+        )
+    return fitting[0]
+
+
+def _marks(state: SweepState, folder: Path, varied: Sequence[str], measured: Collection[str]) -> list[str]:
+    """What has to be said with a verdict: ends before the last step, missing seeds, and what it was measured with."""
+    marks = []
+    for run in state.runs:
+        if run.name not in measured:
+            marks.append(f"{run.name} has no final evaluation ({run.status})")
+        elif run.status != "finished":
+            marks.append(f"{run.name} counts as {run.status} left it")
+    seeds = {run.seed for run in state.runs}
+    for setting in dict.fromkeys(tuple(run.setting.items()) for run in state.runs):
+        if missing := sorted(seeds - {run.seed for run in state.runs if tuple(run.setting.items()) == setting}):
+            marks.append(f"{in_words(dict(setting))} has not run seed {few([str(seed) for seed in missing])}")
+    if varied:
+        marks.append(f"the sweep varies the protocol's {', '.join(varied)} on purpose")
+    first = RunFolder(folder / next(iter(measured)))
+    names = [f"{key}={name}" for key in ("model", "data") if (name := first.setting(f"{key}.name"))]
+    return [*marks, *([f"chosen with {' '.join(names)}"] if names else [])]

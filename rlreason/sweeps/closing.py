@@ -1,0 +1,137 @@
+"""The table at the end of a sweep: its settings, each over its seeds, best first; and what has to be said of them."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlreason.evaluation.protocol import Protocol, refuse_mixture
+from rlreason.records.files import SUMMARY
+from rlreason.records.reader import RunFolder
+from rlreason.statistics import mean_interval
+from rlreason.sweeps.design import Setting
+from rlreason.sweeps.state import WAITING, RunState, SweepState
+
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting of a sweep. The interval is over its seeds; of one seed, over the problems of its evaluation."""
+
+    setting: Setting
+    runs: list[RunState]
+    mean: float | None  # accuracy over those seeds that have one
+    interval: tuple[float, float] | None
+    over_seeds: bool
+    length: float | None
+
+    @property
+    def measured(self) -> list[RunState]:
+        """The runs that have an accuracy."""
+        return [run for run in self.runs if run.accuracy is not None]
+
+
+def rows_of(state: SweepState) -> list[Row]:
+    """A row for each setting: the largest mean first, and those without any figure last."""
+    grouped: dict[tuple[tuple[str, str], ...], list[RunState]] = {}
+    for run in state.runs:
+        grouped.setdefault(tuple(run.setting.items()), []).append(run)
+    rows = [_row(dict(setting), runs) for setting, runs in grouped.items()]
+    return sorted(rows, key=lambda row: -math.inf if row.mean is None else row.mean, reverse=True)
+
+
+def _row(setting: Setting, runs: list[RunState]) -> Row:
+    values = [run.accuracy for run in runs if run.accuracy is not None]
+    lengths = [run.length for run in runs if run.length is not None]
+    length = sum(lengths) / len(lengths) if lengths else None
+    if not values:
+        return Row(setting, runs, None, None, False, length)
+    if len(values) == 1:
+        interval = next(run.accuracy_interval for run in runs if run.accuracy is not None)
+        return Row(setting, runs, values[0], interval, False, length)
+    mean, low, high = mean_interval(values)
+    return Row(setting, runs, mean, (low, high), True, length)
+
+
+def settings_table(state: SweepState) -> str:
+    """The settings with the swept axes as columns.
+
+    >>> runs = [RunState(f"lr={lr},seed={s}", [], {"lr": lr}, s, "finished", accuracy=a, length=9.0)
+    ...         for lr, s, a in (("1", 0, 0.5), ("1", 1, 0.6), ("2", 0, 0.7))]
+    >>> print(settings_table(SweepState("x", "", ["lr"], {"lr": "1"}, "finished", 1, "basic", runs)))
+    lr  seeds  accuracy  95%, over seeds  length  status
+    2       1     0.700                -     9.0  finished
+    1       2     0.550  -0.085 to 1.185     9.0  finished (reference)
+    """
+    rows = rows_of(state)
+    several = any(row.over_seeds for row in rows)
+    heading = "95%, over seeds" if several else "95%, over problems"
+    head = [*state.axes, "seeds", "accuracy", heading, "length", "status"]
+    lines = [_cells(row, state, several) for row in rows]
+    widths = [max(len(line[k]) for line in [head, *lines]) for k in range(len(head))]
+    left = {*range(len(state.axes)), len(head) - 1}
+
+    def set_out(line: Sequence[str]) -> str:
+        cells = (c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True)))
+        return "  ".join(cells).rstrip()
+
+    return "\n".join(map(set_out, [head, *lines]))
+
+
+def _cells(row: Row, state: SweepState, several: bool) -> list[str]:
+    values = [row.setting.get(axis, "-") for axis in state.axes]
+    interval = "-"
+    if row.interval is not None and (row.over_seeds or not several):
+        interval = f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
+    seeds = len(row.measured)
+    of_all = "" if seeds == len(row.runs) else f" of {len(row.runs)}"
+    counts = Counter(run.status for run in row.runs)
+    status = ", ".join(name if len(counts) == 1 else f"{n} {name}" for name, n in counts.items())
+    mark = f" ({REFERENCE})" if state.reference is not None and row.setting == state.reference else ""
+    mean = "-" if row.mean is None else f"{row.mean:.3f}"
+    return [
+        *values,
+        f"{seeds}{of_all}",
+        mean,
+        interval,
+        "-" if row.length is None else f"{row.length:.1f}",
+        status + mark,
+    ]
+
+
+def closing(state: SweepState, folder: Path) -> str:
+    """The table with all that has to be said with it: one line each."""
+    lines = [settings_table(state)]
+    rows = rows_of(state)
+    measured = [row for row in rows if row.mean is not None]
+    if measured and not any(row.over_seeds for row in measured):
+        lines.append("one seed: the intervals are over problems and tell these trained models apart, not the settings")
+    elif not all(row.over_seeds for row in measured):
+        lines.append("a setting with one seed has no interval over seeds: nothing is to be said of it")
+    lines += [f"! {r.name}: {r.shown}" for r in state.runs if r.status not in ("finished", WAITING) or r.reason]
+    if left := sum(run.status in (WAITING, "interrupted", "failed") for run in state.runs):
+        waiting = sum(run.status == WAITING for run in state.runs)
+        wait = f"{waiting} run{'s' * (waiting > 1)} wait{'s' * (waiting == 1)}; " * bool(waiting)
+        lines.append(f"{wait}type the sweep again, and {'it goes' if left == 1 else 'they go'} on")
+    if any(run.shared_machine for run in state.runs):
+        lines.append(
+            "! runs shared the machine: their times compare with nothing, and no verdict on wall clock is given"
+        )
+    return "\n".join([*lines, *_protocols(state, folder)])
+
+
+def _protocols(state: SweepState, folder: Path) -> list[str]:
+    """How the accuracies were measured; what differs, once for each way."""
+    found: dict[str, tuple[str, Protocol]] = {}
+    for run in state.runs:
+        if run.protocol is None or run.protocol in found or not (folder / run.name / SUMMARY).exists():
+            continue
+        summary = RunFolder(folder / run.name).summary or {}
+        if isinstance(protocol := summary.get("protocol"), dict):
+            found[run.protocol] = run.name, protocol
+    if not found:
+        return []
+    mixed = refuse_mixture(dict(found.values()), allow=True)
+    return [f"protocol {', '.join(found)}", *(f"! {line}" for line in mixed)]

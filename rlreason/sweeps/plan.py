@@ -1,0 +1,193 @@
+"""What a sweep is about to do, said before its first run: what differs, time, disk, and what it can show at all."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rlreason.config.run import RunConfig
+from rlreason.runtime.text import duration, few
+from rlreason.statistics import ASSUMED, Spread, assumed_range, points, smallest_difference
+from rlreason.statistics.differences import LEVEL
+from rlreason.sweeps.carry import in_words
+from rlreason.sweeps.costs import Cost, cost_of, state_so_far
+from rlreason.sweeps.design import Design
+from rlreason.sweeps.probe import Probe
+from rlreason.sweeps.state import SweepState
+
+UNKNOWN = "unknown: no run like these has finished; dry=true tries two steps of one"
+ASSUMED_SPREAD = "assumed: seeds that spread by 0.02 to 0.05"
+SHOWN = 12  # values of an axis, at most
+
+
+def plan_text(
+    design: Design,
+    runs: Sequence[RunConfig],
+    jobs: int = 1,
+    space: Callable[[RunConfig], float] | None = None,
+    probe: Probe | None = None,
+) -> str:
+    """The plan of a sweep, a line for each of its parts.
+
+    `runs`: their settings, the first at least. `space`: bytes that a run may write, by its settings; counts where no
+    run has finished. `probe`: what two steps of one run took, where they were tried.
+    """
+    before = state_so_far(design)
+    settings, seeds = design.settings(), design.seeds
+    ended = sum(run.of_its_own for run in before.runs if run.name in {r.name for r in design.runs}) if before else 0
+    left = len(design.runs) - ended
+    cost = cost_of(design, runs[0], before)
+    several = f"{_count(len(settings), 'setting')} x {_count(len(seeds), 'seed')} ({few([str(s) for s in seeds], 10)})"
+    if len(settings) * len(seeds) != len(design.runs):
+        several = f"{_count(len(settings), 'setting')}, {_count(len(seeds), 'seed')}, not all with all"
+    lines = {
+        "sweep": f"{design.name} in {design.folder}",
+        "runs": f"{len(design.runs)}: {several}" + (f"; {ended} ended before" if ended else ""),
+        **varied(design),
+        "compared": _compared(design),
+        "time": time_line(cost, probe, left, jobs),
+        "disk": disk_line(cost, runs, left, space),
+        "can show": can_show(design, runs[0], before),
+    }
+    return "\n".join(f"{label:<10} {line}" for label, line in lines.items())
+
+
+def knows_time(design: Design, run: RunConfig) -> bool:
+    """Whether runs that have finished tell how long this sweep's take; else `dry=true` has to try."""
+    return cost_of(design, run, state_so_far(design)) is not None
+
+
+def varied(design: Design) -> dict[str, str]:
+    """What differs between the runs, beside the seed: the swept settings with their values, in their order."""
+    lines = []
+    for axis in design.axes:
+        values = list(dict.fromkeys(run.setting[axis] for run in design.runs if axis in run.setting))
+        lines.append(f"{axis}={','.join(values[:SHOWN])}" + f" and {len(values) - SHOWN} more" * (len(values) > SHOWN))
+    return {"varies": "; ".join(lines) or "the seed alone"}
+
+
+def _compared(design: Design) -> str:
+    if len(design.settings()) < 2:
+        return "with nothing: there is one setting"
+    if design.reference is None:
+        return "each setting with each: the sweep names no reference"
+    return f"each setting with {in_words(design.reference)}"
+
+
+def time_line(cost: Cost | None, probe: Probe | None, left: int, jobs: int) -> str:
+    """How long the runs that are left will take, and by what that is known."""
+    if not left:
+        return "none: every run has ended"
+    side = min(jobs, left)
+    beside = f", {side} at a time if they do not slow each other down" if side > 1 else ""
+    if cost is not None:
+        total = duration(cost.seconds * left / side)
+        return f"about {total}: {duration(cost.seconds)} a run{beside}, by {cost.source}"
+    if probe is None:
+        return UNKNOWN
+    if probe.seconds is None:
+        return f"unknown: {probe.said}"
+    return f"about {duration(probe.seconds * left / side)}: {duration(probe.seconds)} a run{beside}, by {probe.said}"
+
+
+def disk_line(
+    cost: Cost | None, runs: Sequence[RunConfig], left: int, space: Callable[[RunConfig], float] | None
+) -> str:
+    """What the runs that are left will write."""
+    if cost is not None:
+        return f"about {_size(cost.size * left)}: {_size(cost.size)} a run, by {cost.source}"
+    if space is None:
+        return "unknown"
+    each = sum(space(run) for run in runs) / len(runs)
+    return f"at most about {_size(each * left)}: {_size(each)} a run, by its settings"
+
+
+def can_show(design: Design, run: RunConfig, before: SweepState | None) -> str:
+    """The smallest difference between two settings that the seeds and problems of a sweep can show."""
+    counts = Counter(tuple(one.setting.items()) for one in design.runs)
+    problems = problems_of(run, before)
+    if len(counts) < 2:
+        return _one_setting(min(counts.values()))
+    spread = seen_spread(before)
+    return shown_by(min(counts.values()), problems, spread, len(counts) - 1)
+
+
+def _one_setting(seeds: int) -> str:
+    if seeds == 1:
+        return "one trained model: one seed has no interval over seeds"
+    return f"a mean over {seeds} seeds with its interval" + "; two seeds never settle anything" * (seeds == 2)
+
+
+def shown_by(seeds: int, problems: int | None, spread: tuple[Spread, str] | None, comparisons: int = 1) -> str:
+    """The same in words, by numbers. `spread`: what has been seen, and where; None: it is assumed.
+
+    >>> shown_by(2, 1024, None)[:75]
+    'two seeds never settle anything: with 1024 problems a difference below abou'
+    """
+    asked = problems or 1000
+    on = f"{asked} problems" if problems else f"about {asked} problems (their number is not known before they are read)"
+    if seeds == 1:
+        apart = points(smallest_difference(1, asked, ASSUMED[0]))
+        return (
+            f"no difference between settings: one seed tells two trained models apart, from about {apart} on "
+            f"with {on}; add seed=0,1,2,3"
+        )
+    by = ASSUMED_SPREAD if spread is None else spread[1]
+    width, strictest = (_width(seeds, asked, spread, level) for level in (LEVEL, LEVEL / comparisons))
+    text = f'with {on} a difference below about {width} stays "cannot tell" ({by})'
+    if comparisons > 1:
+        text += f"; by Holm over {comparisons} comparisons, at worst one below {strictest}"
+    return f"two seeds never settle anything: {text}" if seeds == 2 else f"{seeds} seeds: {text}"
+
+
+def _width(seeds: int, problems: int, spread: tuple[Spread, str] | None, level: float) -> str:
+    if spread is not None:
+        return points(min(1.0, smallest_difference(seeds, problems, spread[0], level)))
+    low, high = assumed_range(seeds, problems, level)
+    return f"{points(min(1.0, low))} to {points(min(1.0, high))}"
+
+
+def problems_of(run: RunConfig, before: SweepState | None) -> int | None:
+    """How many problems the final evaluation asks; None where nobody knows before they are read."""
+    if before and (seen := [one.problems for one in before.runs if one.problems]):
+        return min(seen)
+    asked, there = run.evaluation.final_problems, run.problems_there
+    known = [number for number in (asked, there) if number is not None]
+    return min(known) if known else None
+
+
+def seen_spread(before: SweepState | None) -> tuple[Spread, str] | None:
+    """How much the differences between settings have spread over seeds so far; None with fewer than two seeds of two.
+
+    By the accuracies of the finished runs, each setting against the reference, or else the first: the mean variance.
+    """
+    if before is None:
+        return None
+    grouped: dict[tuple[tuple[str, str], ...], dict[int, float]] = {}
+    for run in before.runs:
+        if run.of_its_own and run.accuracy is not None:
+            grouped.setdefault(tuple(run.setting.items()), {})[run.seed] = run.accuracy
+    base = next((key for key in grouped if dict(key) == before.reference), next(iter(grouped), None))
+    found = []
+    for key, of_seeds in grouped.items():
+        common = of_seeds.keys() & grouped[base].keys() if base is not None and key != base else set()
+        if base is not None and len(common) > 1:
+            d = [of_seeds[seed] - grouped[base][seed] for seed in common]
+            mean = sum(d) / len(d)
+            found.append(sum((x - mean) ** 2 for x in d) / (len(d) - 1))
+    if not found:
+        return None
+    variance = sum(found) / len(found)
+    spread = f"as {len(found)} finished setting{'s' * (len(found) > 1)} spread: {points(variance**0.5)} over seeds"
+    return Spread(variance, 0.0), spread
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _size(size: float) -> str:
+    """A size in bytes as a person reads it.
+
+    >>> _size(300_000), _size(6.2e9)
+    ('0.3 MB', '6.2 GB')
+    """
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,97 @@
+"""Two steps of one run of a sweep, tried in a folder that is thrown away: what one step takes, and so the whole run."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from rlreason.config.run import RunConfig
+from rlreason.config.training import UNKNOWN_EVALUATIONS, TrainingConfig
+from rlreason.records.reader import RunFolder
+from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.runtime.text import duration, shorten
+from rlreason.sweeps.design import PlannedRun
+
+STEPS = 2
+PROBLEMS = 8  # that its evaluations ask
+LIMIT_S = 1200.0
+#: What makes a run short. Later words of a command line replace earlier ones of the same setting.
+SHORT = (f"eval.problems={PROBLEMS}", f"eval.final_problems={PROBLEMS}", "log_generations=0", "logger=none")
+SHORT_TRAINING = (
+    f"n_steps={STEPS}", "eval_every=0", "save_model=false", "save_rollouts_every=0", "checkpoint.every=0",
+    "lr_schedule=constant", "warmup_steps=0",
+)  # fmt: skip
+
+
+class Probe(NamedTuple):
+    """What a whole run is estimated to take, in seconds; None where that cannot be said. `said`: by what, or why."""
+
+    seconds: float | None
+    said: str
+
+
+def probe(planned: PlannedRun, run: RunConfig, sources: Sequence[str] = ()) -> Probe:
+    """Try two steps of a run, in a process and a folder of its own; it takes as long as a run takes to start."""
+    words = short_words(planned.words, run)
+    with TemporaryDirectory(prefix="rlreason-probe-") as place:
+        folder = Path(place) / "run"
+        argv = [sys.executable, "-m", "rlreason", *sources, *words, f"hydra.run.dir='{folder}'"]
+        env = {**os.environ, SWEEP_VARIABLE: "probe"}  # a run of a sweep: it gives no hints
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=LIMIT_S, check=False)
+        except subprocess.TimeoutExpired:
+            return Probe(None, f"two steps took longer than {duration(LIMIT_S)}")
+        if not (folder / "metrics.jsonl").exists() and not (folder / "summary.json").exists():
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            return Probe(None, f"the trial of two steps failed: {shorten(lines[-1] if lines else 'no word', 200)}")
+        return estimate(RunFolder(folder), run)
+
+
+def short_words(words: Sequence[str], run: RunConfig) -> list[str]:
+    """The words of a run, changed so that it ends after two steps."""
+    short = [*SHORT, *(SHORT_TRAINING if run.trains else ())]
+    if hasattr(run, "epochs"):
+        short.append("epochs=null")
+    changed = {
+        "eval_problems",
+        *(word.partition("=")[0] for word in short),
+    }  # the first is another name of eval.problems
+    return [*(word for word in words if word.lstrip("+").partition("=")[0] not in changed), *short]
+
+
+def estimate(tried: RunFolder, run: RunConfig) -> Probe:
+    """What a whole run takes: its start, its steps, and its evaluations by the number of problems.
+
+    start + n_steps * (seconds of the second step) + problems asked * (seconds a problem)
+    """
+    summary = tried.summary or {}
+    if not isinstance(run, TrainingConfig):
+        asked = run.evaluation.final_problems or run.problems_there
+        seconds = summary.get("seconds")
+        if not asked or not isinstance(seconds, int | float):
+            return Probe(None, "the number of problems is not known before they are read")
+        return Probe(seconds * max(1.0, asked / PROBLEMS), f"a trial with {PROBLEMS} problems (at most)")
+    rows = tried.metrics
+    steps = [row for row in rows if row.get("rollout_step") == STEPS or row.get("train_step") == STEPS]
+    before = [row for row in rows if row not in steps]
+    if not steps or not before:
+        return Probe(None, f"the trial ended as {tried.status} before its second step")
+    evaluation = float(rows[0].get("time/eval") or 0.0)
+    each = _seconds(steps[-1]) - _seconds(before[-1]) - float(steps[-1].get("time/eval") or 0.0)
+    each = max(each, 1e-3)
+    start = max(0.0, _seconds(rows[0]) - evaluation)
+    if run.n_steps is None:
+        return Probe(None, f"{each:.2g} s a step and {duration(start)} to start; the steps are not known beforehand")
+    every = run.eval_every
+    on_the_way = 1 if every == 0 else run.n_steps // every + 1 if every else UNKNOWN_EVALUATIONS
+    last = run.evaluation.final_problems or run.problems_there or PROBLEMS
+    asked = on_the_way * (run.evaluation.problems or last) + last
+    total = start + run.n_steps * each + asked * evaluation / PROBLEMS
+    return Probe(total, f"a trial of two steps: {each:.2g} s a step, {duration(start)} to start (rough)")
+
+
+def _seconds(row: dict[str, float]) -> float:
+    return float(row.get("time/total") or 0.0)

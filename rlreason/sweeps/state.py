@@ -1,0 +1,230 @@
+"""`sweep.json`, beside the runs of a sweep: what is known of each, written as a whole, readable while it runs.
+
+The run folders are the truth: figures come from their `summary.json`, and what this file lacks, or all of it where
+it is missing or damaged, is read from them again.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from rlreason.errors import ConfigError
+from rlreason.records.files import SUMMARY
+from rlreason.records.reader import RunFolder, runs_in
+from rlreason.records.rows import finite
+from rlreason.records.status import ending, how_it_ended, known, read_status
+from rlreason.runtime.atomic_files import write_whole
+from rlreason.runtime.lock import holder
+from rlreason.sweeps.design import Design, Setting
+
+FILE = "sweep.json"
+VERSION = 1
+WAITING = "waiting"  # a run's status before its start; the others are those of records.status.STATUSES
+DOMINATED = "stopped:dominated"
+KILLED = "killed without a chance to say so"
+
+
+@dataclass(slots=True)
+class RunState:
+    """What is known of one run."""
+
+    name: str
+    overrides: list[str]
+    setting: Setting
+    seed: int
+    status: str = WAITING
+    reason: str = ""
+    started: str | None = None  # ISO 8601 with the offset from UTC
+    ended: str | None = None
+    seconds: float | None = None  # wall clock of the process, over all its parts
+    shared_machine: bool = False  # another run of the sweep ran beside it: its times compare with nothing
+    accuracy: float | None = None  # of the final evaluation; 0.0 counts for a diverged run that has none
+    accuracy_interval: tuple[float, float] | None = None  # 95%, over problems
+    accuracy_before: float | None = None
+    length: float | None = None
+    problems: int | None = None
+    protocol: str | None = None  # hash
+
+    @property
+    def of_its_own(self) -> bool:
+        """Whether it came to an end of its own: there is nothing left to run."""
+        return self.status not in (WAITING, "running") and ending(self.status).of_its_own
+
+    @property
+    def shown(self) -> str:
+        """The status with the reason for it."""
+        return self.status + f" ({self.reason})" * bool(self.reason)
+
+
+@dataclass(slots=True)
+class SweepState:
+    """What is known of a sweep."""
+
+    name: str
+    command: str
+    axes: list[str]
+    reference: Setting | None
+    status: str  # running, finished, failed, interrupted
+    jobs: int
+    launcher: str
+    runs: list[RunState]
+    carried: list[dict[str, Any]] = field(default_factory=list)  # what carry= brought, see sweeps/carry.py
+    #: By monitors.dominated: {"setting": Setting, "reason": str} and what else the rule tells.
+    stopped_settings: list[dict[str, Any]] = field(default_factory=list)
+    version: int = VERSION
+
+    def run(self, name: str) -> RunState:
+        """The run of this name; `KeyError` where there is none."""
+        for run in self.runs:
+            if run.name == name:
+                return run
+        raise KeyError(name)
+
+
+def new_state(design: Design, jobs: int, launcher: str, command: str, carried: Sequence[dict[str, Any]]) -> SweepState:
+    """The state of a sweep that begins, or goes on: then with what its folder tells of the runs that it had before."""
+    before: SweepState | None = None
+    if (design.folder / FILE).exists() or runs_in(design.folder):
+        before = read_state(design.folder)
+    old = {run.name: run for run in before.runs} if before else {}
+    runs = []
+    for planned in design.runs:
+        run = RunState(planned.name, list(planned.words), dict(planned.setting), planned.seed)
+        if (was := old.get(planned.name)) is not None:
+            run.started, run.ended, run.seconds, run.shared_machine = (
+                was.started, was.ended, was.seconds, was.shared_machine
+            )  # fmt: skip
+        runs.append(refreshed(run, design.folder))
+    known_settings = design.settings()
+    stopped = [one for one in (before.stopped_settings if before else []) if one.get("setting") in known_settings]
+    state = SweepState(
+        design.name, command, list(design.axes), design.reference, "running", jobs, launcher, runs, list(carried),
+        stopped,
+    )  # fmt: skip
+    if before and not carried:
+        state.carried = before.carried
+    return keep_stopped(state)
+
+
+def keep_stopped(state: SweepState) -> SweepState:
+    """Give the runs of stopped settings that did not end before their status; returns the state."""
+    for one in state.stopped_settings:
+        for run in state.runs:
+            if run.setting == one["setting"] and not run.of_its_own:
+                run.status, run.reason = DOMINATED, str(one.get("reason", ""))
+    return state
+
+
+def write_state(folder: Path, state: SweepState) -> None:
+    """Replace `sweep.json` as a whole. `UnwritableError` where the system refuses."""
+    write_whole(folder / FILE, json.dumps(finite(asdict(state)), indent=1) + "\n")
+
+
+def read_state(folder: Path) -> SweepState:
+    """What is known of the sweep in a folder, while it runs or later; `ConfigError` where there is no sweep.
+
+    Runs that the file calls waiting or running are looked up in their folders: the sweep may have been killed.
+    """
+    state = _parsed(folder / FILE)
+    if state is None:
+        state = _rebuilt(folder)
+    if state is None:
+        raise ConfigError(f"{folder} is no folder of a sweep: it holds no {FILE} and no runs; give one of runs/sweeps")
+    live = state.status == "running" and holder(folder) is not None
+    for run in state.runs:
+        if not (live and run.status == "running"):  # its sweep knows best
+            refreshed(run, folder)
+    keep_stopped(state)
+    if state.status == "running" and not live:
+        state.status = _overall(state)
+    return state
+
+
+def refreshed(run: RunState, folder: Path) -> RunState:
+    """The same run with what its own folder, below that of the sweep, tells of it now; for one that nobody starts."""
+    place = folder / run.name
+    summary = RunFolder(place).summary if (place / SUMMARY).exists() else None
+    if summary is not None:
+        return _with_figures(run, summary)
+    status = read_status(place)
+    if DOMINATED in (status, run.status):
+        run.status, run.reason = DOMINATED, run.reason or how_it_ended(place).get("reason", "")
+    elif status is None or ending(status).of_its_own:  # a folder that was moved away, or is to go on
+        if run.of_its_own:
+            run.status, run.reason, run.started, run.ended, run.seconds = WAITING, "", None, None, None
+            run.accuracy, run.accuracy_interval, run.protocol = None, None, None
+        elif run.status == "running":
+            run.status, run.reason = "interrupted", KILLED
+    elif status == "running":
+        alive = holder(place) is not None
+        run.status, run.reason = ("running", "") if alive else ("interrupted", KILLED)
+    else:
+        run.status, run.reason = status, how_it_ended(place).get("reason", "")
+    return run
+
+
+def _with_figures(run: RunState, summary: dict[str, Any]) -> RunState:
+    """The run with the status and the figures of its `summary.json`."""
+    run.status, run.reason = known(str(summary.get("status", ""))), str(summary.get("reason", ""))
+    run.accuracy, run.accuracy_before = _number(summary.get("accuracy")), _number(summary.get("accuracy_before"))
+    interval = summary.get("accuracy_interval")
+    ends = [_number(end) for end in interval] if isinstance(interval, list) and len(interval) == 2 else []
+    run.accuracy_interval = (ends[0], ends[1]) if len(ends) == 2 and None not in ends else None  # type: ignore[assignment]
+    if run.accuracy is None and ending(run.status) is ending("diverged"):
+        run.accuracy, run.accuracy_interval = 0.0, None
+        run.reason += "; without a figure of its own, it counts as accuracy 0" * ("counts as" not in run.reason)
+        run.reason = run.reason.removeprefix("; ")
+    run.length = _number(summary.get("length"))
+    problems = summary.get("eval_problems")
+    run.problems = int(problems) if isinstance(problems, int | float) else None
+    protocol = summary.get("protocol")
+    run.protocol = str(protocol.get("hash")) if isinstance(protocol, dict) else None
+    if run.seconds is None:  # a rebuilt state: the run's own clock, without the start of Python
+        run.seconds = _number(summary.get("seconds"))
+    return run
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _parsed(path: Path) -> SweepState | None:
+    """The file's content; None where it is missing, damaged or of a later version."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told["version"] != VERSION:
+            return None
+        runs = [RunState(**_of(RunState, run)) for run in told["runs"]]
+        for run in runs:
+            run.accuracy_interval = tuple(run.accuracy_interval) if run.accuracy_interval else None  # type: ignore[assignment]
+        return SweepState(**_of(SweepState, told) | {"runs": runs})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _of(kind: type, told: dict[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(kind)}
+    return {name: value for name, value in told.items() if name in names}
+
+
+def _rebuilt(folder: Path) -> SweepState | None:
+    """The state as far as the run folders tell it: settings and seeds from their names; None where there are none."""
+    runs = []
+    for place in runs_in(folder):
+        setting = dict(part.partition("=")[::2] for part in place.name.split(",") if "=" in part)
+        seed = setting.pop("seed", "0")
+        runs.append(RunState(place.name, [], setting, int(seed) if seed.isdigit() else 0))
+    if not runs:
+        return None
+    axes = sorted({key for run in runs for key in run.setting})
+    return SweepState(folder.name, "", axes, None, "running", 1, "basic", runs)
+
+
+def _overall(state: SweepState) -> str:
+    """How a sweep stands that nobody runs any more."""
+    if any(run.status in (WAITING, "running", "interrupted") for run in state.runs):
+        return "interrupted"
+    return "finished" if all(run.of_its_own for run in state.runs) else "failed"

@@ -1,0 +1,12 @@
+"""The words of a run as small as it can be, for tests of how runs end."""
+
+RUN = (
+    "scale=embedded", "n_steps=3", "rollout_batch_size=16", "group_size=4", "eval_problems=8", "eval_every=0",
+    "sampling.max_tokens=16", "data.n_train=64", "data.n_validation=16", "model.width=32", "model.warm_start.steps=4",
+    "threads=1", "log_generations=0", "hydra.run.dir=run",
+)  # fmt: skip
+
+
+def words_of(*more: str) -> list[str]:
+    """The words of a small run, the last one of a name alone."""
+    return list({word.partition("=")[0]: word for word in (*RUN, *more)}.values())

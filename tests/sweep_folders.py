@@ -1,0 +1,68 @@
+"""Folders of sweeps that have run, written by hand: the right answers of every run are what a test says they are."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlreason.sweeps.design import Setting
+from rlreason.sweeps.state import RunState, SweepState, write_state
+
+PROTOCOL = {"prompt": "{question}", "reward": "r1_zero", "sampling.temperature": 1.0, "data": "d", "hash": "aa"}
+CONFIG = """\
+algorithm: grpo
+n_steps: 40
+model: {name: tiny}
+data: {name: stories_long}
+"""
+Answers = Callable[[str, int], Sequence[bool] | None]  # of a setting's value and a seed; None: it diverged
+
+
+def answers(seed: int, chance: float, problems: int = 200) -> list[bool]:
+    """Right answers with a chance, of problems equally hard to all settings; a seed is worth a point or two."""
+    rng = np.random.default_rng(seed)
+    hard = np.random.default_rng(99).random(problems)
+    return (hard + 0.1 * rng.normal(0, 1, problems) < chance + 0.01 * rng.normal()).tolist()
+
+
+def ended(
+    folder: Path, right: Sequence[bool] | None, protocol: dict[str, Any] = PROTOCOL, config: str = CONFIG
+) -> None:
+    """The folder of a run that has finished; or of one that diverged, with the evaluation before its training alone."""
+    (folder / "evals").mkdir(parents=True)
+    (folder / "config.yaml").write_text(config)
+    shown = [False] * 4 if right is None else right
+    rows = [
+        {"problem_id": f"p{k}", "question": f"What is {k} + 1?", "outcome": "correct" if ok else "wrong"}
+        for k, ok in enumerate(shown)
+    ]
+    name = "step_00000.jsonl" if right is None else "step_00040.jsonl"
+    (folder / "evals" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary: dict[str, Any] = {"status": "finished", "reason": "", "accuracy": float(np.mean(shown)), "length": 9.0}
+    if right is None:
+        summary |= {"status": "diverged:weights", "accuracy": None}
+    summary |= {"eval_problems": len(shown), "protocol": protocol}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def sweep(
+    folder: Path,
+    key: str,
+    values: Sequence[str],
+    of: Answers,
+    seeds: Sequence[int] = (0, 1, 2, 3),
+    reference: Setting | None = None,
+    protocols: dict[str, dict[str, Any]] | None = None,
+) -> SweepState:
+    """A sweep over one key whose runs have all ended; its state, as `sweep.json` has it too."""
+    runs = []
+    for value in values:
+        for seed in seeds:
+            name = f"{key}={value},seed={seed}"
+            ended(folder / name, of(value, seed), (protocols or {}).get(value, PROTOCOL))
+            runs.append(RunState(name, [f"{key}={value}", f"seed={seed}"], {key: value}, seed, seconds=60.0))
+    state = SweepState(folder.name, "python -m rlreason -m x", [key], reference, "finished", 1, "basic", runs)
+    write_state(folder, state)
+    return state

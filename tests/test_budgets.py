@@ -1,0 +1,95 @@
+"""A budget ends a run cleanly, with its last evaluation inside, over all parts of a run that was interrupted."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlreason.config.budget import BudgetConfig, raised
+from rlreason.progress.budget import seconds_ahead, spent
+from tests.killed import AT
+from tests.small_runs import words_of
+from tests.starts import rlreason
+
+
+def summary_of(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_what_a_budget_still_allows():
+    pace = {"step": 10.0, "problem": 0.1, "tokens": 40.0}
+    ahead = seconds_ahead(pace, due_problems=0, last_problems=100)
+    assert ahead == pytest.approx(1.2 * 20)
+    assert seconds_ahead(pace, 50, 100) == pytest.approx(1.2 * 25)
+    assert spent(BudgetConfig(), 9, 1e9, 1e9, pace, ahead) == ""
+    assert spent(BudgetConfig(hours=0.1), 1, 0, 360 - 25, pace, ahead) == ""
+    assert spent(BudgetConfig(hours=0.1), 1, 0, 360 - 23, pace, ahead).startswith("budget.hours=0.1: 23 s are left")
+    assert spent(BudgetConfig(tokens=100), 1, 60, 0.0, pace, ahead) == ""
+    assert "40" in spent(BudgetConfig(tokens=99), 1, 60, 0.0, pace, ahead)
+    assert spent(BudgetConfig(steps=2), 1, 0, 0.0, pace, ahead) == ""
+    assert spent(BudgetConfig(steps=2), 2, 0, 0.0, pace, ahead)
+
+
+def test_a_budget_that_is_lowered_is_not_raised():
+    assert raised({"hours": 1.0}, {"hours": None})
+    assert not raised({"hours": 1.0}, {"hours": 1.0})
+    assert not raised({"hours": 1.0}, {"hours": 0.5})
+    assert not raised({}, {"steps": 3})
+
+
+@pytest.mark.slow
+def test_steps_that_are_spent_end_a_run_and_more_of_them_let_it_go_on(tmp_path):
+    words = words_of("budget.steps=2", "eval_problems=null", "interim_eval_problems=4")
+    done = rlreason(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = summary_of(tmp_path / "run")
+    assert (summary["status"], summary["reason"]) == ("budget", "budget.steps=2 are done")
+    assert (summary["rollout_step"], summary["eval_problems"]) == (2, 16)  # the last evaluation asks all
+    assert list((tmp_path / "run/checkpoints").iterdir())
+    again = rlreason(*words, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "holds a run that has spent its budget" in again.stderr
+    assert rlreason("resume=run", "budget.steps=9", cwd=tmp_path).returncode == 0
+    assert summary_of(tmp_path / "run")["status"] == "finished"
+    assert summary_of(tmp_path / "run")["rollout_step"] == 3
+
+
+@pytest.mark.slow
+def test_tokens_are_never_exceeded_once_a_step_is_known(tmp_path):
+    assert (
+        rlreason(*words_of("budget.tokens=600"), cwd=tmp_path).returncode == 0
+    )  # 256 in a step at most, and nearly so
+    summary = summary_of(tmp_path / "run")
+    assert (summary["status"], summary["rollout_step"]) == ("budget", 2)
+    assert summary["tokens/generated"] <= 600
+
+
+@pytest.mark.slow
+def test_the_clock_of_a_budget_goes_on_where_the_run_was_interrupted(tmp_path):
+    """A budget that the first part has spent leaves the second the last evaluation alone."""
+    at = "rlreason.algorithms.grpo:GRPO.collect:call:3"
+    killed = rlreason(*words_of("checkpoint.every=1", "n_steps=40"), cwd=tmp_path, **{AT: at})
+    assert killed.returncode == -9
+    spent_before = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])["time/total"]
+    hours = spent_before / 3600
+    done = rlreason("resume=run", f"budget.hours={hours}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = summary_of(tmp_path / "run")
+    assert (summary["status"], summary["rollout_step"]) == ("budget", 2)
+    assert summary["reason"].startswith("budget.hours=")
+    assert summary["eval_problems"] == 8
+
+
+@pytest.mark.slow
+def test_the_last_evaluation_ends_inside_the_hours(tmp_path):
+    first = rlreason(*words_of("n_steps=1"), cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    setup = summary_of(tmp_path / "run")["time/total"]
+    hours = (setup + 12) / 3600
+    words = words_of("n_steps=100000", "rollout_batch_size=64", "eval_problems=16", f"budget.hours={hours}")
+    done = rlreason(*words_of(*words, "hydra.run.dir=timed"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = summary_of(tmp_path / "timed")
+    assert summary["status"] == "budget"
+    assert summary["rollout_step"] > 1
+    assert summary["time/total"] <= hours * 3600

@@ -1,0 +1,97 @@
+"""The compliance card: what passes, what fails, and that no name passes anything."""
+
+import json
+
+import pytest
+
+from rlreason.config.store import resource_dir
+from rlreason.evaluation.compliance import FAIL, OPEN, PARAMETERS, PASS, as_text, leaderboard
+from rlreason.evaluation.protocol import grader_version
+from tests.small_runs import words_of
+from tests.starts import rlreason
+
+SETTINGS = {"algorithm": "grpo", "data": {"name": "math", "path": "MATH"}, "eval": {"data": None}}
+ORIGIN = {
+    "model": {"name": "qwen2_5_math_1_5b", "parameters": PARAMETERS, "start_weights": "ab"},
+    "device": {"type": "cuda", "name": "NVIDIA H100 80GB HBM3", "count": 2},
+}
+
+
+def summary_with(**protocol) -> dict:
+    prompt = (resource_dir("prompts") / "r1_zero.prompt").read_text(encoding="utf-8")
+    return {
+        "accuracy": 0.55,
+        "time/total": 3.5 * 3600,
+        "data": "0123",
+        "data_sizes": {"train": 7500, "validation": 5000},
+        "protocol": {
+            "prompt": prompt, "reward": "r1_zero", "grader": grader_version(), "grading.extract": "strict",
+            "sampling.temperature": 1.0, "sampling.max_tokens": 1024, "stop": ["</answer>"], "problems": 5000,
+            "samples per problem": 1,
+        } | protocol,
+    }  # fmt: skip
+
+
+def verdicts(settings=SETTINGS, summary=None, origin=ORIGIN) -> dict[str, str]:
+    return {row.rule: row.verdict for row in leaderboard(settings, summary or summary_with(), origin)}
+
+
+def test_a_run_by_the_rules_passes_what_the_records_can_decide():
+    found = verdicts()
+    assert FAIL not in found.values()
+    assert {rule for rule, verdict in found.items() if verdict == OPEN} == {"model", "data"}
+    text = as_text(leaderboard(SETTINGS, summary_with(), ORIGIN), summary_with())
+    expected = "leaderboard: 9 rules pass; 2 not verified (model, data); accuracy 0.550"
+    assert text.splitlines()[-1] == expected
+
+
+@pytest.mark.parametrize(
+    ("protocol", "rule", "verdict"),
+    [
+        ({"prompt": "{question}"}, "prompt", FAIL),
+        ({"stop": []}, "prompt", FAIL),
+        ({"chat.template": "x"}, "prompt", FAIL),
+        ({"reward": "question_only"}, "reward", FAIL),
+        ({"grading.extract": "sentence"}, "reward", FAIL),
+        ({"reward": "mine:r1_zero_reward_fn"}, "reward", OPEN),
+        ({"sampling.temperature": 0.6}, "temperature", FAIL),
+        ({"sampling.max_tokens": 2048}, "longest response, tokens", FAIL),
+        ({"problems": 1024}, "problems at the end", FAIL),
+        ({"samples per problem": 4}, "responses per problem", FAIL),
+    ],
+)
+def test_each_rule_of_the_protocol_is_held(protocol, rule, verdict):
+    assert verdicts(summary=summary_with(**protocol))[rule] == verdict
+
+
+@pytest.mark.parametrize(
+    ("origin", "rule", "verdict"),
+    [
+        ({"model": {"name": "qwen2_5_math_1_5b", "parameters": 7}}, "model", FAIL),
+        ({"model": {"name": "qwen2_5_math_1_5b"}}, "model", OPEN),
+        ({"device": {"type": "cuda", "name": "NVIDIA H100 80GB HBM3", "count": 8}}, "GPUs", OPEN),
+        ({"device": {"type": "cuda", "name": "NVIDIA A100", "count": 1}}, "GPUs", OPEN),
+        ({"device": {"type": "cpu"}}, "GPUs", PASS),
+        ({"earlier_parts": [{"status": "running"}]}, "GPUs", OPEN),
+        ({"device": {}}, "GPUs", OPEN),
+    ],
+)
+def test_model_and_cards_are_judged_by_what_was_recorded_of_them(origin, rule, verdict):
+    assert verdicts(origin=ORIGIN | origin)[rule] == verdict
+
+
+def test_hours_data_and_traces():
+    assert verdicts(summary=summary_with() | {"time/total": 4.1 * 3600})["hours"] == FAIL
+    assert verdicts(SETTINGS | {"data": {"name": "math"}})["data"] == FAIL  # made up, whatever it is called
+    assert verdicts(SETTINGS | {"algorithm": "sft"})["imitated traces"] == OPEN
+
+
+@pytest.mark.slow
+def test_a_run_measured_by_the_leaderboards_rule_ends_with_its_card(tmp_path):
+    words = [word for word in words_of("n_steps=1", "eval.sampling.max_tokens=64") if "eval_problems" not in word]
+    done = rlreason(*words, "eval=leaderboard", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *_, last = (tmp_path / "run/compliance.md").read_text().splitlines()
+    assert last in " ".join(done.stdout.split())
+    assert last.startswith("leaderboard: FAIL (model, data, problems at the end, longest response, tokens)")
+    assert json.loads((tmp_path / "run/status.json").read_text())["status"] == "finished"

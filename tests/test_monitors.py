@@ -1,0 +1,177 @@
+"""What a run watches itself for: each monitor on histories of metrics, and in real runs that it ends."""
+
+import json
+
+import pytest
+
+from rlreason.config.monitors import MODES, MonitorsConfig, settings_of
+from rlreason.config.store import SCHEMAS
+from rlreason.records.alarms import MONITORS
+from rlreason.records.monitors import Monitors
+from rlreason.records.status import ending
+from tests.small_runs import words_of
+from tests.starts import rlreason
+
+USUAL = {"train/grad_norm": 1.0, "train/approx_kl": 0.01, "train/loss": 0.1, "rollout/entropy": 0.5}
+DEAD = {"reward/frac_reward_zero_std": 1.0, "reward/mean": 0.0}
+ASKED = {"eval/problems": 40}
+
+
+def stopping(**settings) -> Monitors:
+    """Monitors of groups of 4, every one of which stops the run, after 10 usual steps."""
+    modes = dict.fromkeys(MONITORS, "stop") | settings
+    monitors = Monitors(4, lambda line: None, MonitorsConfig(grader="stop", **modes))
+    for step in range(1, 11):
+        monitors.check(step, USUAL)
+    assert not monitors.counts
+    return monitors
+
+
+@pytest.mark.parametrize(
+    ("status", "metrics", "words"),
+    [
+        ("diverged:loss", {"train/loss": float("nan")}, "the loss is no number: lower learning_rate"),
+        ("diverged:gradient", {"train/skipped_updates": 1}, "no update had a finite gradient"),
+        ("diverged:metric", {"train/ratio": float("inf")}, "train/ratio is no number"),
+        ("diverged:gradient_norm", USUAL | {"train/grad_norm": 21.0}, "21, 21 times the median"),
+        ("diverged:kl", USUAL | {"train/approx_kl": 0.3}, "policy that sampled is 0.3 nats per token"),
+        ("stopped:entropy", {"rollout/entropy": 0.004}, "entropy is 0.0040 nats per token"),
+        ("stopped:identical_samples", {"rollout/distinct": 0.25}, "all responses of every group are identical"),
+        ("stopped:truncated", {"rollout/truncated": 0.6}, "60% of the responses were cut at sampling.max_tokens"),
+        ("stopped:same_answer", ASKED | {"eval/same_answer": 0.9, "eval/same_answer_right": 0.1}, "90% of the quest"),
+        ("stopped:parity", {"eval/mismatch_mean": 0.2}, "disagree by 0.200 nats per token"),
+    ],
+)  # fmt: skip
+def test_each_monitor_ends_a_run_with_its_rule_its_numbers_and_its_step(status, metrics, words):
+    monitors = stopping()
+    monitors.check(11, metrics)
+    found, reason = monitors.verdict()
+    assert found == status
+    assert reason.startswith("step 11: ")
+    assert words in reason
+    assert monitors.alarm()["step"] == 11
+    assert monitors.alarm()["rule"] == status.partition(":")[2]
+    assert ending(status).exit_code == (5 if status.startswith("diverged") else 0)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        USUAL | {"train/grad_norm": 19.0},
+        USUAL | {"train/approx_kl": 0.09},  # 9 times the median, and small
+        {"rollout/entropy": 0.006},
+        {"rollout/truncated": 0.5},
+        {"eval/same_answer": 0.9, "eval/same_answer_right": 0.8} | ASKED,  # which is mostly right
+        {"eval/same_answer": 1.0, "eval/same_answer_right": 0.0, "eval/problems": 4},
+        {"rollout/mismatch_mean": 0.2, "rollout/staleness": 1.0},
+        {"time/train": float("nan")},
+    ],
+)
+def test_what_is_usual_or_says_too_little_ends_nothing(metrics):
+    monitors = stopping()
+    monitors.check(11, metrics)
+    assert monitors.verdict() == ("finished", "")
+
+
+def test_one_update_of_many_that_explodes_is_seen():
+    monitors = stopping()
+    monitors.check(11, USUAL | {"train/grad_norm": 6.0}, [USUAL, USUAL, USUAL | {"train/grad_norm": 50.0}])
+    assert monitors.verdict()[0] == "diverged:gradient_norm"
+    assert monitors.alarm()["numbers"] == {"gradient_norm": 50.0, "median": 1.0}
+
+
+def test_steps_without_a_gradient_do_not_count_as_usual():
+    monitors = Monitors(4, lambda line: None, MonitorsConfig(gradient_norm="stop"))
+    for step in range(1, 40):
+        monitors.check(step, {"train/grad_norm": 0.0 if step % 4 else 1.0})
+    monitors.check(40, {"train/grad_norm": 30.0})
+    assert monitors.verdict() == ("finished", "")  # nine steps had one
+
+
+def test_no_live_group_warns_of_every_step_and_ends_the_run_behind_so_many_in_a_row():
+    monitors = Monitors(4, lambda line: None, MonitorsConfig(no_live_group="stop", no_live_group_steps=3))
+    for step, metrics in enumerate([DEAD, DEAD, DEAD | {"reward/frac_reward_zero_std": 0.9}, DEAD, DEAD], 1):
+        monitors.check(step, metrics)
+    assert monitors.verdict() == ("finished", "")
+    monitors.check(6, DEAD)
+    assert monitors.verdict()[0] == "stopped:no_live_group"
+    assert monitors.counts["no_live_group"] == 5
+
+
+def test_accuracy_that_falls_to_zero_is_compared_with_the_evaluations_before():
+    before = {"eval/accuracy": 0.25, "eval/problems": 16}
+    monitors = Monitors(4, lambda line: None)
+    monitors.check(2, {}, evaluations=[before])
+    assert monitors.verdict()[0] == "finished"
+    monitors.check(3, {}, evaluations=[before, before | {"eval/accuracy": 0.0}])
+    assert monitors.verdict()[0] == "diverged:accuracy"
+
+
+def test_what_is_off_is_not_looked_at_but_for_lost_weights():
+    said: list[str] = []
+    monitors = Monitors(4, said.append, MonitorsConfig(**dict.fromkeys((*MONITORS, "grader"), "off")))
+    monitors.check(1, DEAD | {"train/loss": float("nan"), "rollout/truncated": 1.0, "eval/mismatch_mean": 9.0})
+    monitors.check_grades(1, ["a grader failed"])
+    assert (said, monitors.verdict()) == ([], ("finished", ""))
+    monitors.check(2, USUAL, finite_weights=False)
+    assert monitors.verdict()[0] == "diverged:weights"
+    assert settings_of("weights") == ()
+
+
+def test_a_resumed_run_has_the_history_and_the_verdict_of_the_one_before_unless_the_monitor_is_set_otherwise():
+    monitors = stopping()
+    monitors.check(11, {"rollout/entropy": 0.001})
+    state = json.loads(json.dumps(monitors.state()))
+    same = Monitors(4, lambda line: None, monitors.settings)
+    same.put(state)
+    assert same.verdict() == monitors.verdict()
+    assert same.state() == monitors.state()
+    for change in ({"entropy": "warn"}, {"entropy_below": 0.0001}):
+        other = Monitors(4, lambda line: None, MonitorsConfig(**({"entropy": "stop"} | change)))
+        other.put(state)
+        assert other.verdict() == ("finished", "")
+
+
+def test_every_monitor_is_a_setting_and_stands_in_the_document():
+    assert set(MODES) == {*MONITORS, "grader", "dominated"}
+    assert all("monitors" in {f.name for f in SCHEMAS["schema"][a].__dataclass_fields__.values()} for a in ("grpo",))
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_when_its_monitor_is_set_otherwise(tmp_path):
+    words = words_of("monitors.entropy=stop", "monitors.entropy_below=20")  # every entropy is below that
+    stopped = rlreason(*words, cwd=tmp_path)
+    assert stopped.returncode == 0, stopped.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["status"], summary["rollout_step"], summary["alarm"]["step"]) == ("stopped:entropy", 1, 1)
+    assert summary["alarm"]["numbers"]["entropy"] < 20
+    assert "resume=run monitors.entropy=warn" in stopped.stdout
+    again = rlreason("resume=run", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "holds a run that ended as stopped:entropy: choose another folder, or type resume=" in again.stderr
+    further = rlreason("resume=run", "monitors.entropy=warn", cwd=tmp_path)
+    assert further.returncode == 0, further.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["status"], summary["rollout_step"], summary["alarm"]) == ("finished", 3, {})
+    assert summary["notices"]["entropy"] == 3
+
+
+@pytest.mark.slow
+def test_a_rate_that_is_too_large_ends_as_diverged_with_exit_code_5(tmp_path):
+    done = rlreason(*words_of("learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1"), cwd=tmp_path)
+    assert done.returncode == 5, done.stderr
+    told = json.loads((tmp_path / "run/status.json").read_text())
+    assert told["status"].startswith("diverged:")
+    assert told["reason"].startswith("step ")
+    assert "lower learning_rate" in told["reason"]
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_ends_the_run_is_followed_by_the_last_one(tmp_path):
+    words = words_of("monitors.parity=stop", "monitors.parity_bound=1e-12", "eval_problems=null")
+    done = rlreason(*words, "interim_eval_problems=4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["status"], summary["rollout_step"], summary["eval_problems"]) == ("stopped:parity", 0, 16)
+    names = [path.name for path in sorted((tmp_path / "run/evals").iterdir())]
+    assert names == ["step_00000.jsonl", "step_00000_update_00000.jsonl"]

@@ -1,0 +1,173 @@
+"""What a sweep says before its first run, and `rlreason plan`."""
+
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from rlreason.config.run import RunConfig
+from rlreason.config.store import typed
+from rlreason.errors import ConfigError
+from rlreason.records.reader import RunFolder
+from rlreason.sweeps.costs import cost_of, size_of
+from rlreason.sweeps.design import Design, PlannedRun
+from rlreason.sweeps.plan import knows_time, plan_text, problems_of
+from rlreason.sweeps.probe import Probe, estimate, probe, short_words
+from rlreason.sweeps.state import read_state, write_state
+from tests.starts import ROOT, SMALL, rlreason
+from tests.sweep_folders import answers, sweep
+
+VALUES = ["1e-4", "1e-3", "1e-2"]
+
+
+def design(folder: Path, seeds: int = 4) -> Design:
+    runs = [
+        PlannedRun(f"learning_rate={v},seed={s}", [f"learning_rate={v}", f"seed={s}"], {"learning_rate": v}, s)
+        for v in VALUES
+        for s in range(seeds)
+    ]
+    return Design("lr", folder, runs, ["learning_rate"], {"learning_rate": "1e-4"})
+
+
+@pytest.fixture
+def run(composed) -> RunConfig:
+    return typed(composed("n_steps=40", "data.n_validation=1024"))
+
+
+def lines(text: str) -> dict[str, str]:
+    return {line[:10].strip(): line[11:] for line in text.splitlines()}
+
+
+def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
+    begun = time.monotonic()
+    said = lines(plan_text(design(tmp_path / "lr"), [run], space=lambda _: 3e6))
+    assert time.monotonic() - begun < 2.0
+    assert said["runs"] == "12: 3 settings x 4 seeds (0, 1, 2, 3)"
+    assert said["varies"] == "learning_rate=1e-4,1e-3,1e-2"
+    assert said["compared"] == "each setting with learning_rate=1e-4"
+    assert said["time"].startswith("unknown: ")
+    assert "dry=true" in said["time"]
+    assert said["disk"] == "at most about 36.0 MB: 3.0 MB a run, by its settings"
+    assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
+    assert "assumed" in said["can show"]
+    assert "by Holm over 2 comparisons" in said["can show"]
+
+
+def test_few_seeds_are_said_to_settle_nothing(tmp_path, run):
+    assert lines(plan_text(design(tmp_path, 2), [run]))["can show"].startswith("two seeds never settle anything")
+    assert "one seed tells two trained models apart" in lines(plan_text(design(tmp_path, 1), [run]))["can show"]
+    alone = dataclasses.replace(design(tmp_path), runs=design(tmp_path).runs[:4])
+    assert lines(plan_text(alone, [run]))["can show"] == "a mean over 4 seeds with its interval"
+
+
+def test_finished_runs_tell_time_disk_and_spread(tmp_path, run):
+    state = sweep(tmp_path / "lr", "learning_rate", VALUES, lambda v, s: answers(7 * s + len(v), 0.5), seeds=(0, 1, 2))
+    for one in state.runs:
+        one.shared_machine = one.seed == 2  # its time counts for nothing as long as there are others
+        one.seconds = 600.0 if one.shared_machine else 60.0
+    write_state(tmp_path / "lr", state)
+    grid = design(tmp_path / "lr")
+    said = lines(plan_text(grid, [run], jobs=2))
+    assert said["runs"].endswith("; 9 ended before")
+    assert said["time"].startswith("about 90 s: 60 s a run, 2 at a time")
+    assert said["time"].endswith("by 6 finished runs of this sweep")
+    assert "finished settings spread: 0.0" in said["can show"]
+    assert "200 problems" in said["can show"]  # that they were asked
+    assert size_of(tmp_path / "lr" / grid.runs[0].name) > 1000
+    assert knows_time(grid, run)
+
+
+def test_a_sweep_beside_it_tells_the_time_where_its_runs_are_alike(tmp_path, run):
+    sweep(tmp_path / "other", "loss", ["a"], lambda v, s: answers(s, 0.5))
+    config = tmp_path / "other" / "loss=a,seed=0" / "config.yaml"
+    grid = design(tmp_path / "lr")
+    assert cost_of(grid, run, None) is None  # n_steps are the same, the data is another
+    alike = {
+        "algorithm": run.algorithm, "n_steps": run.n_steps, "rollout_batch_size": run.rollout_batch_size,
+        "train_batch_size": run.train_batch_size, "epochs_per_rollout": run.epochs_per_rollout,
+        "sampling": {"max_tokens": run.sampling.max_tokens}, "data": {"name": run.data.name},
+        "model": {"name": run.model.name},
+    }  # fmt: skip
+    config.write_text(json.dumps(alike))
+    found = cost_of(grid, run, None)
+    assert found is not None
+    assert (found.seconds, found.source) == (60.0, "4 finished runs of other")
+    config.write_text(json.dumps(alike | {"n_steps": 41}))
+    assert cost_of(grid, run, None) is None
+
+
+def test_the_problems_are_those_of_the_last_evaluation(composed, run, gsm8k):
+    assert problems_of(run, None) == 1024
+    assert problems_of(typed(composed("eval.final_problems=300", "interim_eval_problems=100")), None) == 300
+    (gsm8k / "config.json").write_text('{"model_type": "qwen2"}')
+    of_files = typed(composed("experiment=cs336_2025", f"model.path={gsm8k}", f"data.path={gsm8k}"))
+    assert problems_of(of_files, None) is None
+
+
+def test_a_trial_of_two_steps_tells_the_time_of_a_run(tmp_path, run):
+    (tmp_path / "config.yaml").write_text("algorithm: grpo\n")
+    rows = [
+        {"rollout_step": 0, "time/total": 20.0, "time/eval": 0.8},
+        {"rollout_step": 1, "time/total": 23.0},
+        {"rollout_step": 2, "time/total": 25.5, "time/eval": 0.5},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    short = dataclasses.replace(run, eval_every=0, interim_eval_problems=64)
+    found = estimate(RunFolder(tmp_path), short)
+    assert found.seconds == pytest.approx(19.2 + 40 * 2.0 + (64 + 1024) * 0.1)
+    assert found.said == "a trial of two steps: 2 s a step, 19 s to start (rough)"
+    said = lines(plan_text(design(tmp_path / "lr"), [short], probe=found))
+    assert said["time"].startswith("about 42 min: 208 s a run") or "a run, by a trial of two steps" in said["time"]
+    assert lines(plan_text(design(tmp_path / "lr"), [short], probe=Probe(None, "why")))["time"] == "unknown: why"
+
+
+def test_the_words_of_a_trial_replace_those_of_the_run(run):
+    words = short_words(["learning_rate=1e-3", "n_steps=400", "logger=wandb", "seed=0"], run)
+    assert words[:2] == ["learning_rate=1e-3", "seed=0"]
+    assert "n_steps=2" in words
+    assert [word for word in words if word.startswith("logger=")] == ["logger=none"]
+
+
+@pytest.mark.slow
+def test_a_trial_runs_and_leaves_nothing(tmp_path, composed, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    words = [word for word in SMALL if not word.startswith("eval_problems")]
+    found = probe(PlannedRun("x", [*words, "n_steps=50"], {}, 0), typed(composed(*words, "n_steps=50")))
+    assert found.seconds is not None, found.said
+    assert 0 < found.seconds < 600
+    assert not list(tmp_path.iterdir())
+    wrong = probe(PlannedRun("x", ["sampling.max_tokens=-3"], {}, 0), typed(composed(*words)))
+    assert wrong.seconds is None
+    assert "sampling.max_tokens=-3" in wrong.said
+
+
+def test_a_state_that_is_there_is_read_again(tmp_path, run):
+    sweep(tmp_path / "lr", "learning_rate", VALUES, lambda v, s: answers(s, 0.5))
+    (tmp_path / "lr" / "sweep.json").write_text("{")
+    assert len(read_state(tmp_path / "lr").runs) == 12
+    assert "12 ended before" in plan_text(design(tmp_path / "lr"), [run])
+
+
+def test_the_verb_says_the_same_for_numbers_given_by_hand(tmp_path):
+    done = rlreason("plan", "--seeds", "4", "--problems", "1024", "--minutes", "1", "--runs", "10", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "a difference below about 0.036 to 0.076" in " ".join(done.stdout.split())
+    assert "10 min: 10 runs of 1 min" in done.stdout
+    figures = json.loads(rlreason("plan", "--seeds", "2", "--problems", "256", "--json", cwd=tmp_path).stdout)
+    assert figures["assumed"] is True
+    assert figures["smallest_difference"] == pytest.approx([0.256, 0.417], abs=0.001)
+    wrong = rlreason("plan", "--seeds", "none", "--problems", "256", cwd=tmp_path)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "--seeds none must be a whole number" in wrong.stderr
+
+
+def test_a_sweep_of_a_later_version_does_not_stop_the_plan(tmp_path, run):
+    sweep(tmp_path / "other", "loss", ["a"], lambda v, s: answers(s, 0.5))
+    (tmp_path / "other" / "loss=a,seed=0" / "provenance.json").write_text('{"schema_version": 99}')
+    with pytest.raises(ConfigError):
+        _ = RunFolder(tmp_path / "other" / "loss=a,seed=0").version
+    assert "unknown" in lines(plan_text(design(tmp_path / "lr"), [run]))["time"]

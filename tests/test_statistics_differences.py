@@ -1,0 +1,195 @@
+"""Differences between settings: against other packages' formulas, by their own definition, and by simulation."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlreason.statistics import (
+    PROBLEMS,
+    SEEDS,
+    UNPAIRED,
+    assumed_range,
+    compared,
+    holm,
+    mean_interval,
+    paired_difference,
+    seeds_needed,
+    sentence,
+    smallest_difference,
+    spread_of,
+    unpaired_difference,
+)
+from rlreason.statistics.differences import difference, half_width, p_value, residual_variance, shared_variance
+
+
+def layout(seeds: int, problems: int, seed: int = 0) -> np.ndarray:
+    """Differences of right answers in {-1, 0, 1}."""
+    return np.random.default_rng(seed).integers(-1, 2, (seeds, problems)).astype(float)
+
+
+def test_an_interval_over_seeds_is_that_of_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    values = [0.61, 0.58, 0.64, 0.6]
+    mean, low, high = mean_interval(values)
+    expected = stats.ttest_1samp(values, 0).confidence_interval()
+    assert (low, high) == pytest.approx((expected.low, expected.high))
+    assert mean == pytest.approx(np.mean(values))
+    assert math.isnan(mean_interval([0.5])[1])
+
+
+def test_equal_problems_leave_the_t_test_over_seeds():
+    """No residual and no spread over problems: what is left is the paired t-test of scipy."""
+    stats = pytest.importorskip("scipy.stats")
+    of_seeds = np.array([0.1, 0.04, 0.07, 0.2])
+    found = paired_difference(np.tile(of_seeds[:, None], (1, 32)))
+    expected = stats.ttest_1samp(of_seeds, 0)
+    assert found.se_extra == 0
+    assert found.p == pytest.approx(expected.pvalue, rel=1e-6)
+    assert found.low == pytest.approx(expected.confidence_interval().low)
+
+
+def test_unpaired_seeds_leave_welchs_test():
+    stats = pytest.importorskip("scipy.stats")
+    a, b = np.array([0.6, 0.64, 0.58]), np.array([0.5, 0.41, 0.55, 0.52])
+    found = unpaired_difference(np.tile(a[:, None], (1, 16)), np.tile(b[:, None], (1, 16)))
+    expected = stats.ttest_ind(a, b, equal_var=False)
+    assert found.over == UNPAIRED
+    assert (found.p, found.dof) == pytest.approx((expected.pvalue, expected.df), rel=1e-6)
+
+
+def test_the_mean_squares_are_those_of_the_two_way_analysis_of_statsmodels():
+    pd = pytest.importorskip("pandas")
+    ols = pytest.importorskip("statsmodels.formula.api").ols
+    anova = pytest.importorskip("statsmodels.stats.anova").anova_lm
+    d = layout(4, 12) + np.linspace(-1, 1, 12)
+    cells = [{"d": d[s, p], "seed": s, "problem": p} for s, p in itertools.product(range(4), range(12))]
+    squares = anova(ols("d ~ C(seed) + C(problem)", pd.DataFrame(cells)).fit())["mean_sq"]
+    assert residual_variance(d) == pytest.approx(squares["Residual"])
+    assert shared_variance(d) == pytest.approx(max(squares["C(problem)"] - squares["Residual"], 0) / 4)
+    assert paired_difference(d).se_seeds ** 2 == pytest.approx(squares["C(seed)"] / (4 * 12))
+
+
+def test_one_seed_is_the_test_over_its_problems():
+    stats = pytest.importorskip("scipy.stats")
+    d = layout(1, 200)
+    found = paired_difference(d)
+    assert (found.over, found.seeds) == (PROBLEMS, 1)
+    assert found.p == pytest.approx(2 * stats.norm.sf(abs(d.mean()) / stats.sem(d[0])), rel=1e-6)
+
+
+def test_holm_is_that_of_statsmodels():
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    p = [0.2, 0.001, 0.03, 0.03, 0.9, 0.012]
+    assert holm(p) == pytest.approx(multitest.multipletests(p, method="holm")[1])
+    assert holm([0.01, 0.02], family=5) == pytest.approx(holm([0.01, 0.02, 1, 1, 1])[:2])
+
+
+@given(st.floats(1e-4, 0.9), st.floats(0, 0.1), st.floats(1e-4, 0.1), st.sampled_from([1.0, 2.0, 3.7, 30.0, math.inf]))
+def test_the_p_value_is_the_level_whose_half_width_is_the_difference(level, se_seeds, se_extra, dof):
+    width = half_width(level, se_seeds, se_extra, dof)
+    assert p_value(width, se_seeds, se_extra, dof) == pytest.approx(level, rel=1e-4)
+    assert p_value(-width, se_seeds, se_extra, dof) == pytest.approx(level, rel=1e-4)
+
+
+@given(st.integers(1, 5), st.integers(1, 20), st.integers(0, 10_000))
+def test_swapping_the_settings_turns_the_interval_round(seeds, problems, seed):
+    d = layout(seeds, problems, seed)
+    one, two = paired_difference(d), paired_difference(-d)
+    assert (one.mean, one.low, one.p) == pytest.approx((-two.mean, -two.high, two.p))
+    assert one.low <= one.mean <= one.high
+    assert (one.p <= 0.05) == (not one.low <= 0 <= one.high) or one.half == pytest.approx(abs(one.mean))
+
+
+def test_which_comparison_fits_the_seeds():
+    a = dict(enumerate(layout(4, 30)))
+    b = dict(enumerate(layout(4, 30, 1)))
+    assert compared(a, b) == paired_difference(layout(4, 30) - layout(4, 30, 1))
+    fewer = compared(a, {2: b[2], 3: b[3]})
+    assert (fewer.over, fewer.seeds) == (SEEDS, 2)  # over those that both have run
+    assert compared(a, {seed + 9: row for seed, row in b.items()}).over == UNPAIRED
+    assert compared(a, {9: b[0]}).over == PROBLEMS
+    with pytest.raises(ValueError, match="seeds x problems"):
+        paired_difference(np.zeros((0, 4)))
+
+
+def test_the_seeds_that_are_asked_for_settle_the_difference():
+    found = difference(0.03, (0.02, 0.004, 3.0), 4, 256, SEEDS)
+    assert found.low < 0 < found.high
+    needed = seeds_needed(found)
+    of_one = found.se_seeds * math.sqrt(found.seeds)
+    widths = [half_width(0.05, of_one / math.sqrt(n), found.se_extra, n - 1) for n in (needed - 1, needed)]
+    assert widths[0] >= 0.03 > widths[1]
+    assert seeds_needed(found, level=0.01) > needed
+    assert f"about {needed} seeds" in sentence(found)
+    assert f"about {seeds_needed(found, 0.01)} seeds" in sentence(found, adjusted_p=0.9, family=5)
+
+
+def test_words_never_go_further_than_the_interval():
+    clear = difference(-0.1, (0.01, 0.0, 3.0), 4, 256, SEEDS)
+    assert sentence(clear) == "worse by 0.100 (0.068 to 0.132)"
+    assert sentence(clear, adjusted_p=0.2, family=6).startswith("cannot tell: the difference lies between -0.132 and")
+    assert "among so many comparisons" in sentence(clear, adjusted_p=0.2, family=6)
+    alone = difference(0.01, (0.0, 0.02, math.inf), 1, 256, PROBLEMS)
+    assert sentence(alone).startswith("cannot tell these two trained models apart: ")
+    assert "setting" not in sentence(alone).replace("nothing of the settings", "")
+
+
+def test_the_assumed_half_widths_are_those_of_the_simulation():
+    table = {2: (16, 40), 3: (5, 13), 4: (4, 9), 5: (3, 7), 8: (2, 5)}
+    for seeds, (low, high) in table.items():
+        assert 100 * assumed_range(seeds, 1024)[0] == pytest.approx(low, abs=0.6 if seeds > 2 else 2)
+        assert 100 * assumed_range(seeds, 256)[1] == pytest.approx(high, abs=0.6 if seeds > 2 else 2)
+
+
+def test_the_spread_of_runs_that_are_there_foretells_their_own_half_width():
+    rng = np.random.default_rng(3)
+    found = [
+        paired_difference(rng.normal(0, 0.03, (4, 1)) + rng.normal(0, 0.2, 100) + rng.normal(0, 0.6, (4, 100)))
+        for _ in range(300)
+    ]
+    foreseen = smallest_difference(4, 100, spread_of(found))
+    assert foreseen == pytest.approx(np.mean([one.half for one in found]), rel=0.05)
+    assert spread_of([]) is None
+
+
+def answers(rng: np.random.Generator, seeds: int, problems: int, spreads: list[float], apart: float) -> np.ndarray:
+    """Right answers of equal settings, (settings, seeds, problems): seeds have an effect on each, of these spreads in
+    accuracy, half of its variance shared; `apart`: by how much the settings act differently on single problems.
+    """
+    k, rms = len(spreads), np.array(spreads)[:, None, None] / math.sqrt(2)
+    difficulty, on_own = rng.normal(0, 1.2, problems), apart * rng.normal(0, 1, (k, 1, problems))
+    of_seed = rms * (rng.normal(0, 1, (k, seeds, 1)) + rng.normal(0, 1, (seeds, 1)))
+    logit = difficulty + on_own + of_seed / 0.18  # one logit is worth 0.18 in accuracy at this spread of problems
+    return (rng.random((k, seeds, problems)) < 1 / (1 + np.exp(-logit))).astype(float)
+
+
+@pytest.mark.long
+def test_false_verdicts_are_as_rare_as_their_level():
+    """Bounds: three standard errors of 1,000 pairs, in a cell and over the 8 cells together."""
+    rng, wrong = np.random.default_rng(17), {}
+    for seeds, problems in itertools.product((2, 3, 4, 8), (256, 1024)):
+        pairs = [answers(rng, seeds, problems, [0.035, 0.035], 0.3) for _ in range(1000)]
+        wrong[seeds, problems] = sum(paired_difference(a - b).p <= 0.05 for a, b in pairs) / 1000
+    assert max(wrong.values()) < 0.071, wrong
+    assert sum(wrong.values()) / len(wrong) < 0.057, wrong
+
+
+@pytest.mark.long
+def test_unpaired_seeds_give_no_more_false_verdicts():
+    rng = np.random.default_rng(19)
+    pairs = [answers(rng, 4, 256, [0.035, 0.035], 0.3) for _ in range(1000)]
+    assert sum(unpaired_difference(a[:3], b[1:]).p <= 0.05 for a, b in pairs) / 1000 < 0.071
+
+
+@pytest.mark.long
+def test_a_family_of_settings_is_wrong_as_rarely():
+    """A reference and five settings equal to it, the last of them wilder than the rest; Holm over the five."""
+    rng, wrong = np.random.default_rng(18), 0
+    for _ in range(1000):
+        reference, *arms = answers(rng, 4, 256, [0.03, 0.03, 0.03, 0.03, 0.03, 0.12], 0.3)
+        wrong += min(holm([paired_difference(arm - reference).p for arm in arms])) <= 0.05
+    assert wrong / 1000 < 0.071

@@ -1,0 +1,253 @@
+"""The sweeps of `multirun_sweeps/`: every cell composes at every scale and experiment; names, folders and blocks."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra import compose
+from omegaconf import OmegaConf
+
+from rlreason.cli.check import check_words
+from rlreason.cli.check_sweep import shown_first, stage_of
+from rlreason.cli.design import design_of, file_of
+from rlreason.cli.flags import Asked, composing, read
+from rlreason.config.store import register, resource_dir, run_name, typed
+from rlreason.config.sweep_files import sweep_file
+from rlreason.errors import ConfigError
+from rlreason.sweeps.design import Design
+
+FILES = sorted(resource_dir("multirun_sweeps").glob("*.yaml"))
+SWEEPS = [path.stem for path in FILES]
+EXPERIMENTS = [f"experiment={name}" for name in ("cs336_2025", "cs336_2026", "pku_hw3")]
+PRETRAINED = ["model=smollm2_135m", "data=gsm8k"]  # the tiny model reads too little for the paper's responses
+PLACES = [["scale=embedded"], ["scale=laptop", *PRETRAINED], ["scale=paper", *PRETRAINED], *([e] for e in EXPERIMENTS)]
+
+
+def designed(*words: str) -> Design:
+    asked = read(["-m", *words])
+    with composing(asked):
+        return design_of(asked, note=str)
+
+
+def own(folder: Path, text: str) -> list[str]:
+    """The words for a sweep of one's own."""
+    (folder / "sweep").mkdir(exist_ok=True)
+    (folder / "sweep/mine.yaml").write_text(f"# @package _global_\n{text}")
+    return ["--config-dir", str(folder), "sweep=mine"]
+
+
+def mistake(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_words(list(words), note=str)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place[0])
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_cell_of_every_sweep_composes_and_keeps_the_rules(name, place):
+    if name.startswith("stage_") and place != PLACES[0]:
+        return  # three stages of the tiny model
+    asked: Asked = read(["-m", f"sweep={name}", *place])
+    with composing(asked):
+        if file_of(asked.overrides).chain:
+            return
+        for run in design_of(asked, note=str).runs:
+            cfg = compose("config", run.words)
+            OmegaConf.resolve(cfg)
+            typed(cfg, of_sweep=True)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_sweep_file_says_what_it_is_for_and_names_no_model_and_no_data_of_its_own(path):
+    head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    content = OmegaConf.to_container(OmegaConf.load(path))
+    file = sweep_file(path.stem, lambda name: OmegaConf.to_container(OmegaConf.load(path.with_stem(name))))
+    if path.stem.startswith("stage_"):
+        return
+    assert "Paper:" in "".join(head)
+    assert "Built-in task:" in "".join(head)
+    assert not {"data", "model", "scale"} & (file.settings | set(file.chosen) | set(content))
+    assert file.chain or file.embedded
+
+
+def test_designing_a_sweep_loads_no_torch():
+    code = (
+        "import sys; from rlreason.config.store import register; from rlreason.cli.flags import read, composing; "
+        "from rlreason.cli.design import design_of; register(); asked = read(['-m', 'sweep=grpo_baselines'])\n"
+        "with composing(asked): assert len(design_of(asked).runs) == 2\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_names_say_the_swept_values_in_full_in_one_order_with_the_seed_last():
+    one = designed("learning_rate=0.0003,1e-3", "loss=grpo_clip,gspo", "seed=0,1", "n_steps=3")
+    other = designed("seed=1,0", "n_steps=3", "loss=grpo_clip,gspo", "learning_rate=3e-4,0.001")
+    assert [run.name for run in one.runs][:3] == [
+        "learning_rate=3e-4,loss=grpo_clip,seed=0",
+        "learning_rate=3e-4,loss=gspo,seed=0",
+        "learning_rate=1e-3,loss=grpo_clip,seed=0",
+    ]
+    assert {run.name: run.setting for run in one.runs} == {run.name: run.setting for run in other.runs}
+    assert (one.axes, one.seeds, len(one.settings())) == (["learning_rate", "loss"], [0, 1], 4)
+    assert [run.seed for run in one.runs] == [0] * 4 + [1] * 4  # every setting once, then again
+    assert designed("loss=gspo,grpo_clip").runs[0].name == "loss=gspo,seed=0"
+
+
+def test_long_and_odd_values_stay_apart():
+    words = [f"data.path=/{'x' * 60}/{n}" for n in "ab"] + ["data.path='a b'", "data.path='a-b'"]
+    assert len({run_name([word, "seed=0"]) for word in words}) == 4
+    name = run_name(["data.path=" + "/x" * 90, *(f"key_{n}={'v' * 50}" for n in range(6)), "seed=7"])
+    assert name.endswith(",seed=7")
+    assert len(name) <= 190
+    assert run_name(["a=1,b=2", "seed=0"]) != run_name(["a=1", "b=2", "seed=0"])
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        (["sweep=grpo_baselines", "seed=0,1"], "grpo_baselines"),
+        (["sweep=grpo_baselines", "data=stories", "n_steps=3"], "grpo_baselines,data=stories"),
+        (
+            ["sweep=grpo_baselines", "experiment=pku_hw3", "scale=laptop"],
+            "grpo_baselines,experiment=pku_hw3,scale=laptop",
+        ),
+        (["loss=gspo,cispo", "learning_rate=1e-3,1e-4", "seed=0,1"], "learning_rate,loss"),
+        (["algorithm=sft,ei"], "algorithm"),
+        (["seed=0,1"], "seeds"),
+        (["seed=0,1", "hydra.sweep.dir=/tmp/mine"], "/tmp/mine"),
+    ],
+)
+def test_a_sweep_has_a_folder_of_its_own(words, folder):
+    assert designed(*words).folder == Path("runs/sweeps") / folder
+
+
+def test_the_words_of_a_sweep_reach_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = check_words(["-m", "loss=gspo,cispo", "jobs=2", "dry=true", "sweep_name=mine"], note=str)
+    assert (asked.own.jobs, asked.own.dry, asked.folder) == (2, True, Path("runs/sweeps/mine"))
+    assert asked.design is not None
+    assert asked.design.runs[0].words == ["loss=gspo", "seed=0"]
+    for word, says in {
+        "jobs=0": "jobs=0 must be a whole number, 1 or more",
+        "dry=maybe": "dry=maybe must be true or false",
+        "sweep_name=a/b": "sweep_name=a/b must be a plain name",
+        "carry=nowhere": "carry=nowhere is no sweep that has run",
+        "carry=[]": "carry=[] names no sweep",
+    }.items():
+        assert says in mistake("-m", "seed=0,1", word)
+    assert mistake("seed=0", "jobs=2") == "jobs=2 is for a sweep: add -m, or leave it out"
+    assert "both set jobs" in mistake("-m", "jobs=1", "jobs=2")
+    assert "both name the sweep's folder" in mistake("-m", "seed=0,1", "sweep_name=a", "hydra.sweep.dir=b")
+
+
+def test_the_embedded_block_is_read_at_its_scale_alone_and_typed_words_win():
+    rates = {run.setting["learning_rate"] for run in designed("sweep=grpo_learning_rate").runs}
+    assert rates == {"3e-5", "1e-4", "3e-4", "1e-3", "3e-3"}
+    paper = designed("sweep=grpo_learning_rate", "experiment=cs336_2025")
+    assert paper.runs[0].words == ["sweep=grpo_learning_rate", "experiment=cs336_2025", "learning_rate=1e-6", "seed=0"]
+    assert paper.reference == {"learning_rate": "1e-5"}
+    mine = designed("sweep=grpo_learning_rate", "data=stories", "n_steps=2", "learning_rate=1e-3,2e-3")
+    assert [run.setting["learning_rate"] for run in mine.runs] == ["1e-3", "2e-3"]
+    assert mine.runs[0].words[1:3] == ["data=stories", "n_steps=2"]
+    assert mine.reference is None
+    assert "run a sweep for each scale" in mistake("-m", "sweep=grpo_learning_rate", "scale=embedded,laptop")
+
+
+def test_cells_multiply_with_axes_and_seeds_and_are_named_in_full():
+    star = designed("sweep=expert_iteration", "seed=0,1")
+    assert len(star.runs) == 14
+    assert star.axes == ["group_size", "question_batch_size", "sft_epochs"]
+    assert star.runs[0].name == "group_size=4,question_batch_size=256,sft_epochs=2,seed=0"
+    assert star.reference == star.runs[0].setting
+    assert [word for word in star.runs[1].words if word.startswith("question_batch_size")] == [
+        "question_batch_size=128"
+    ]
+    fewer = designed("sweep=expert_iteration", "group_size=8", "question_batch_size=64")
+    assert [run.name for run in fewer.runs] == ["sft_epochs=2,seed=0", "sft_epochs=1,seed=0", "sft_epochs=4,seed=0"]
+    sizes = designed("sweep=sft_dataset_size")
+    assert len(sizes.settings()) == 10
+    assert sizes.reference == {"data.limit": "2048", "epochs": "4", "n_steps": "null"}
+
+
+def test_a_block_may_be_like_another_and_a_file_of_ones_own_works_the_same(tmp_path):
+    words = own(
+        tmp_path,
+        "cells: [[loss=gspo], [loss=cispo, n_steps=7]]\nreference: first\nembedded: {like: grpo_baselines, seed: '3,4'}\n",
+    )
+    design = designed(*words)
+    # grpo_baselines sweeps the loss, which the cells set; the axis goes by the file that it stands in
+    assert design.reference == {"loss": "gspo", "n_steps": "40"}
+    assert [run.name for run in design.runs][:2] == ["loss=gspo,n_steps=40,seed=3", "loss=cispo,n_steps=7,seed=3"]
+    assert "data=stories_long" in design.runs[0].words
+    check_words(["-m", *words], note=str)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("cells: [loss=gspo]", "sweep/mine.yaml: cells is no list of lists of words: write cells: "),
+        ("cells: [[gspo]]", "cells holds ['gspo'], which is no list of words"),
+        ("cells: [['loss=gspo,cispo']]", "cells holds loss=gspo,cispo, which is several values"),
+        ("cells: [[los=gspo]]", "los"),
+        ("cell: [[loss=gspo]]", "sweep/mine.yaml: cell is no setting of this run"),
+        ("embedded: {n_step: 3}", "n_step is no setting of this run: did you mean n_steps?"),
+        ("embedded: 3", "embedded=3 is no block"),
+        ("embedded: {data: {name: x}}", "data is nested: write its full name in one line, as data.name: 1"),
+        ("embedded: {like: mine}", "like: mine leads back to mine"),
+        ("embedded: {like: nobody}", "sweep=nobody is no option of sweep"),
+        ("carries: 3", "carries=3 is neither true nor false"),
+        ("reference: loss", "reference holds loss, which is no list of words"),
+        ("chain: [mine]", "chain=['mine'] is no list of other sweeps"),
+        ("chain: [grpo_baselines]\nn_steps: 3", "n_steps stands beside chain"),
+        ("chain: [grpo_assignment]", "grpo_assignment is a chain of sweeps, and no sweep of a chain"),
+        ("cells: [[seed=a]]", "seed=a must be of type Integer"),
+    ],
+)
+def test_a_wrong_block_is_answered_in_one_line(text, says, tmp_path):
+    assert says in mistake("-m", *own(tmp_path, text + "\n"))
+
+
+def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets():
+    def carried(*words: str) -> list[str]:
+        asked = read(["-m", *words])
+        won = ["learning_rate=1e-3", "loss=no_baseline", "off_policy=e4_full"]
+        with composing(asked):
+            return design_of(asked, note=str, carried=won).runs[0].words
+
+    words = carried("sweep=grpo_off_policy_clip_ablation", "learning_rate=3e-3")
+    assert [word for word in words if word.startswith(("learning_rate", "loss", "off_policy"))] == [
+        "learning_rate=3e-3", "off_policy=e4_full", "loss=grpo_clip",
+    ]  # fmt: skip
+    assert "loss=no_baseline" in carried("sweep=grpo_length_normalization")
+
+
+@pytest.fixture
+def chain(tmp_path, monkeypatch) -> Iterator[Asked]:
+    monkeypatch.chdir(tmp_path)
+    register()
+    words = ["chain: [grpo_baselines, pku_before_and_after]\nhydra: {sweeper: {params: {seed: '0,1'}}}\n"]
+    yield check_words(["-m", *own(tmp_path, words[0]), "n_steps=2", "experiment=null"], note=str)
+
+
+def test_a_chain_has_its_stages_in_folders_below_its_own(chain):
+    assert (chain.design, chain.folder) == (None, Path("runs/sweeps/mine"))
+    with composing(chain):
+        first = stage_of(chain, chain.chain[0], note=str)
+        assert first.design is not None
+        assert first.design.folder == Path("runs/sweeps/mine/grpo_baselines")
+        assert first.design.seeds == [0, 1]
+        assert "n_steps=2" in first.design.runs[0].words
+        second = stage_of(chain, chain.chain[1], note=str, started=False)
+    assert second.design is not None
+    assert "model.path='runs/sweeps/mine/pku_grpo/seed=${seed}'" in second.design.runs[1].words
+
+
+def test_of_very_many_runs_those_that_show_each_value_are_checked():
+    design = designed("seed=range(40)", "learning_rate=1e-3,1e-4,1e-5", "group_size=2,4,8")
+    words = [word for run in shown_first(design) for word in run]
+    assert len(design.runs) == 360
+    assert {"seed=39", "learning_rate=1e-5", "group_size=8"} <= set(words)

@@ -1,0 +1,238 @@
+"""What a sweep knows of its runs, what it does with those that ended before, and the table at its end."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from rlreason.cli.launchers import set_up
+from rlreason.errors import ConfigError
+from rlreason.records.status import write_status
+from rlreason.runtime.lock import holder, run_lock
+from rlreason.runtime.processors import usable_processors
+from rlreason.sweeps.before import Composed, refuse_changed, wait_for_earlier
+from rlreason.sweeps.closing import closing, rows_of, settings_table
+from rlreason.sweeps.design import Design, PlannedRun
+from rlreason.sweeps.runner import Work, code_of, run_sweep
+from rlreason.sweeps.state import FILE, RunState, SweepState, new_state, read_state, write_state
+from tests.starts import SMALL, Started, rlreason
+
+CONFIG = "algorithm: grpo\nn_steps: 10\nthreads: 1\n"
+BROKEN = "n_steps=0"  # refused by the run's own process, which needs a second or two to say so
+
+
+def design(folder: Path, *learning_rates: str, seeds: int = 2, words: tuple[str, ...] = ()) -> Design:
+    runs = [
+        PlannedRun(
+            f"learning_rate={lr},seed={s}", [f"learning_rate={lr}", f"seed={s}", *words], {"learning_rate": lr}, s
+        )
+        for lr in learning_rates
+        for s in range(seeds)
+    ]
+    return Design("grid", folder, runs, ["learning_rate"], {"learning_rate": learning_rates[0]})
+
+
+def finished(folder: Path, accuracy: float | None = 0.5, config: str = CONFIG, **more: object) -> None:
+    """A run folder as a run leaves it."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config)
+    summary = {"status": "finished", "reason": "", "accuracy": accuracy, "accuracy_interval": [0.4, 0.6]}
+    summary |= {
+        "accuracy_before": 0.25,
+        "length": 12.0,
+        "eval_problems": 64,
+        "protocol": {"hash": "ab"},
+        "seconds": 9.0,
+    }
+    (folder / "summary.json").write_text(json.dumps(summary | more))
+
+
+def work(of: Design, **more: object) -> Work:
+    return Work(of, lambda run: Composed(CONFIG, 60.0), command="python -m rlreason -m x", **more)
+
+
+def test_what_is_known_of_a_sweep_comes_from_its_folders(tmp_path):
+    grid = design(tmp_path, "1", "2")
+    finished(tmp_path / "learning_rate=1,seed=0")
+    finished(tmp_path / "learning_rate=1,seed=1", 0.7)
+    write_state(tmp_path, new_state(grid, 1, "basic", "", []))
+    state = read_state(tmp_path)
+    assert [run.status for run in state.runs] == ["finished", "finished", "waiting", "waiting"]
+    assert (state.status, state.axes, state.reference) == ("interrupted", ["learning_rate"], {"learning_rate": "1"})
+    first = state.runs[0]
+    assert (first.accuracy, first.accuracy_interval, first.accuracy_before) == (0.5, (0.4, 0.6), 0.25)
+    assert (first.length, first.problems, first.protocol, first.seconds) == (12.0, 64, "ab", 9.0)
+    (tmp_path / "learning_rate=1,seed=1").rename(tmp_path / "moved away")
+    (tmp_path / "learning_rate=2,seed=0").mkdir()
+    write_status(tmp_path / "learning_rate=2,seed=0", "running")  # and nobody holds it
+    statuses = {run.name: run.status for run in read_state(tmp_path).runs}
+    assert statuses["learning_rate=1,seed=1"] == "waiting"
+    assert statuses["learning_rate=2,seed=0"] == "interrupted"
+
+
+@pytest.mark.parametrize("text", [None, "", "{", '{"version": 1}', '{"version": 99}', "[]"])
+def test_a_damaged_file_is_made_again_from_the_run_folders(tmp_path, text):
+    for seed in (0, 1):
+        finished(tmp_path / f"learning_rate=1,seed={seed}", 0.5 + seed / 4)
+    if text is not None:
+        (tmp_path / FILE).write_text(text)
+    state = read_state(tmp_path)
+    assert [(run.setting, run.seed, run.accuracy) for run in state.runs] == [
+        ({"learning_rate": "1"}, 0, 0.5),
+        ({"learning_rate": "1"}, 1, 0.75),
+    ]
+    assert state.status == "finished"
+    with pytest.raises(ConfigError, match="is no folder of a sweep"):
+        read_state(tmp_path / "learning_rate=1,seed=0")
+
+
+def test_a_diverged_run_without_a_figure_counts_as_zero_and_says_so(tmp_path):
+    grid = design(tmp_path, "1", seeds=2)
+    finished(tmp_path / "learning_rate=1,seed=0", 0.6)
+    finished(tmp_path / "learning_rate=1,seed=1", None, status="diverged:weights", reason="no numbers")
+    state = new_state(grid, 1, "basic", "", [])
+    (row,) = rows_of(state)
+    assert row.mean == pytest.approx(0.3)
+    text = closing(state, tmp_path)
+    assert "diverged:weights (no numbers; without a figure of its own, it counts as accuracy 0)" in text
+    assert code_of(state) == 0
+
+
+def state_of(*runs: RunState, reference: dict[str, str] | None = None) -> SweepState:
+    return SweepState("grid", "", ["lr"], reference, "finished", 2, "basic", list(runs))
+
+
+def test_the_table_has_a_line_for_each_setting_best_first():
+    def run(lr: str, seed: int, accuracy: float | None, status: str = "finished", reason: str = "") -> RunState:
+        name, interval = f"lr={lr},seed={seed}", None if accuracy is None else (accuracy - 0.1, accuracy + 0.1)
+        return RunState(
+            name, [], {"lr": lr}, seed, status, reason, accuracy=accuracy, accuracy_interval=interval, length=8.0
+        )
+
+    low, high = [run("1e-4", 0, 0.5), run("1e-4", 1, 0.6)], [run("1e-3", 0, 0.8), run("1e-3", 1, None, "failed", "x")]
+    state = state_of(*low, *high, run("1", 0, None, "waiting"), reference={"lr": "1e-4"})
+    head, first, second, third = settings_table(state).splitlines()
+    assert head.split() == ["lr", "seeds", "accuracy", "95%,", "over", "seeds", "length", "status"]
+    assert first.split() == ["1e-3", "1", "of", "2", "0.800", "-", "8.0", "1", "finished,", "1", "failed"]
+    assert second.split()[:3] == ["1e-4", "2", "0.550"]
+    assert second.endswith("finished (reference)")
+    assert third.split() == ["1", "0", "of", "1", "-", "-", "8.0", "waiting"]
+    text = closing(state, Path("nowhere"))
+    assert "! lr=1e-3,seed=1: failed (x)" in text
+    assert "1 run waits; type the sweep again, and they go on" in text
+    assert "a setting with one seed has no interval over seeds" in text
+    assert "wall clock" not in text
+    alone = state_of(run("1", 0, 0.5), run("2", 0, 0.6))
+    alone.runs[0].shared_machine = True
+    text = closing(alone, Path("nowhere"))
+    assert "95%, over problems" in text
+    assert "0.500 to 0.700" in text
+    assert "one seed: the intervals are over problems" in text
+    assert "no verdict on wall clock" in text
+
+
+def test_a_run_with_other_settings_is_refused_with_the_difference_and_the_cures(tmp_path):
+    grid = design(tmp_path, "1", seeds=1)
+    finished(tmp_path / "learning_rate=1,seed=0")
+    refuse_changed(grid, lambda run: Composed(CONFIG))
+    refuse_changed(grid, lambda run: Composed(CONFIG.replace("threads: 1", "threads: 2")))  # the figures stay
+    words = r"a finished run learning_rate=1,seed=0 with other settings \(n_steps=10 there, 20 here\): move its folder"
+    with pytest.raises(ConfigError, match=words) as refused:
+        refuse_changed(grid, lambda run: Composed(CONFIG.replace("10", "20")))
+    assert "sweep_name=NAME" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_that_another_process_writes_is_waited_for_and_then_refused(tmp_path):
+    place, said = tmp_path / "learning_rate=1,seed=0", []
+    words = ["algorithm=evaluate", *SMALL[:2], *SMALL[5:6], *SMALL[7:]]
+    run = Started(*words, f"hydra.run.dir='{place}'", cwd=tmp_path)
+    try:
+        began = time.monotonic()
+        while holder(place) is None:
+            assert time.monotonic() - began < 60
+            time.sleep(0.02)
+        grid = design(tmp_path, "1", seeds=1)
+        with pytest.raises(
+            ConfigError, match=r"seed=0 is being written by process \d+ since .*: wait for it or end it"
+        ):
+            wait_for_earlier(grid, said.append, 0.2)
+    finally:
+        run.finished()
+    assert "waiting for it" in said[0]
+    assert holder(place) is None
+    with run_lock(tmp_path / "mine", print):
+        assert holder(tmp_path / "mine") == "this process"
+
+
+@pytest.mark.slow
+def test_what_fails_leaves_the_others_alone_and_what_has_ended_is_left(tmp_path, capfd):
+    grid = design(tmp_path / "grid", "1", "2", words=(BROKEN,))
+    finished(tmp_path / "grid/learning_rate=2,seed=0")
+    state = run_sweep(work(grid), jobs=2)
+    assert [run.status for run in state.runs] == ["failed", "failed", "finished", "failed"]
+    assert state.runs[0].reason.startswith("exit code 2: n_steps=0 must be")
+    assert (state.status, code_of(state), read_state(grid.folder).status) == ("failed", 1, "failed")
+    said = capfd.readouterr().out
+    assert "learning_rate=2,seed=0: finished before, not run again" in said
+    assert "4 of 4 done" in said
+    assert "n_steps=0" in (grid.folder / "console/learning_rate=1,seed=0.log").read_text()
+    assert any(run.shared_machine for run in state.runs)
+
+
+@pytest.mark.slow
+def test_a_setting_that_is_stopped_stays_stopped(tmp_path, capfd):
+    grid = design(tmp_path, "1", "2", "3", words=(BROKEN,))
+    asked = []
+
+    def hopeless(state: SweepState) -> list[dict]:
+        asked.append([run.status for run in state.runs])
+        return [{"setting": {"learning_rate": "2"}, "reason": "it cannot win"}] if len(asked) > 1 else []
+
+    for again in (False, True):
+        state = run_sweep(work(grid, after_run=None if again else hopeless), jobs=1)
+        statuses = {run.name: (run.status, run.reason) for run in state.runs}
+        for seed in (0, 1):
+            assert statuses[f"learning_rate=2,seed={seed}"] == ("stopped:dominated", "it cannot win")
+            assert statuses[f"learning_rate=3,seed={seed}"] == ("failed", "exit code 2")
+        assert len(state.stopped_settings) == 1
+    said = capfd.readouterr().out
+    assert "! learning_rate=2 is stopped, with all its seeds: it cannot win" in said
+    assert "learning_rate=2,seed=1: its setting was stopped, not run" in said
+
+
+def test_a_launcher_is_set_up_for_the_jobs_that_were_asked_for():
+    jobs = set_up("submitit_local", ["hydra.launcher.timeout_min=5"], 2, 6)
+    assert (jobs.batch, jobs.side_by_side, jobs.shows_gpus, jobs.words) == (2, 2, False, [])
+    assert set_up("submitit_local", ["hydra.launcher.gpus_per_node=1"], 1, 3).shows_gpus
+    assert set_up("joblib", ["hydra.launcher.n_jobs=3"], 1, 6).side_by_side == 3
+    assert set_up("joblib", [], 1, 99).side_by_side == usable_processors()
+    assert set_up("ray", [], 1, 6).batch is None
+
+
+@pytest.mark.slow
+def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(tmp_path):
+    words = ["-m", "seed=0,1", "jobs=2", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "save_model=false"]
+    sweep = Started(*words, cwd=tmp_path)
+    began = time.monotonic()
+    while not (tmp_path / "grid" / FILE).exists() or "running" not in [
+        r.status for r in read_state(tmp_path / "grid").runs
+    ]:
+        assert time.monotonic() - began < 60
+        time.sleep(0.1)
+    assert read_state(tmp_path / "grid").status == "running"
+    done = sweep.finished()
+    assert done.returncode == 0, done.stderr + done.stdout
+    state = read_state(tmp_path / "grid")
+    assert [(run.status, run.shared_machine, run.setting) for run in state.runs] == [("finished", True, {})] * 2
+    assert all(run.accuracy is not None and run.protocol and run.seconds and run.ended for run in state.runs)
+    assert (state.jobs, state.launcher, state.status) == (2, "basic", "finished")
+    assert "2 of 2 done" in done.stdout
+    assert "95%, over seeds" in done.stdout
+    assert len(list((tmp_path / "grid/console").glob("*.log"))) == 2
+    again = rlreason(*words, cwd=tmp_path)
+    assert again.stdout.count("not run again") == 2
+    changed = rlreason(*words, "group_size=2", cwd=tmp_path)
+    assert changed.returncode == 2
+    assert "with other settings (group_size=4 there, 2 here): move its folder away, or give" in changed.stderr

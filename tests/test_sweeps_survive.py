@@ -1,0 +1,124 @@
+"""A sweep that is killed, stopped or has a run that fails: its command finishes it, with the same figures."""
+
+import json
+import os
+import signal
+from functools import cache
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlreason.sweeps.state import read_state
+from tests.test_end_to_end import SMALL
+from tests.test_exit_codes import wait_for
+from tests.test_signals import Process
+
+#: The shipped start model, so that there are right answers, on batches as small as can be.
+WORDS = [
+    "-m", "rlreason", "-m", "learning_rate=0.0001,0.0003,0.001", "seed=0,1", "hydra.sweep.dir=grid", "n_steps=6",
+    "rollout_batch_size=16", "group_size=4", "eval_problems=16", "eval_every=2", "sampling.max_tokens=48",
+    "checkpoint.every=1", "save_model=false", "threads=1",
+]  # fmt: skip
+HOW = {
+    "one at a time": ["jobs=1"],
+    "two at a time": ["jobs=2"],
+    "joblib": ["hydra/launcher=joblib", "jobs=2"],
+    "submitit_local": ["hydra/launcher=submitit_local", "jobs=2"],
+}
+FIGURES = ("accuracy", "accuracy_before", "accuracy_interval", "length", "train_step", "tokens/generated")
+
+
+def figures(grid: Path) -> dict[str, dict]:
+    """Run -> its final figures, of a sweep that is done."""
+    found = {path.parent.name: json.loads(path.read_text()) for path in sorted(grid.glob("*/summary.json"))}
+    return {name: {key: summary[key] for key in FIGURES} for name, summary in found.items()}
+
+
+def steps(grid: Path) -> int:
+    return sum(path.read_text().count("reward/mean") for path in grid.glob("*/metrics.jsonl"))
+
+
+def start(place: Path, *words: str) -> Process:
+    place.mkdir()
+    return Process(place, *WORDS, *words)
+
+
+def again(place: Path, name: str, *words: str) -> str:
+    """The same command once more, to its end; what it said."""
+    (place / name).mkdir()
+    process = Process(place / name, *[w.replace("dir=grid", f"dir={place}/grid") for w in WORDS], *words)
+    process.family = []
+    assert process.popen.wait(900) == 0, process.said
+    return process.said
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The figures of the sweep that nobody disturbed."""
+
+    @cache
+    def run() -> dict[str, dict]:
+        process = start(tmp_path_factory.mktemp("unbroken") / "x")
+        assert process.popen.wait(900) == 0, process.said
+        return figures(process.cwd / "grid")
+
+    found = run()
+    assert len(found) == 6
+    assert len({figure["tokens/generated"] for figure in found.values()}) > 3
+    assert any(figure["accuracy"] for figure in found.values())
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("end", ["kill the sweep", "kill a run", "Ctrl-C", "SIGTERM"])
+def test_a_sweep_that_was_ended_in_the_middle_is_finished_by_its_command(tmp_path, unbroken, how, end):
+    process = start(tmp_path / "x", *HOW[how])
+    grid = process.cwd / "grid"
+    wait_for(lambda: process.popen.poll() is not None or steps(grid) >= 9, 400)
+    assert process.popen.poll() is None, process.said
+    family = psutil.Process(process.popen.pid).children(recursive=True)
+    if end == "kill the sweep":
+        process.popen.kill()
+        process.popen.wait()
+    elif end == "kill a run":
+        holders = [int(path.read_text().split()[0]) for path in grid.glob("*/.lock")]
+        os.kill(holders[0], signal.SIGKILL)
+        assert process.popen.wait(900) == 1, process.said
+        assert "failed (signal SIGKILL)" in process.said
+    else:
+        number = signal.SIGINT if end == "Ctrl-C" else signal.SIGTERM
+        process.send(number, group=end == "Ctrl-C")
+        process.ends(60)
+        statuses = [run.status for run in read_state(grid).runs]
+        assert "interrupted" in statuses
+        assert read_state(grid).status == "interrupted"
+    assert psutil.wait_procs(family, timeout=60)[1] == []
+    done_before = set(figures(grid))
+    assert len(done_before) < 6
+    said = again(process.cwd, "again", *HOW[how])
+    assert said.count("not run again") == len(done_before)
+    assert figures(grid) == unbroken
+    state = read_state(grid)
+    assert state.status == "finished"
+    assert [run.status for run in state.runs] == ["finished"] * 6
+    assert not [path for path in grid.iterdir() if path.name.startswith(".jobs")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["two at a time", "joblib", "submitit_local"])
+def test_one_failing_run_leaves_the_others_alone_and_is_named(tmp_path, how):
+    tmp_path = tmp_path / "x"
+    tmp_path.mkdir()
+    words = ["model.freeze=[],[nonesuch]", "seed=0", "hydra.sweep.dir=grid", *SMALL, *HOW[how]]
+    process = Process(tmp_path, "-m", "rlreason", "-m", *words)
+    assert process.popen.wait(300) == 1, process.said
+    state = read_state(tmp_path / "grid")
+    assert sorted(run.status for run in state.runs) == ["failed", "finished"]
+    (failed,) = [run for run in state.runs if run.status == "failed"]
+    assert failed.reason.startswith("exit code 2: ")
+    assert "nonesuch" in failed.reason
+    assert f"! {failed.name}: failed (exit code 2" in process.said
+    assert "2 of 2 done" in process.said
+    assert "Traceback" not in process.said
