@@ -16,8 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import translated
 from rlreason.cli.as_words import key_of
+from rlreason.cli.check_sweep import words_of_stage
+from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import composing, read
-from rlreason.cli.multirun import composed, fixed, runs_of
+from rlreason.cli.multirun import composed, fixed
+from rlreason.cli.sweep_words import without_sweep_words
 from rlreason.cli.verbs import named_verb
 from rlreason.config.store import typed
 
@@ -149,7 +152,9 @@ def small(words: Sequence[str], real: Mapping[str, str]) -> list[str]:
     if not asked.starts:
         return list(words)
     with composing(asked):
-        ours = translated(asked.overrides, note=lambda text: None)
+        rest, _ = without_sweep_words(asked.overrides, asked.multirun)
+        no_settings = [word for word in asked.overrides if word not in rest]
+        ours = translated(rest, note=lambda text: None)
         cfg = composed(fixed(ours), asked.config_name)
         params = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()]
         parsed = OverridesParser.create().parse_overrides([*params, *ours])
@@ -158,6 +163,7 @@ def small(words: Sequence[str], real: Mapping[str, str]) -> list[str]:
     fewer = [f"{key}={','.join(values[: 2 if key == two else 1])}" for key, values in axes.items() if key not in MOST]
     kept = [word for word in ours if word.partition("=")[0] not in axes]
     flags = ["--multirun"] if asked.multirun else []
+    kept += no_settings
     return [*flags, *asked.sources(), *kept, *fewer, *local(cfg, real), *barely_taught(cfg, axes), *lowered(cfg, axes)]
 
 
@@ -165,8 +171,13 @@ def runs(words: Sequence[str]) -> list[list[str]]:
     """The overrides of each run that a command line asks for."""
     asked = read(words)
     with composing(asked):
-        ours = translated(asked.overrides, note=lambda text: None)
-        return [list(run) for run in runs_of(ours, asked.multirun, asked.config_name)]
+        rest, own = without_sweep_words(asked.overrides, asked.multirun)
+        asked = replace(asked, overrides=translated(rest, note=lambda text: None), own=own)
+        if not asked.multirun or own.dry:
+            return [] if own.dry else [asked.overrides]
+        asked = replace(asked, chain=tuple(file_of(asked.overrides).chain))
+        each = [words_of_stage(asked, stage) for stage in asked.chain] or [asked]
+        return [run.words for one in each for run in design_of(one, note=lambda text: None).runs]
 
 
 def resumed(words: Sequence[str], place: Path) -> list[str]:

@@ -69,7 +69,7 @@ def python_m(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ("model=Qwen3-0.6B", "model=qwen3_0_6b"),
         ("length_norm=masked_normalize,Masked-Mean", "length_norm=constant,masked_mean"),
         ("experiment=[CS336-2026]", "experiment=[cs336_2026]"),
-        ("sweep=GRPO-Off-Policy", "sweep=grpo_off_policy"),
+        ("sweep=GRPO-Off-Policy-Broad", "sweep=grpo_off_policy_broad"),
         ("loss=glob(grpo*)", "loss=glob(grpo*)"),
         ("prompt.name=GRPO-Clip", "prompt.name=GRPO-Clip"),  # free text keeps its case
         ("data.path=/Data/GSM8K", "data.path=/Data/GSM8K"),

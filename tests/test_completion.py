@@ -40,7 +40,7 @@ WORDS = {
     "sampling.": ["sampling.max_tokens=", "sampling.min_tokens=", "sampling.temperature="],
     "lo": ["log_generations=", "logger.", "logger=", "loss.", "loss="],
     "com": [],  # a verb is no override
-    "sweep=grpo_": ["sweep=grpo_learning_rate", "sweep=grpo_off_policy"],
+    "sweep=grpo_l": ["sweep=grpo_learning_rate", "sweep=grpo_length_normalization"],
     "eval.prompt=r1": ["eval.prompt=r1_zero", "eval.prompt=r1_zero_short", "eval.prompt=r1_zero_three_shot"],
     "prompt@": ["prompt@eval.prompt="],
     "rollout.engine=": ["rollout.engine=hf", "rollout.engine=vllm"],

@@ -108,8 +108,8 @@ def test_an_experiment_or_a_sweep_never_replaces_a_chosen_objective(composed, gs
         assert is_named(typed(composed(f"objective={name}", file, *data)), name), (name, file)
 
 
-@pytest.mark.parametrize("name", SWEEPS)
-def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", [name for name in SWEEPS if name.startswith("stage_")])
+def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for stage, seed in itertools.product(("stage_1_sft", "stage_2_ei"), range(3)):  # what earlier stages leave
         model = tmp_path / f"runs/sweeps/{stage}/seed={seed}/model"
@@ -118,7 +118,7 @@ def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
     check_words(["-m", f"sweep={name}"])
     with initialize_config_dir(str(CONF), version_base="1.3"):
         runs = list(runs_of([f"sweep={name}", "seed=0,1"], multirun=True))
-    assert len(runs) >= (2 if name.startswith("stage") else 10)
+    assert len(runs) == 2
     names = [run_name(run) for run in runs]
     assert len(set(names)) == len(names)
 
@@ -220,9 +220,9 @@ def test_every_run_of_a_sweep_can_start(name, tmp_path, monkeypatch):
             ["algorithm=ei", "length_norm=constant", "length_norm.constant=-5"],
             "length_norm.constant=-5.0 must be above",
         ),
-        (["-m", "sweep=nope"], "sweep=nope is no option of sweep: choose one of grpo_learning_rate"),
+        (["-m", "sweep=nope"], "sweep=nope is no option of sweep: choose one of controls"),
         (["-m", "seed=0,1", "loss=grpo_clip,tpo"], "loss=tpo is no option of loss"),
-        (["-m", "sweep=grpo_off_policy", "rollout_batch_size=96"], "multiple of train_batch_size=64"),
+        (["-m", "sweep=grpo_off_policy_broad", "rollout_batch_size=96"], "multiple of train_batch_size=64"),
         (["-m", "learning_rate=1e-3,abc"], "learning_rate=abc must be of type Float"),
     ],
 )
@@ -270,7 +270,8 @@ def test_the_handouts_accumulation_becomes_the_micro_batch(composed):
 def test_run_names_do_not_depend_on_the_order_and_are_safe_folder_names():
     a, b = ["seed=1", "model.path=/a b/c", "sweep=x"], ["model.path=/a b/c", "seed=1"]
     assert run_name(a) == run_name(b)
-    assert run_name(a).startswith("seed=1,model.path=c~")
+    assert run_name(a).startswith("model.path=c~")
+    assert run_name(a).endswith(",seed=1")
     long = ["data.path=" + "/x" * 90, "model.path=" + "/y" * 90]
     names = {run_name([*long, f"seed={seed}"]) for seed in range(20)}
     assert len(names) == 20

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,9 +44,24 @@ def mistake(*words: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place[0])
-@pytest.mark.parametrize("name", SWEEPS)
-def test_every_cell_of_every_sweep_composes_and_keeps_the_rules(name, place):
+def everywhere() -> list[object]:
+    """Every sweep in every place: the embedded scale and one of the others in the quick tests, all in the long ones."""
+    cases = []
+    for number, name in enumerate(SWEEPS):
+        for other, place in enumerate(PLACES):
+            quick = other in (0, 1 + number % (len(PLACES) - 1))
+            marks = () if quick else (pytest.mark.long,)
+            cases.append(pytest.param(name, place, marks=marks, id=f"{name} {place[0]}"))
+    return cases
+
+
+@pytest.mark.parametrize(("name", "place"), everywhere())
+def test_every_cell_of_every_sweep_composes_and_keeps_the_rules(name, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for before in ("stage_1_sft", "stage_2_ei", "pku_grpo"):  # what other sweeps leave
+        for seed in range(3):
+            (model := tmp_path / f"runs/sweeps/{before}/seed={seed}/model").mkdir(parents=True)
+            (model / "config.json").write_text("{}")
     if name.startswith("stage_") and place != PLACES[0]:
         return  # three stages of the tiny model
     asked: Asked = read(["-m", f"sweep={name}", *place])
@@ -168,18 +182,18 @@ def test_cells_multiply_with_axes_and_seeds_and_are_named_in_full():
     ]
     fewer = designed("sweep=expert_iteration", "group_size=8", "question_batch_size=64")
     assert [run.name for run in fewer.runs] == ["sft_epochs=2,seed=0", "sft_epochs=1,seed=0", "sft_epochs=4,seed=0"]
+    after = designed("sweep=pku_before_and_after", "experiment=pku_hw3", "model=qwen3_0_6b_base").runs[1]
+    assert after.words[-2:] == ["model.path='runs/sweeps/pku_grpo/seed=${seed}'", "seed=0"]
+    assert len(designed("sweep=sft_dataset_size", "data=gsm8k", "model=smollm2_135m").runs) == 10
     sizes = designed("sweep=sft_dataset_size")
     assert len(sizes.settings()) == 10
     assert sizes.reference == {"data.limit": "2048", "epochs": "4", "n_steps": "null"}
 
 
 def test_a_block_may_be_like_another_and_a_file_of_ones_own_works_the_same(tmp_path):
-    words = own(
-        tmp_path,
-        "cells: [[loss=gspo], [loss=cispo, n_steps=7]]\nreference: first\nembedded: {like: grpo_baselines, seed: '3,4'}\n",
-    )
+    cells = "cells: [[loss=gspo], [loss=cispo, n_steps=7]]\nreference: first\n"
+    words = own(tmp_path, f"{cells}embedded: {{like: grpo_baselines, seed: '3,4'}}\n")
     design = designed(*words)
-    # grpo_baselines sweeps the loss, which the cells set; the axis goes by the file that it stands in
     assert design.reference == {"loss": "gspo", "n_steps": "40"}
     assert [run.name for run in design.runs][:2] == ["loss=gspo,n_steps=40,seed=3", "loss=cispo,n_steps=7,seed=3"]
     assert "data=stories_long" in design.runs[0].words
@@ -226,11 +240,11 @@ def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets(
 
 
 @pytest.fixture
-def chain(tmp_path, monkeypatch) -> Iterator[Asked]:
+def chain(tmp_path, monkeypatch) -> Asked:
     monkeypatch.chdir(tmp_path)
     register()
-    words = ["chain: [grpo_baselines, pku_before_and_after]\nhydra: {sweeper: {params: {seed: '0,1'}}}\n"]
-    yield check_words(["-m", *own(tmp_path, words[0]), "n_steps=2", "experiment=null"], note=str)
+    words = own(tmp_path, "chain: [grpo_baselines, pku_before_and_after]\nhydra: {sweeper: {params: {seed: '0,1'}}}\n")
+    return check_words(["-m", *words, "n_steps=2", "group_size=4", "experiment=null"], note=str)
 
 
 def test_a_chain_has_its_stages_in_folders_below_its_own(chain):
@@ -243,6 +257,7 @@ def test_a_chain_has_its_stages_in_folders_below_its_own(chain):
         assert "n_steps=2" in first.design.runs[0].words
         second = stage_of(chain, chain.chain[1], note=str, started=False)
     assert second.design is not None
+    assert "n_steps=2" not in second.design.runs[0].words  # nothing is trained there
     assert "model.path='runs/sweeps/mine/pku_grpo/seed=${seed}'" in second.design.runs[1].words
 
 

@@ -1,10 +1,12 @@
 """A sweep that was asked for, made ready: its design, and every run of it checked before the first one starts."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
 
 from rlreason.cli.aliases import translated
 from rlreason.cli.as_words import key_of
@@ -13,6 +15,7 @@ from rlreason.cli.design import BASIC, SWEEPS, design_of, file_of, folder_of
 from rlreason.cli.flags import Asked
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.multirun import composed, fixed, runs_of, with_own_names
+from rlreason.cli.suggestions import options
 from rlreason.config.sweep_files import SweepFile
 from rlreason.errors import ConfigError
 from rlreason.sweeps.design import Design
@@ -54,7 +57,7 @@ def stage_of(asked: Asked, stage: str, note: Note = print, started: bool = True)
     earlier = asked.chain[: asked.chain.index(stage)] if started else ()
     handing = [name for name in earlier if file_of([f"sweep={name}"]).carries]
     before = _carried([asked.folder / name for name in handing], note)
-    own = _words_of_stage(asked, stage)
+    own = words_of_stage(asked, stage)
     with in_one_line(own.overrides, asked.config_name):
         design = design_of(own, note, _words_of(before, note), asked.folder / stage)
         runs = shown_first(design)
@@ -93,14 +96,37 @@ def _checked_chain(asked: Asked, file: SweepFile, note: Note) -> Asked:
     return asked
 
 
-def _words_of_stage(asked: Asked, stage: str) -> Asked:
-    """What was asked of a chain, asked of one of its sweeps."""
+def words_of_stage(asked: Asked, stage: str) -> Asked:
+    """What was asked of a chain, asked of one of its sweeps: without the settings that only others of them have."""
     given = {key_of(word) for word in asked.overrides}
     axes = [f"{key}={value}" for key, value in file_of(asked.overrides).axes.items() if key not in given]
     words = [word for word in asked.overrides if key_of(word) not in ("sweep", "hydra.sweep.dir")]
+    choices = [word for word in words if key_of(word) in options()]
+    of_stage = {stage: _setting_names(stage, choices, asked.config_name)}
+    for word in [word for word in words if word not in choices and not word.startswith("hydra")]:
+        if (key := key_of(word)) in of_stage[stage]:
+            continue
+        for other in asked.chain:
+            of_stage.setdefault(other, _setting_names(other, choices, asked.config_name))
+        if any(key in names for names in of_stage.values()):
+            words.remove(word)
     return replace(
         asked, overrides=[f"sweep={stage}", *words, *axes], own=replace(asked.own, sweep_name=None), chain=()
     )
+
+
+def _setting_names(stage: str, choices: Sequence[str], name: str) -> set[str]:
+    """The dotted keys that a sweep's runs have, groups of settings too."""
+    cfg = OmegaConf.to_container(composed([f"sweep={stage}", *fixed(list(choices))], name))
+    assert isinstance(cfg, dict)
+
+    def keys(settings: dict[Any, Any], prefix: str = "") -> Iterator[str]:
+        for key, value in settings.items():
+            yield f"{prefix}{key}"
+            if isinstance(value, dict):
+                yield from keys(value, f"{prefix}{key}.")
+
+    return set(keys({key: value for key, value in cfg.items() if key != "hydra"}))
 
 
 def _carried(sweeps: Sequence[Path], note: Note) -> list["Carried"]:

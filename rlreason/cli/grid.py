@@ -63,16 +63,20 @@ def grid_of(
     """The grid that the typed overrides, words carried from other sweeps and a sweep's file ask for, in this rank.
 
     `file`: as it is at the scale of the runs. `basic`: whether the sweeper cannot draw from intervals. A key that was
-    typed leaves out what the file has for it or for settings below it. `ConfigError` where the file is not sound.
+    typed leaves out what the file has for it, and one value that it has for a setting below it. `ConfigError` where
+    the file is not sound.
     """
     ours = [o for o in parsed(overrides) if not o.is_hydra_override()]
     file = _translated(file, note)
     typed = {key_of(str(o.input_line)) for o in ours}
-    own = [word for word in axis_words(file.axes) if not covered(key_of(word), typed)]
-    of_file = parsed(own)
+    of_file = [
+        o
+        for o in parsed([word for word in axis_words(file.axes) if key_of(word) not in typed])
+        if o.is_sweep_override() or not covered(key_of(str(o.input_line)), typed)
+    ]
     _refuse_both(file, {key_of(str(o.input_line)) for o in of_file if o.is_sweep_override()})
     kept = _not_set(carried, typed, file, note)
-    cells = [[canonical_word(word) for word in cell if not covered(key_of(word), typed)] for cell in file.cells]
+    cells = [[canonical_word(word) for word in cell if key_of(word) not in typed] for cell in file.cells]
     shared = [
         *(str(o.input_line) for o in ours if not o.is_sweep_override()),
         *kept,

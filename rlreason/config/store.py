@@ -90,7 +90,7 @@ def _part(override: str) -> str:
     key, _, value = override.partition("=")
     if override == _safe(override) and len(override) <= LONGEST_PART and value.count("=") == value.count(",") == 0:
         return override
-    return f"{key}={_safe(Path(value).name)[:24]}~{_hash(override)}"
+    return f"{key}={_safe(Path(value).name)[:60]}~{_hash(override)}"
 
 
 def _safe(text: str) -> str:
