@@ -2,9 +2,9 @@
 
     python benchmarks/sweep_jobs.py [--repeats 1] [--processors 2] [WORDS ...]
 
-Four runs of the built-in task, one thread each when they are alone too (`threads=1` is not set: a run takes what it is
-given). `WORDS` change the runs. Both ways take turns; what is printed is the ratio of each pair, and whether the final
-figures are the same. On a machine with other work the ratio says little: its load is printed with it.
+Four runs of the built-in task, whose model takes one thread wherever it runs. `WORDS` change the runs. Both ways take
+turns; what is printed is the ratio of each pair, and whether the final figures are the same. On a machine with other
+work the ratio says little: its load is printed with it.
 """
 
 import argparse

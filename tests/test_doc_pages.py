@@ -87,7 +87,7 @@ def test_every_option_and_sweep_has_a_line_that_says_what_it_is():
         assert all(named.values()), f"{group}: begin the file of each option with a comment that says what it is"
     assert "`scale=paper` `data=gsm8k` `prompt=r1_zero`" in section("model")
     assert "grpo: `n_steps=200`" in section("scale")
-    assert "`learning_rate=3e-5,1e-4,3e-4,1e-3,3e-3`" in section("sweep")
+    assert "`learning_rate=1e-6,5e-6,1e-5,2e-5,3e-5,1e-4`" in section("sweep")
 
 
 def links(text: str) -> list[str]:

@@ -47,6 +47,7 @@ from rlreason.cli.choices import refuse_wrong_choices
 from rlreason.cli.completion import answers
 from rlreason.cli.flags import composing, read
 from rlreason.cli.multirun import composed, fixed
+from rlreason.cli.sweep_words import without_sweep_words
 from rlreason.data.stories import make_stories
 from rlreason.errors import ConfigError
 from rlreason.plugins.announced import GROUPS
@@ -176,7 +177,9 @@ def test_every_command_of_the_readme_composes():
                 continue
             try:
                 words = [word for word in words if not word.startswith("resume=")]  # it brings those of its run
-                ours = translated(read(words).overrides, note=lambda text: None)
+                asked = read(words)
+                overrides, _ = without_sweep_words(asked.overrides, asked.multirun)
+                ours = translated(overrides, note=lambda text: None)
                 refuse_wrong_choices(ours)
                 composed(fixed(ours), "config")
             except ConfigError as error:

@@ -202,13 +202,23 @@ def test_a_setting_that_is_stopped_stays_stopped(tmp_path, capfd):
     assert "learning_rate=2,seed=1: its setting was stopped, not run" in said
 
 
+@pytest.mark.slow
+def test_a_setting_may_be_stopped_while_its_runs_are_under_way_side_by_side(tmp_path):
+    grid = design(tmp_path, "1", "2", "3", words=(BROKEN,))
+    stop = [{"setting": {"learning_rate": "2"}, "reason": "it cannot win"}]
+    state = run_sweep(work(grid, after_run=lambda state: stop), jobs=3)
+    assert {run.status for run in state.runs if run.setting["learning_rate"] != "2"} == {"failed"}
+    assert {run.status for run in state.runs if run.setting["learning_rate"] == "2"} <= {"stopped:dominated", "failed"}
+
+
 def test_a_launcher_is_set_up_for_the_jobs_that_were_asked_for():
     jobs = set_up("submitit_local", ["hydra.launcher.timeout_min=5"], 2, 6)
     assert (jobs.batch, jobs.side_by_side, jobs.shows_gpus, jobs.words) == (2, 2, False, [])
     assert set_up("submitit_local", ["hydra.launcher.gpus_per_node=1"], 1, 3).shows_gpus
-    assert set_up("joblib", ["hydra.launcher.n_jobs=3"], 1, 6).side_by_side == 3
-    assert set_up("joblib", [], 1, 99).side_by_side == usable_processors()
-    assert set_up("ray", [], 1, 6).batch is None
+    assert set_up("joblib", ["hydra.launcher.n_jobs=3"], None, 6).side_by_side == 3
+    assert set_up("joblib", [], None, 99).side_by_side == usable_processors()
+    assert set_up("joblib", [], 1, 99).side_by_side == 1  # typed
+    assert set_up("ray", [], None, 6).batch is None
 
 
 @pytest.mark.slow

@@ -52,11 +52,26 @@ def check_runs(
         note(f"note: in some runs of this sweep, {line}")
     for key in sorted(words & nobody.keys() - said.keys()):  # given as they are anyway: no harm, but no effect either
         note(f"note: {key} has no effect: it is read {nobody[key]}")
+    for line in the_same(runs, combinations):
+        note(f"! {line}")
     _check_writable(folder)
     from rlreason.setup.preflight import preflight  # it loads the grader: only where runs are to start
 
     for line in preflight(runs, folder):
         note(f"note: {line}")
+
+
+def the_same(runs: Sequence[RunConfig], combinations: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each run that has all settings of an earlier one, though its words differ."""
+    first: dict[str, set[str]] = {}
+    lines = []
+    for run, words in zip(runs, combinations, strict=True):
+        own = set(words)
+        before = first.setdefault(repr(run), own)
+        if before is not own and before != own:
+            one, other = (" ".join(sorted(these - those)) for these, those in ((before, own), (own, before)))
+            lines.append(f"{one} and {other} make the same run: another setting decides over them: leave that out")
+    return lines
 
 
 def _check_writable(folder: Path) -> None:

@@ -19,6 +19,7 @@ from rlreason.cli.suggestions import options
 from rlreason.config.sweep_files import SweepFile
 from rlreason.errors import ConfigError
 from rlreason.sweeps.design import Design
+from rlreason.sweeps.state import read_state
 
 if TYPE_CHECKING:
     from rlreason.sweeps.carry import Carried
@@ -56,7 +57,7 @@ def stage_of(asked: Asked, stage: str, note: Note = print, started: bool = True)
     assert asked.folder is not None
     earlier = asked.chain[: asked.chain.index(stage)] if started else ()
     handing = [name for name in earlier if file_of([f"sweep={name}"]).carries]
-    before = _carried([asked.folder / name for name in handing], note)
+    before = _carried([folder for name in handing if _compares(folder := asked.folder / name, note)], note)
     own = words_of_stage(asked, stage)
     with in_one_line(own.overrides, asked.config_name):
         design = design_of(own, note, _words_of(before, note), asked.folder / stage)
@@ -65,6 +66,14 @@ def stage_of(asked: Asked, stage: str, note: Note = print, started: bool = True)
             runs = [words for words in runs if not any(str(asked.folder) in word for word in words)]
         check_runs(own, runs, design.folder, note)
     return replace(own, folder=design.folder, design=design, carried=tuple(one.plain() for one in before))
+
+
+def _compares(folder: Path, note: Note) -> bool:
+    """Whether a stage that has ended holds the setting that its others are compared with; else it hands nothing on."""
+    if read_state(folder).reference is not None:
+        return True
+    note(f"note: {folder.name} hands nothing on: the setting that its file compares with was not among what was run")
+    return False
 
 
 def shown_first(design: Design) -> list[list[str]]:
@@ -149,7 +158,7 @@ def _words_of(before: Sequence["Carried"], note: Note) -> list[str]:
 
 def _checked_drawn(asked: Asked, file: SweepFile, note: Note) -> Asked:
     """A sweep whose values a plug-in draws: there is no design, and of an axis both ends are checked."""
-    plain = {"jobs": asked.own.jobs != 1, "dry": asked.own.dry, "carry": bool(asked.own.carry)}
+    plain = {"jobs": asked.own.jobs is not None, "dry": asked.own.dry, "carry": bool(asked.own.carry)}
     if unread := [word for word, given in plain.items() if given]:
         raise ConfigError(
             f"{unread[0]}= is for runs that are known beforehand, and hydra/sweeper draws them: leave one of them out"

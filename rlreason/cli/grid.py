@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,11 @@ from rlreason.errors import ConfigError
 
 Axes = dict[str, list[str]]  # key as Hydra takes it -> its values as words, key=value
 BESIDE = "{sweeps}"
-MEANS = {"objective": ("loss",)}  # an option of the first sets what the others name
+#: An option of the first sets what the others name.
+MEANS = {
+    "objective": ("loss", "length_norm", "baseline", "std_norm"),
+    "off_policy": ("epochs_per_rollout", "train_batch_size"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,16 @@ def covered(key: str, typed: set[str]) -> bool:
     return any(f"{key}.".startswith(f"{one}.") for one in typed)
 
 
+def with_meant(keys: Iterable[str]) -> set[str]:
+    """The keys, and those that options of them set.
+
+    >>> sorted(with_meant({"off_policy", "seed"}))
+    ['epochs_per_rollout', 'off_policy', 'seed', 'train_batch_size']
+    """
+    named = set(keys)
+    return named | {meant for key in named for meant in MEANS.get(key, ())}
+
+
 def canonical(value: str) -> str:
     """A number in its shortest spelling, so that it is the same in every name; any other text as it is.
 
@@ -168,8 +182,10 @@ def _refuse_both(file: SweepFile, axes: set[str]) -> None:
 
 def _not_set(words: Sequence[str], typed: set[str], file: SweepFile, note: Callable[[str], object]) -> list[str]:
     """The carried words that neither was typed nor the sweep itself has a value for; the others are said."""
-    own = file.settings | {key_of(key) for key in file.axes} | {key_of(word) for cell in file.cells for word in cell}
-    own |= {meant for group in file.chosen for meant in MEANS.get(group, ())}
+    varied = {key_of(key) for key in file.axes} | {key_of(word) for cell in file.cells for word in cell}
+    own = file.settings | with_meant(varied) | (file.chosen.keys() & {"std_norm"})
+    own |= {"loss"} if "objective" in file.chosen else set()
+    typed = with_meant(typed)
     kept = []
     for word in words:
         if covered(key_of(word), typed):

@@ -46,8 +46,8 @@ def chosen_launcher(words: Sequence[str]) -> str:
     return chosen[-1] if chosen else BASIC
 
 
-def set_up(launcher: str, words: Sequence[str], jobs: int, runs: int) -> Jobs:
-    """What a launcher needs for `runs` runs, `jobs` at a time; 1: as many as there are processors.
+def set_up(launcher: str, words: Sequence[str], jobs: int | None, runs: int) -> Jobs:
+    """What a launcher needs for `runs` runs, `jobs` at a time; None: as many as there are processors.
 
     Hydra's words of the command line (`hydra.launcher.n_jobs=2`, `hydra.sweeper.max_batch_size=2`) win.
 
@@ -56,7 +56,7 @@ def set_up(launcher: str, words: Sequence[str], jobs: int, runs: int) -> Jobs:
     (None, 2, ['hydra.launcher.n_jobs=2'])
     """
     given = {key: value for key, _, value in (word.lstrip("+").partition("=") for word in words)}
-    width = max(1, min(runs, jobs if jobs > 1 else usable_processors()))
+    width = max(1, min(runs, jobs or usable_processors()))
     batch = int(given["hydra.sweeper.max_batch_size"]) if "hydra.sweeper.max_batch_size" in given else None
     own = {key: str(value) for key, value in DEFAULTS.get(launcher, {}).items()}
     if launcher == "joblib":
@@ -66,8 +66,8 @@ def set_up(launcher: str, words: Sequence[str], jobs: int, runs: int) -> Jobs:
     elif launcher == "submitit_local":  # it starts all that it is given at once
         batch = width = batch or width
     elif launcher != BASIC:  # on other machines, for all that is known here
-        width = 1 if jobs == 1 else jobs
-        batch = batch or (jobs if jobs > 1 else None)
+        width = jobs or 1
+        batch = batch or jobs
     shows = launcher != "submitit_local" or "hydra.launcher.gpus_per_node" in given
     return Jobs(batch, width, shows, [f"{key}={value}" for key, value in own.items() if key not in given])
 

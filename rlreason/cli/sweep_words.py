@@ -18,7 +18,7 @@ NAME = re.compile(r"\w[\w.,=+-]*")
 class SweepWords:
     """What they ask for."""
 
-    jobs: int = 1  # runs side by side
+    jobs: int | None = None  # runs side by side; null: one, or with one of Hydra's launchers as many as processors
     dry: bool = False  # stop after the plan
     carry: tuple[str, ...] = ()  # finished sweeps, by name or folder, whose winners are taken over
     sweep_name: str | None = None  # of the sweep's folder below runs/sweeps

@@ -43,7 +43,7 @@ def leaderboard(settings: Mapping[str, Any], summary: Mapping[str, Any], origin:
         _number("longest response, tokens", MAX_TOKENS, protocol.get("sampling.max_tokens")),
         _number("responses per problem", 1, protocol.get("samples per problem")),
         _traces(settings),
-        _hours(summary),
+        _hours(summary, origin),
         _gpus(origin),
     ]
 
@@ -139,12 +139,15 @@ def _traces(settings: Mapping[str, Any]) -> Row:
     return Row("imitated traces", wanted, f"algorithm={algorithm}: say where its traces come from", OPEN)
 
 
-def _hours(summary: Mapping[str, Any]) -> Row:
+def _hours(summary: Mapping[str, Any], origin: Mapping[str, Any]) -> Row:
+    """Of a run that was killed, what came after its checkpoint and the set-up of later parts is not on its clock."""
     seconds = summary.get("time/total")
     if seconds is None:
         return Row("hours", f"at most {HOURS:g}", "no time/total in summary.json", OPEN)
     hours = seconds / 3600
-    return Row("hours", f"at most {HOURS:g}", f"{hours:.2f}", PASS if hours <= HOURS else FAIL)
+    lost = ", without what was lost where it was interrupted" if origin.get("earlier_parts") else ""
+    verdict = FAIL if hours > HOURS else OPEN if lost else PASS
+    return Row("hours", f"at most {HOURS:g}", f"{hours:.2f}{lost}", verdict)
 
 
 def _gpus(origin: Mapping[str, Any]) -> Row:

@@ -13,7 +13,10 @@ Reward = dict[str, float]
 
 
 def coin(response: str, ground_truth: GroundTruth) -> Reward:
-    """1 or 0, each with probability 1/2, whatever the response says; equal responses to one question get the same.
+    """1 or 0, each for half of all responses, whatever they say: a hash of response and ground truth.
+
+    Equal responses with one ground truth get the same, so that a run that goes on is graded as before; what is learned
+    from it is which texts were lucky, and no answer.
 
     >>> [coin(f"so {n}", "4")["reward"] for n in range(8)]
     [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]

@@ -26,7 +26,7 @@ def announce(asked: Asked, design: Design) -> RunConfig:
     if asked.own.dry and not knows_time(design, run):
         print("note: trying two steps of the first run, to tell how long one takes", flush=True)
         tried = probe(design.runs[0], run, asked.sources())
-    print("\n" + plan_text(design, [run], asked.own.jobs, space_of, tried), flush=True)
+    print("\n" + plan_text(design, [run], asked.own.jobs or 1, space_of, tried), flush=True)
     if asked.own.dry:
         print("dry=true: nothing was run; leave it out to start the sweep", flush=True)
     return run

@@ -81,7 +81,7 @@ def run_design(hydra: Hydra, asked: Asked, design: Design, task: Task) -> SweepS
     launcher, jobs = chosen_launcher(asked.overrides), asked.own.jobs
     try:
         if launcher == BASIC:
-            run_sweep(work, jobs)
+            run_sweep(work, jobs or 1)
         else:
             _launched(hydra, asked, work, launcher, task)
     except ConfigError:

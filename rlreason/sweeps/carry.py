@@ -28,7 +28,7 @@ from rlreason.sweeps.outcomes import (
     outcomes_of,
     refuse_unequal,
 )
-from rlreason.sweeps.state import SweepState, read_state
+from rlreason.sweeps.state import RunState, SweepState, read_state
 
 SWEEPS = Path("runs/sweeps")
 GIVE = "give carry= a sweep that has finished"
@@ -76,6 +76,7 @@ def carry(folder: Path) -> Carried:
     """
     state = read_state(folder)
     _refuse_unfinished(state, folder)
+    refuse_shared_time(state.runs)
     reference = _reference(state, folder)
     grouped: dict[Key, list[Outcomes]] = {}
     for run in state.runs:
@@ -147,12 +148,22 @@ def _refuse_unfinished(state: SweepState, folder: Path) -> None:
         )
 
 
+def refuse_shared_time(runs: Sequence[RunState]) -> None:
+    """`ConfigError` where runs shared the machine and were ended by the clock: each had a part of the time alone."""
+    odd = [run.name for run in runs if run.shared_machine and run.status == "budget" and "budget.hours" in run.reason]
+    if odd:
+        raise ConfigError(
+            f"{few(odd, 3)} shared the machine and were ended by budget.hours, so what they reached says nothing of "
+            "their settings: run them one at a time (jobs=1) in another folder, or give a budget of tokens or steps"
+        )
+
+
 def _reference(state: SweepState, folder: Path) -> Key:
     """The reference among the settings: they may have more keys than it names, as long as one setting fits."""
     if state.reference is None:
         raise ConfigError(
-            f"carry={folder} names no setting that the others are compared with: give its file a block "
-            "`reference: [key=value]`, and type the sweep again (what has run is not run again)"
+            f"carry={folder} holds no setting that the others are compared with: name it in its file's block "
+            "`reference: [key=value]`, have it among the values, and type the sweep again (what has run stays)"
         )
     settings = list(dict.fromkeys(tuple(run.setting.items()) for run in state.runs))
     fitting = [key for key in settings if dict(key) == state.reference]

@@ -20,7 +20,7 @@ from rlreason.errors import ConfigError
 from rlreason.runtime.streams import print_stderr
 from rlreason.statistics import Difference, Floats, compared, holm, points
 from rlreason.statistics.differences import LEVEL
-from rlreason.sweeps.carry import Key, in_words
+from rlreason.sweeps.carry import Key, in_words, refuse_shared_time
 from rlreason.sweeps.design import Setting
 from rlreason.sweeps.outcomes import CHOOSING, Outcomes, asked_by_all, correctness, outcomes_of, refuse_unequal
 from rlreason.sweeps.state import RunState, SweepState
@@ -101,6 +101,7 @@ def to_stop(state: SweepState, ended: Sequence[tuple[RunState, Outcomes]]) -> li
     """The settings to stop: those that surely lose and have runs that are left. `ConfigError`: they are not alike."""
     if not ended:
         return []
+    refuse_shared_time([run for run, _ in ended])
     outcomes = [one for _, one in ended]
     refuse_unequal(outcomes, state.axes)
     problems = asked_by_all(outcomes, CHOOSING)

@@ -107,7 +107,9 @@ def can_show(design: Design, run: RunConfig, before: SweepState | None) -> str:
     if len(counts) < 2:
         return _one_setting(min(counts.values()))
     spread = seen_spread(before)
-    return shown_by(min(counts.values()), problems, spread, len(counts) - 1)
+    n = len(counts)
+    pairs = n - 1 if design.reference is not None else n * (n - 1) // 2
+    return shown_by(min(counts.values()), problems, spread, pairs) + halves(problems)
 
 
 def _one_setting(seeds: int) -> str:
@@ -143,6 +145,11 @@ def _width(seeds: int, problems: int, spread: tuple[Spread, str] | None, level: 
         return points(min(1.0, smallest_difference(seeds, problems, spread[0], level)))
     low, high = assumed_range(seeds, problems, level)
     return f"{points(min(1.0, low))} to {points(min(1.0, high))}"
+
+
+def halves(problems: int | None) -> str:
+    """What is left for carry= and monitors.dominated, which read the half of the problems that chooses."""
+    return f"; carry= and monitors.dominated read half of them, about {problems // 2}" if problems else ""
 
 
 def problems_of(run: RunConfig, before: SweepState | None) -> int | None:

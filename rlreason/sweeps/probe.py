@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from rlreason.config.run import RunConfig
 from rlreason.config.training import UNKNOWN_EVALUATIONS, TrainingConfig
+from rlreason.records.files import METRICS, SUMMARY
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.text import duration, shorten
@@ -44,7 +45,7 @@ def probe(planned: PlannedRun, run: RunConfig, sources: Sequence[str] = ()) -> P
             done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
             return Probe(None, f"two steps took longer than {duration(LIMIT_S)}")
-        if not (folder / "metrics.jsonl").exists() and not (folder / "summary.json").exists():
+        if not (folder / METRICS).exists() and not (folder / SUMMARY).exists():
             lines = (done.stderr or done.stdout).strip().splitlines()
             return Probe(None, f"the trial of two steps failed: {shorten(lines[-1] if lines else 'no word', 200)}")
         return estimate(RunFolder(folder), run)
@@ -68,13 +69,13 @@ def estimate(tried: RunFolder, run: RunConfig) -> Probe:
     start + n_steps * (seconds of the second step) + problems asked * (seconds a problem)
     """
     summary = tried.summary or {}
-    if not isinstance(run, TrainingConfig):
+    if not run.trains:
         asked = run.evaluation.final_problems or run.problems_there
         seconds = summary.get("seconds")
         if not asked or not isinstance(seconds, int | float):
             return Probe(None, "the number of problems is not known before they are read")
         return Probe(seconds * max(1.0, asked / PROBLEMS), f"a trial with {PROBLEMS} problems (at most)")
-    rows = tried.metrics
+    training, rows = cast(TrainingConfig, run), tried.metrics
     steps = [row for row in rows if row.get("rollout_step") == STEPS or row.get("train_step") == STEPS]
     before = [row for row in rows if row not in steps]
     if not steps or not before:
@@ -83,13 +84,13 @@ def estimate(tried: RunFolder, run: RunConfig) -> Probe:
     each = _seconds(steps[-1]) - _seconds(before[-1]) - float(steps[-1].get("time/eval") or 0.0)
     each = max(each, 1e-3)
     start = max(0.0, _seconds(rows[0]) - evaluation)
-    if run.n_steps is None:
+    if training.n_steps is None:
         return Probe(None, f"{each:.2g} s a step and {duration(start)} to start; the steps are not known beforehand")
-    every = run.eval_every
-    on_the_way = 1 if every == 0 else run.n_steps // every + 1 if every else UNKNOWN_EVALUATIONS
+    every = training.eval_every
+    on_the_way = 1 if every == 0 else training.n_steps // every + 1 if every else UNKNOWN_EVALUATIONS
     last = run.evaluation.final_problems or run.problems_there or PROBLEMS
     asked = on_the_way * (run.evaluation.problems or last) + last
-    total = start + run.n_steps * each + asked * evaluation / PROBLEMS
+    total = start + training.n_steps * each + asked * evaluation / PROBLEMS
     return Probe(total, f"a trial of two steps: {each:.2g} s a step, {duration(start)} to start (rough)")
 
 

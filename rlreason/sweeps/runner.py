@@ -109,8 +109,10 @@ class _Loop:
             while self.waiting or self.running:
                 self._fill()
                 time.sleep(POLL_S)
-                for number, (_, child) in list(self.running.items()):
-                    if (ended := child.look()) is not None:
+                for number in list(self.running):
+                    if number not in self.running:  # it was stopped with its setting
+                        continue
+                    if (ended := self.running[number][1].look()) is not None:
                         del self.running[number]
                         self.board.ended(ended)
                         self._after_run()

@@ -98,7 +98,12 @@ def new_state(design: Design, jobs: int, launcher: str, command: str, carried: S
                 was.started, was.ended, was.seconds, was.shared_machine
             )  # fmt: skip
         runs.append(refreshed(run, design.folder))
-    known_settings = design.settings()
+    planned_names = {run.name for run in runs}
+    for was in before.runs if before else []:  # of other seeds or values, typed before
+        same_axes = list(was.setting) == [key for key in design.axes if key in was.setting]
+        if was.name not in planned_names and same_axes and (design.folder / was.name / SUMMARY).exists():
+            runs.append(refreshed(was, design.folder))
+    known_settings = [run.setting for run in runs]
     stopped = [one for one in (before.stopped_settings if before else []) if one.get("setting") in known_settings]
     state = SweepState(
         design.name, command, list(design.axes), design.reference, "running", jobs, launcher, runs, list(carried),

@@ -1,0 +1,110 @@
+"""What one sweep hands to the next: whatever wins, the next one composes, and its settings stay different ones."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hydra import compose
+from omegaconf import OmegaConf
+
+from rlreason.cli.check_runs import checked, the_same
+from rlreason.cli.check_sweep import words_of_stage
+from rlreason.cli.design import design_of, file_of
+from rlreason.cli.flags import composing, read
+from rlreason.config.store import typed
+from rlreason.errors import ConfigError
+from rlreason.sweeps.carry import carry
+from rlreason.sweeps.state import RunState, SweepState, new_state, read_state, write_state
+from tests.sweep_folders import answers, sweep
+
+LR = {"learning_rate": "1e-4"}
+
+
+def settings_of(sweep_name: str, carried: list[str], *words: str) -> list[str]:
+    """What each run of a sweep comes to, without its seed; of one seed."""
+    asked = read(["-m", f"sweep={sweep_name}", "seed=0", *words])
+    with composing(asked):
+        runs = design_of(asked, note=str, carried=carried).runs
+        found = []
+        for run in runs:
+            cfg = compose("config", run.words)
+            OmegaConf.resolve(cfg)
+            found.append(repr(typed(cfg, of_sweep=True)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "carried"),
+    [
+        ("grpo_off_policy_focused", ["epochs_per_rollout=2", "train_batch_size=64"]),
+        ("objectives", ["loss=grpo_no_clip", "std_norm=none"]),
+        ("cs336_2026_on_policy", ["length_norm=constant", "std_norm=none"]),
+        ("kl", ["std_norm=group_std"]),
+    ],
+)
+def test_a_carried_word_never_makes_two_settings_the_same_run(name, carried):
+    alone = settings_of(name, [])
+    assert settings_of(name, carried) == alone
+    assert len(set(alone)) == len(alone)
+
+
+def test_every_stage_of_the_assignment_composes_with_every_winner_of_those_before():
+    asked = read(["-m", "sweep=grpo_assignment", "seed=0"])
+    with composing(asked):
+        chain = file_of(asked.overrides).chain
+        asked = replace(asked, chain=tuple(chain), folder=Path("x"))
+        won: dict[str, list[list[str]]] = {}
+        for stage in chain:
+            of_stage = words_of_stage(asked, stage)
+            for before in won:
+                for winner in won[before]:
+                    for run in design_of(of_stage, note=str, carried=winner).runs:
+                        checked(run.words, "config", of_sweep=True)
+            file, runs = file_of([f"sweep={stage}"]), design_of(of_stage, note=str).runs
+            if file.carries and stage != "grpo_learning_rate":  # a number composes with everything
+                won[stage] = [[f"{key}={value}" for key, value in run.setting.items()] for run in runs]
+        assert list(itertools.chain.from_iterable(won.values()))
+
+
+def test_words_that_make_the_same_run_are_said():
+    asked = read(["-m", "off_policy=on_policy,e1_quarter", "epochs_per_rollout=1", "train_batch_size=64", "seed=0"])
+    with composing(asked):
+        runs = design_of(asked, note=str).runs
+        words = [list(run.words) for run in runs]
+        line, *rest = the_same([checked(own, "config", of_sweep=True) for own in words], words)
+    assert not rest
+    assert line.startswith("off_policy=on_policy and off_policy=e1_quarter make the same run")
+
+
+def test_runs_that_the_clock_ended_side_by_side_are_not_compared(tmp_path):
+    state = sweep(tmp_path, "learning_rate", ["1e-4", "1e-3"], lambda value, seed: answers(seed, 0.5), reference=LR)
+    for run in state.runs:
+        run.shared_machine = True
+    write_state(tmp_path, state)
+    carry(tmp_path)  # every step was done: nothing depends on the clock
+    for run in state.runs:
+        run.status, run.reason = "budget", "budget.hours=1: 0 s are left"
+    write_state(tmp_path, state)
+    for run in state.runs:
+        summary = tmp_path / run.name / "summary.json"
+        summary.write_text(
+            summary.read_text().replace('"finished", "reason": ""', f'"budget", "reason": "{run.reason}"')
+        )
+    with pytest.raises(ConfigError, match=r"shared the machine and were ended by budget.hours"):
+        carry(tmp_path)
+
+
+def test_other_seeds_typed_later_leave_those_before_in_the_state(tmp_path):
+    before = sweep(tmp_path, "learning_rate", ["1e-4", "1e-3"], lambda value, seed: answers(seed, 0.5), reference=LR)
+    before.runs[0].shared_machine = True
+    write_state(tmp_path, before)
+    asked = read(["-m", "learning_rate=1e-4,1e-3", "seed=4,5", f"hydra.sweep.dir={tmp_path}"])
+    with composing(asked):
+        design = design_of(asked, note=str)
+    now: SweepState = new_state(design, 1, "basic", "", [])
+    assert {run.seed for run in now.runs} == {0, 1, 2, 3, 4, 5}
+    assert next(run for run in now.runs if run.name == before.runs[0].name).shared_machine
+    assert {run.status for run in now.runs if run.seed < 4} == {"finished"}
+    write_state(tmp_path, now)
+    assert [isinstance(run, RunState) for run in read_state(tmp_path).runs] == [True] * 12
