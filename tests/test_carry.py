@@ -107,7 +107,7 @@ def test_a_sweep_that_is_not_whole_is_refused_by_the_names_of_its_runs(tmp_path)
 
 def test_a_sweep_without_a_reference_is_refused_with_the_cure(tmp_path):
     sweep(tmp_path, "learning_rate", list(CHANCE), by_chance)
-    with pytest.raises(ConfigError, match=r"names no setting .* `reference: \[key=value\]`"):
+    with pytest.raises(ConfigError, match=r"holds no setting .* `reference: \[key=value\]`"):
         carry(tmp_path)
     other = tmp_path / "other"
     sweep(other, "learning_rate", ["1e-3", "1e-2"], by_chance, reference=LR)

@@ -31,12 +31,6 @@ def _leaves_to_the_data(key: str) -> Callable[[Any], bool]:
 
 CONDITIONS = (
     Condition(
-        ("budget.tokens",),
-        lambda run: run.samples_to_learn,
-        "by algorithms that sample what they learn from only",
-        "set budget.steps or budget.hours, or leave it out",
-    ),
-    Condition(
         ("model.gradient_checkpointing", "model.freeze", "model.lora.rank", "model.lora.alpha", "model.lora.targets"),
         lambda run: run.trains,
         "by algorithms that train only",

@@ -102,6 +102,11 @@ class TrainingConfig(OptimizationConfig, RunConfig):
             bad.append(
                 f"rollout.async_level=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
             )
+        if self.budget.tokens is not None and not self.samples_to_learn:
+            bad.append(
+                f"budget.tokens={self.budget.tokens} with algorithm={self.algorithm}: it counts sampled tokens, and here "
+                "nothing is sampled to learn from: set budget.steps or budget.hours"
+            )
         if self.samples_to_learn and self.sampling.greedy:
             bad.append(
                 f"sampling.temperature={self.sampling.temperature}: learning from samples needs different ones, so it "
