@@ -104,8 +104,8 @@ class TrainingConfig(OptimizationConfig, RunConfig):
             )
         if self.budget.tokens is not None and not self.samples_to_learn:
             bad.append(
-                f"budget.tokens={self.budget.tokens} with algorithm={self.algorithm}: it counts sampled tokens, and here "
-                "nothing is sampled to learn from: set budget.steps or budget.hours"
+                f"budget.tokens={self.budget.tokens} with algorithm={self.algorithm}: it counts sampled tokens, and "
+                "here nothing is sampled to learn from: set budget.steps or budget.hours"
             )
         if self.samples_to_learn and self.sampling.greedy:
             bad.append(
