@@ -1,5 +1,6 @@
 """A sweep that is killed, stopped or has a run that fails: its command finishes it, with the same figures."""
 
+import itertools
 import json
 import os
 import signal
@@ -71,8 +72,14 @@ def unbroken(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("end", ["kill the sweep", "kill a run", "Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        *itertools.product(["kill the sweep", "Ctrl-C"], HOW),
+        ("kill a run", "two at a time"),
+        ("SIGTERM", "joblib"),
+    ],
+)
 def test_a_sweep_that_was_ended_in_the_middle_is_finished_by_its_command(tmp_path, unbroken, how, end):
     process = start(tmp_path / "x", *HOW[how])
     grid = process.cwd / "grid"
