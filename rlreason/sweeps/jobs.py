@@ -115,9 +115,9 @@ class Sweep:
             return ended
         except KeyboardInterrupt:
             signals.arrived()
-            if child is not None:
-                self.note(stop([child])[0])
-            raise
+            if child is None:
+                raise
+            return stop([child])[0]  # a job that raised would have its launcher kill the others
 
 
 def _finished_before(folder: Path, config: str) -> SweepRun | None:

@@ -76,7 +76,8 @@ def _launched(launch: Launch, runs: Sequence[PlannedRun]) -> Sequence[Exception 
     if not runs:
         return []
     try:
-        return launch(runs)
+        with signals.held():  # a launcher that is interrupted kills its jobs, in the middle of their last checkpoints
+            return launch(runs)
     except Exception as error:
         if signals.asked():
             raise KeyboardInterrupt from None
@@ -105,6 +106,8 @@ class _Follower:
 
     def _follow(self) -> None:
         while not self._over.wait(LOOK_S):
+            if signals.asked():  # the jobs stop their runs, and the launcher comes to its end
+                self.sweep.end()
             with suppress(OSError):  # nobody reads what is printed any more
                 self.look()
 
