@@ -86,7 +86,8 @@ class Sweep:
         """Run one job of the sweep called `name` in a process, and log it; a finished one is not run again.
 
         `config` is the job's whole config as text: a finished run of another one in `folder` is a `ConfigError`.
-        `limit_s`: see `Child`. On KeyboardInterrupt the process is stopped and its run logged first.
+        `limit_s`: see `Child`. On KeyboardInterrupt the process is stopped and its run logged first; a launcher's own
+        process then goes on, to be told by `over`.
         """
         if os.getpid() != self.parent:  # a launcher's own process, which would wait for further jobs
             signals.killed_with_parent()
@@ -115,9 +116,12 @@ class Sweep:
             return ended
         except KeyboardInterrupt:
             signals.arrived()
-            if child is None:
-                raise
-            return stop([child])[0]  # a job that raised would have its launcher kill the others
+            ended = None if child is None else stop([child])[0]
+            if ended is not None and os.getpid() != self.parent:
+                return ended  # a job that raised would have its launcher kill the others
+            if ended is not None:
+                self.note(ended)
+            raise
 
 
 def _finished_before(folder: Path, config: str) -> SweepRun | None:
