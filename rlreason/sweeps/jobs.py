@@ -32,6 +32,7 @@ class Sweep:
     consoles: str | None = None  # the folder for the output of each run; None: it goes where the job's goes
     threads: int | None = None  # of each run, at most
     environment: dict[str, str | None] = field(default_factory=dict)  # what each run has otherwise than its job
+    kills: bool = False  # the launcher kills all jobs and their runs as soon as one of them raises
     parent: int = field(default_factory=os.getpid)  # the process of the sweep, with which its jobs end
     host: str = field(default_factory=socket.gethostname)
 
@@ -86,8 +87,8 @@ class Sweep:
         """Run one job of the sweep called `name` in a process, and log it; a finished one is not run again.
 
         `config` is the job's whole config as text: a finished run of another one in `folder` is a `ConfigError`.
-        `limit_s`: see `Child`. On KeyboardInterrupt the process is stopped and its run logged first; a launcher's own
-        process then goes on, to be told by `over`.
+        `limit_s`: see `Child`. On KeyboardInterrupt the process is stopped and its run logged first and, with a
+        launcher that `kills`, returned.
         """
         if os.getpid() != self.parent:  # a launcher's own process, which would wait for further jobs
             signals.killed_with_parent()
@@ -117,8 +118,8 @@ class Sweep:
         except KeyboardInterrupt:
             signals.arrived()
             ended = None if child is None else stop([child])[0]
-            if ended is not None and os.getpid() != self.parent:
-                return ended  # a job that raised would have its launcher kill the others
+            if ended is not None and self.kills and os.getpid() != self.parent:
+                return ended
             if ended is not None:
                 self.note(ended)
             raise

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from rlreason.runtime import signals
@@ -24,6 +24,7 @@ from rlreason.sweeps.state import DOMINATED, WAITING, SweepState
 from rlreason.sweeps.table import SweepRun
 
 JOBS = ".jobs-"
+KILLS = ("joblib",)  # launchers that kill all processes below them when they are interrupted
 LOOK_S = 0.3  # between two looks at what the jobs have written
 #: Starts these runs as jobs and waits for them; returns what went wrong in each job before its run, or None.
 Launch = Callable[[Sequence[PlannedRun]], Sequence[Exception | None]]
@@ -43,7 +44,9 @@ def launch_sweep(
         gpus = {} if shows_gpus else {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
         threads = max(1, usable_processors() // side_by_side) if side_by_side > 1 else None
         consoles = str(folder.absolute() / CONSOLES)
-        sweep = Sweep(list(work.sources), str(Path(place).absolute() / "runs.jsonl"), consoles, threads, gpus)
+        sweep = Sweep(
+            list(work.sources), str(Path(place).absolute() / "runs.jsonl"), consoles, threads, gpus, launcher in KILLS
+        )
         sweep.announce()
         follower = _Follower(work, board, sweep)
         follower.start()
@@ -51,7 +54,7 @@ def launch_sweep(
             todo = work.todo(board)
             for at in range(0, len(todo), batch or max(1, len(todo))):
                 runs = [run for run in todo[at:][:batch] if board.state.run(run.name).status != DOMINATED]
-                follower.failed(runs, _launched(launch, runs))
+                follower.failed(runs, _launched(launch, runs, sweep.kills))
         except BaseException:
             signals.arrived()
             sweep.end()
@@ -72,11 +75,11 @@ def _place(folder: Path) -> Iterator[str]:
         yield place
 
 
-def _launched(launch: Launch, runs: Sequence[PlannedRun]) -> Sequence[Exception | None]:
+def _launched(launch: Launch, runs: Sequence[PlannedRun], kills: bool) -> Sequence[Exception | None]:
     if not runs:
         return []
     try:
-        with signals.held():  # a launcher that is interrupted kills its jobs, in the middle of their last checkpoints
+        with signals.held() if kills else nullcontext():  # else it is interrupted in the middle of last checkpoints
             return launch(runs)
     except Exception as error:
         if signals.asked():
@@ -106,7 +109,7 @@ class _Follower:
 
     def _follow(self) -> None:
         while not self._over.wait(LOOK_S):
-            if signals.asked():  # the jobs stop their runs, and the launcher comes to its end
+            if self.sweep.kills and signals.asked():  # the jobs stop their runs, and the launcher comes to its end
                 self.sweep.end()
             with suppress(OSError):  # nobody reads what is printed any more
                 self.look()
