@@ -1,6 +1,8 @@
 """What a sweep knows of its runs, what it does with those that ended before, and the table at its end."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -146,20 +148,21 @@ def test_a_run_with_other_settings_is_refused_with_the_difference_and_the_cures(
 
 def test_a_folder_that_another_process_writes_is_waited_for_and_then_refused(tmp_path):
     place, said = tmp_path / "learning_rate=1,seed=0", []
-    words = ["algorithm=evaluate", *SMALL[:2], *SMALL[5:6], *SMALL[7:]]
-    run = Started(*words, f"hydra.run.dir='{place}'", cwd=tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from rlreason.runtime.lock import run_lock\n"
+        "with run_lock(Path(sys.argv[1]), print): print('held', flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    writer = subprocess.Popen([sys.executable, "-c", code, str(place)], **pipes)  # until its input ends
     try:
-        began = time.monotonic()
-        while holder(place) is None:
-            assert time.monotonic() - began < 60
-            time.sleep(0.02)
+        assert writer.stdout.readline() == b"held\n"
         grid = design(tmp_path, "1", seeds=1)
         with pytest.raises(
             ConfigError, match=r"seed=0 is being written by process \d+ since .*: wait for it or end it"
         ):
             wait_for_earlier(grid, said.append, 0.2)
     finally:
-        run.finished()
+        writer.communicate(timeout=60)
     assert "waiting for it" in said[0]
     assert holder(place) is None
     with run_lock(tmp_path / "mine", print):
