@@ -11,14 +11,14 @@ from omegaconf import OmegaConf
 from rlreason.cli.aliases import translated
 from rlreason.cli.as_words import key_of
 from rlreason.cli.check_runs import check_runs, place_of
-from rlreason.cli.design import BASIC, SWEEPS, design_of, file_of, folder_of
+from rlreason.cli.design import BASIC, design_of, file_of, folder_of
 from rlreason.cli.flags import Asked
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.multirun import composed, fixed, runs_of, with_own_names
 from rlreason.cli.suggestions import options
 from rlreason.config.sweep_files import SweepFile
 from rlreason.errors import ConfigError
-from rlreason.sweeps.design import Design
+from rlreason.sweeps.design import SWEEPS, Design
 from rlreason.sweeps.state import read_state
 
 if TYPE_CHECKING:

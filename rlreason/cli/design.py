@@ -20,9 +20,8 @@ from rlreason.config.leaves import typed_word
 from rlreason.config.store import run_name
 from rlreason.config.sweep_files import FIRST, SweepFile, sweep_file
 from rlreason.errors import ConfigError
-from rlreason.sweeps.design import Design, PlannedRun, Setting
+from rlreason.sweeps.design import SWEEPS, Design, PlannedRun, Setting
 
-SWEEPS = Path("runs/sweeps")
 BESIDE = ("algorithm", "data", "experiment", "model", "scale")  # where typed, they make another sweep of the same name
 ONE_SCALE = ("experiment", "model", "scale")  # a block `embedded` is for one value of each
 BASIC = "basic"  # the sweeper of Hydra's whose runs are known beforehand
@@ -74,7 +73,7 @@ def design_of(
     place = folder or folder_of(asked, grid.swept, base)
     runs = _runs(grid.beside(place), name, note)
     axes = list(runs[0].setting)
-    return Design(place.name, place, runs, axes, _reference(runs, file.reference), file.carries, list(words))
+    return Design(place.name, place, runs, axes, _reference(runs, file.reference))
 
 
 def at_scale(file: SweepFile, base: DictConfig, words: Sequence[str]) -> SweepFile:
@@ -184,9 +183,7 @@ def _filled(grid: Grid, cell: Sequence[str], name: str) -> Setting:
 
 def plain_word(value: object) -> str:
     """A value of a config as it is typed."""
-    if OmegaConf.is_list(value):
-        return f"[{','.join(map(typed_word, OmegaConf.to_container(value)))}]"  # type: ignore[arg-type]
-    return value if isinstance(value, str) else typed_word(value)
+    return typed_word(OmegaConf.to_container(value) if OmegaConf.is_list(value) else value)
 
 
 def _reference(runs: Sequence[PlannedRun], words: Sequence[str]) -> Setting | None:

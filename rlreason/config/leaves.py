@@ -34,6 +34,27 @@ def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
             yield Leaf(key, value, field.default, field.metadata)
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names.
+
+    >>> flat({"seed": 0, "data": {"limit": 8, "fields": {"id": None}}})
+    {'seed': 0, 'data.limit': 8, 'data.fields.id': None}
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def below(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Those whose names begin so, by the rest of their names.
+
+    >>> below({"budget.hours": 1.0, "seed": 0}, "budget.")
+    {'hours': 1.0}
+    """
+    return {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
+
+
 #: Settings that name what a run reads, those below `eval` too.
 INPUTS = (
     "model.path", "data.path", "data.train", "data.validation", "data.pass_rates", "data.ground_truth", "prompt.file",

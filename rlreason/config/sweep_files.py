@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlreason.config.leaves import typed_word
+from rlreason.config.leaves import flat, typed_word
 from rlreason.errors import ConfigError
 
 BLOCKS = ("cells", "embedded", "reference", "carries", "chain")
@@ -64,7 +64,7 @@ def sweep_file(name: str, content_of: Callable[[str], Mapping[str, Any]]) -> Swe
         carries,
         _names(name, content.get("chain")),
         _chosen(content.get("defaults")),
-        frozenset(_keys(plain_part({k: v for k, v in content.items() if k not in ("defaults", "hydra")}))),
+        frozenset(flat(plain_part({k: v for k, v in content.items() if k not in ("defaults", "hydra")}))),
     )
     if content.get("embedded") is None:
         return file
@@ -117,14 +117,6 @@ def _chosen(defaults: Any) -> dict[str, str]:
     return found
 
 
-def _keys(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The dotted keys of nested settings."""
-    found = []
-    for key, value in settings.items():
-        found += _keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [f"{prefix}{key}"]
-    return found
-
-
 def _cells(name: str, given: Any) -> list[list[str]]:
     if given is None:
         return []
@@ -158,9 +150,7 @@ def _value(name: str, key: Any, value: Any) -> str:
     """What stands behind `key=`: a text as it is, so that commas separate values; a list as one value."""
     if isinstance(value, Mapping):
         raise _wrong(name, f"{key} is nested", f"write its full name in one line, as {key}.{next(iter(value), 'x')}: 1")
-    if isinstance(value, list):
-        return f"[{','.join(map(typed_word, value))}]"
-    return value if isinstance(value, str) else typed_word(value)
+    return typed_word(value)
 
 
 def _wrong(name: str, what: str, cure: str) -> ConfigError:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rlreason.config.leaves import below
 from rlreason.types import Sample
 
 
@@ -74,7 +75,7 @@ class Counters:
         self.tokens_generated, self.tokens_trained = int(state["tokens/generated"]), int(state["tokens/trained"])
         self.seconds_active, self.active_since = state["time/active"], None
         self.seconds_total, self.began = state["time/total"], time.monotonic()
-        self.newest, self.pace = _below(state, "newest/"), _below(state, "pace/")
+        self.newest, self.pace = below(state, "newest/"), below(state, "pace/")
 
     def row(self) -> dict[str, float]:
         """The counters as they stand now, under the names above."""
@@ -89,7 +90,3 @@ class Counters:
             "time/active": active,
             "time/total": self.seconds_total + (now - self.began if self.began is not None else 0.0),
         }
-
-
-def _below(state: Mapping[str, float], prefix: str) -> dict[str, float]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

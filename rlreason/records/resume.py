@@ -10,6 +10,7 @@ import yaml
 from rlreason.config.budget import NAMES as BUDGETS
 from rlreason.config.budget import raised
 from rlreason.config.former_names import renewed
+from rlreason.config.leaves import below, flat
 from rlreason.config.monitors import settings_of
 from rlreason.errors import ConfigError
 from rlreason.records.checkpoints import checkpoints_in, newest_good, read_state
@@ -112,7 +113,7 @@ def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
     status = _ended_as(folder)
     kind, _, rule = status.partition(":")
     if kind == "budget":
-        return raised(_below(before, "budget."), _below(now, "budget."))
+        return raised(below(before, "budget."), below(now, "budget."))
     if kind in ("stopped", "diverged"):
         return any(key in before and before[key] != now.get(key) for key in settings_of(rule))
     old, new = before.get("n_steps"), now.get("n_steps")
@@ -141,10 +142,6 @@ def _ended_as(folder: Path) -> str:
         return known(str(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["status"]))
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-
-
-def _below(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
 
 
 def reopened(folder: Path, checkpoint: Path) -> None:
@@ -222,14 +219,8 @@ def settings_changed(old: str, new: str, allowed: tuple[str, ...] = HARMLESS) ->
 
 def _flat(config: str) -> dict[str, Any]:
     """The settings of a config by their dotted names of this version; {} where it is no config at all."""
-
-    def below(node: Any, prefix: str) -> dict[str, Any]:
-        if not isinstance(node, dict):
-            return {prefix[:-1]: node}
-        return {key: v for name, child in node.items() for key, v in below(child, f"{prefix}{name}.").items()}
-
     try:
         settings = yaml.safe_load(config)
     except yaml.YAMLError:
         return {}
-    return below(renewed(settings), "") if isinstance(settings, dict) else {}
+    return flat(renewed(settings)) if isinstance(settings, dict) else {}

@@ -30,7 +30,6 @@ class Board:
         self._began: dict[str, float] = {}  # running ones, on the monotonic clock
         self._status_at: dict[str, int | None] = {}  # when their status had been written last
         self._seconds: list[float] = []  # of those that ran to their end in this process
-        self.ended_here: list[SweepRun] = []
         self.write()
 
     def write(self) -> None:
@@ -77,7 +76,6 @@ class Board:
             run.status, run.reason = came_to.status, reason
         if run.of_its_own:
             self._seconds.append(seconds)
-        self.ended_here.append(came_to)
         self.write()
         self._say(f"== {run.name}: {result(run)}; {self.progress()}")
 

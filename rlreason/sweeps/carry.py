@@ -17,7 +17,7 @@ from rlreason.runtime.text import few
 from rlreason.statistics import PROBLEMS, Difference, Floats, compared, holm, sentence
 from rlreason.statistics.differences import LEVEL
 from rlreason.statistics.words import settling
-from rlreason.sweeps.design import Setting
+from rlreason.sweeps.design import SWEEPS, Key, Setting
 from rlreason.sweeps.outcomes import (
     CHOOSING,
     COMPARING,
@@ -30,9 +30,7 @@ from rlreason.sweeps.outcomes import (
 )
 from rlreason.sweeps.state import RunState, SweepState, read_state
 
-SWEEPS = Path("runs/sweeps")
 GIVE = "give carry= a sweep that has finished"
-Key = tuple[tuple[str, str], ...]  # a setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ def carry(folder: Path) -> Carried:
     grouped: dict[Key, list[Outcomes]] = {}
     for run in state.runs:
         if (found := outcomes_of(folder, run)) is not None:  # none: of a setting that was stopped on the way
-            grouped.setdefault(tuple(run.setting.items()), []).append(found)
+            grouped.setdefault(run.key, []).append(found)
     if reference not in grouped:
         raise ConfigError(f"carry={folder}: no run of its reference {in_words(dict(reference))} has ended: {GIVE}")
     everyone = [one for of_setting in grouped.values() for one in of_setting]
@@ -165,7 +163,7 @@ def _reference(state: SweepState, folder: Path) -> Key:
             f"carry={folder} holds no setting that the others are compared with: name it in its file's block "
             "`reference: [key=value]`, have it among the values, and type the sweep again (what has run stays)"
         )
-    settings = list(dict.fromkeys(tuple(run.setting.items()) for run in state.runs))
+    settings = list(dict.fromkeys(run.key for run in state.runs))
     fitting = [key for key in settings if dict(key) == state.reference]
     fitting = fitting or [key for key in settings if state.reference.items() <= dict(key).items()]
     if len(fitting) != 1:
@@ -185,8 +183,8 @@ def _marks(state: SweepState, folder: Path, varied: Sequence[str], measured: Col
         elif run.status != "finished":
             marks.append(f"{run.name} counts as {run.status} left it")
     seeds = {run.seed for run in state.runs}
-    for setting in dict.fromkeys(tuple(run.setting.items()) for run in state.runs):
-        if missing := sorted(seeds - {run.seed for run in state.runs if tuple(run.setting.items()) == setting}):
+    for setting in dict.fromkeys(run.key for run in state.runs):
+        if missing := sorted(seeds - {run.seed for run in state.runs if run.key == setting}):
             marks.append(f"{in_words(dict(setting))} has not run seed {few([str(seed) for seed in missing])}")
     if varied:
         marks.append(f"the sweep varies the protocol's {', '.join(varied)} on purpose")

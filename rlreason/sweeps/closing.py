@@ -10,7 +10,7 @@ from rlreason.evaluation.protocol import Protocol, refuse_mixture
 from rlreason.records.files import SUMMARY
 from rlreason.records.reader import RunFolder
 from rlreason.statistics import mean_interval
-from rlreason.sweeps.design import Setting
+from rlreason.sweeps.design import Key, Setting
 from rlreason.sweeps.state import WAITING, RunState, SweepState
 
 REFERENCE = "reference"
@@ -35,9 +35,9 @@ class Row:
 
 def rows_of(state: SweepState) -> list[Row]:
     """A row for each setting: the largest mean first, and those without any figure last."""
-    grouped: dict[tuple[tuple[str, str], ...], list[RunState]] = {}
+    grouped: dict[Key, list[RunState]] = {}
     for run in state.runs:
-        grouped.setdefault(tuple(run.setting.items()), []).append(run)
+        grouped.setdefault(run.key, []).append(run)
     rows = [_row(dict(setting), runs) for setting, runs in grouped.items()]
     return sorted(rows, key=lambda row: -math.inf if row.mean is None else row.mean, reverse=True)
 

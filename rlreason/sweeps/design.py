@@ -1,9 +1,11 @@
 """What a sweep is before it runs: its runs in order, what differs between them, and where each of them writes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+SWEEPS = Path("runs/sweeps")  # sweeps write below it, unless hydra.sweep.dir says otherwise
 Setting = dict[str, str]  # swept key -> value as typed
+Key = tuple[tuple[str, str], ...]  # the same as the key of a mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,11 @@ class PlannedRun:
     setting: Setting  # the swept values in the order of the name, without the seed
     seed: int
 
+    @property
+    def key(self) -> Key:
+        """Its setting as a key."""
+        return tuple(self.setting.items())
+
 
 @dataclass(frozen=True, slots=True)
 class Design:
@@ -25,8 +32,6 @@ class Design:
     runs: list[PlannedRun]
     axes: list[str]  # the swept keys without the seed, in alphabetical order
     reference: Setting | None = None  # the setting that the others are compared with; None: the file names none
-    carries: bool = True  # whether a chain hands its winner on
-    words: list[str] = field(default_factory=list)  # those that were typed, to type them again
 
     @property
     def seeds(self) -> list[int]:
@@ -35,4 +40,4 @@ class Design:
 
     def settings(self) -> list[Setting]:
         """Each setting once, in the order of the runs."""
-        return [dict(items) for items in dict.fromkeys(tuple(run.setting.items()) for run in self.runs)]
+        return [dict(key) for key in dict.fromkeys(run.key for run in self.runs)]

@@ -20,8 +20,8 @@ from rlreason.errors import ConfigError
 from rlreason.runtime.streams import print_stderr
 from rlreason.statistics import Difference, Floats, compared, holm, points
 from rlreason.statistics.differences import LEVEL
-from rlreason.sweeps.carry import Key, in_words, refuse_shared_time
-from rlreason.sweeps.design import Setting
+from rlreason.sweeps.carry import in_words, refuse_shared_time
+from rlreason.sweeps.design import Key
 from rlreason.sweeps.outcomes import CHOOSING, Outcomes, asked_by_all, correctness, outcomes_of, refuse_unequal
 from rlreason.sweeps.state import RunState, SweepState
 
@@ -107,10 +107,10 @@ def to_stop(state: SweepState, ended: Sequence[tuple[RunState, Outcomes]]) -> li
     problems = asked_by_all(outcomes, CHOOSING)
     grouped: dict[Key, list[Outcomes]] = {}
     for run, one in ended:
-        grouped.setdefault(tuple(run.setting.items()), []).append(one)
+        grouped.setdefault(run.key, []).append(one)
     right = {key: correctness(of, problems) for key, of in grouped.items()}
-    settings = {tuple(run.setting.items()) for run in state.runs}
-    left = {tuple(run.setting.items()) for run in state.runs if not run.of_its_own}
+    settings = {run.key for run in state.runs}
+    left = {run.key for run in state.runs if not run.of_its_own}
     reference = next((key for key in settings if dict(key) == state.reference), None)
     if state.reference is not None and reference is None:
         raise ConfigError(f"the sweep's reference {in_words(state.reference)} is none of its settings: run it as well")
@@ -129,9 +129,8 @@ def _told(verdict: Verdict) -> dict[str, Any]:
         f"worse than {in_words(better)} by {points(-d.mean)} ({points(-d.high)} to {points(-d.low)}) over {d.seeds} "
         f"seeds and {d.problems} problems; Holm's p {verdict.adjusted_p:.2g}, below {verdict.level:.2g}"
     )
-    setting: Setting = better
     numbers = {"difference": d.mean, "low": d.low, "high": d.high, "seeds": d.seeds, "problems": d.problems}
-    return {"reason": reason, "better": setting, **numbers, "p": verdict.adjusted_p, "level": verdict.level}
+    return {"reason": reason, "better": better, **numbers, "p": verdict.adjusted_p, "level": verdict.level}
 
 
 def _outcomes(state: SweepState, folder: Path, known: dict[str, Outcomes]) -> list[tuple[RunState, Outcomes]]:

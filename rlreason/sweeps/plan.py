@@ -9,7 +9,7 @@ from rlreason.statistics import ASSUMED, Spread, assumed_range, points, smallest
 from rlreason.statistics.differences import LEVEL
 from rlreason.sweeps.carry import in_words
 from rlreason.sweeps.costs import Cost, cost_of, state_so_far
-from rlreason.sweeps.design import Design
+from rlreason.sweeps.design import Design, Key
 from rlreason.sweeps.probe import Probe
 from rlreason.sweeps.state import SweepState
 
@@ -102,7 +102,7 @@ def disk_line(
 
 def can_show(design: Design, run: RunConfig, before: SweepState | None) -> str:
     """The smallest difference between two settings that the seeds and problems of a sweep can show."""
-    counts = Counter(tuple(one.setting.items()) for one in design.runs)
+    counts = Counter(one.key for one in design.runs)
     problems = problems_of(run, before)
     if len(counts) < 2:
         return _one_setting(min(counts.values()))
@@ -168,10 +168,10 @@ def seen_spread(before: SweepState | None) -> tuple[Spread, str] | None:
     """
     if before is None:
         return None
-    grouped: dict[tuple[tuple[str, str], ...], dict[int, float]] = {}
+    grouped: dict[Key, dict[int, float]] = {}
     for run in before.runs:
         if run.of_its_own and run.accuracy is not None:
-            grouped.setdefault(tuple(run.setting.items()), {})[run.seed] = run.accuracy
+            grouped.setdefault(run.key, {})[run.seed] = run.accuracy
     base = next((key for key in grouped if dict(key) == before.reference), next(iter(grouped), None))
     found = []
     for key, of_seeds in grouped.items():

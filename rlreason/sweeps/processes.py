@@ -82,13 +82,6 @@ class Child:
                 return came_to_nothing(self.folder, self.limit_s)
         return None
 
-    def wait(self) -> SweepRun:
-        """What the run comes to."""
-        while (ended := self.look()) is None:
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(TICK_S)
-        return ended
-
 
 def stop(children: Sequence[Child]) -> list[SweepRun]:
     """Stop runs with SIGTERM, and wait until they have recorded how they ended; at a second signal stop them at once.

@@ -18,7 +18,7 @@ from rlreason.records.rows import finite
 from rlreason.records.status import ending, how_it_ended, known, read_status
 from rlreason.runtime.atomic_files import write_whole
 from rlreason.runtime.lock import holder
-from rlreason.sweeps.design import Design, Setting
+from rlreason.sweeps.design import Design, Key, Setting
 
 FILE = "sweep.json"
 VERSION = 1
@@ -47,6 +47,11 @@ class RunState:
     length: float | None = None
     problems: int | None = None
     protocol: str | None = None  # hash
+
+    @property
+    def key(self) -> Key:
+        """Its setting as a key."""
+        return tuple(self.setting.items())
 
     @property
     def of_its_own(self) -> bool:
