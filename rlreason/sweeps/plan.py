@@ -3,9 +3,19 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from rlreason.config.run import RunConfig
 from rlreason.runtime.text import duration, few
-from rlreason.statistics import ASSUMED, Spread, assumed_range, points, smallest_difference
+from rlreason.statistics import (
+    ASSUMED,
+    Spread,
+    assumed_range,
+    paired_difference,
+    points,
+    smallest_difference,
+    spread_of,
+)
 from rlreason.statistics.differences import LEVEL
 from rlreason.sweeps.carry import in_words
 from rlreason.sweeps.costs import Cost, cost_of, state_so_far
@@ -177,14 +187,11 @@ def seen_spread(before: SweepState | None) -> tuple[Spread, str] | None:
     for key, of_seeds in grouped.items():
         common = of_seeds.keys() & grouped[base].keys() if base is not None and key != base else set()
         if base is not None and len(common) > 1:
-            d = [of_seeds[seed] - grouped[base][seed] for seed in common]
-            mean = sum(d) / len(d)
-            found.append(sum((x - mean) ** 2 for x in d) / (len(d) - 1))
-    if not found:
+            found.append(paired_difference(np.array([[of_seeds[seed] - grouped[base][seed]] for seed in common])))
+    if (spread := spread_of(found)) is None:
         return None
-    variance = sum(found) / len(found)
-    spread = f"as {len(found)} finished setting{'s' * (len(found) > 1)} spread: {points(variance**0.5)} over seeds"
-    return Spread(variance, 0.0), spread
+    settings = f"{len(found)} finished setting{'s' * (len(found) > 1)}"
+    return spread, f"as {settings} spread: {points(spread.seeds**0.5)} over seeds"
 
 
 def _count(number: int, noun: str) -> str:
