@@ -69,7 +69,7 @@ def log_into(log: Path) -> None:
     handler = logging.FileHandler(log, encoding="utf-8", delay=True)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
-    logger.propagate = logger.disabled = False  # who configures logging may have switched off what was there before
+    logger.propagate = False
     logger.setLevel(logging.INFO)
 
 

@@ -5,7 +5,6 @@ sides, as it parsed them, agree to 60 digits (at random points where there are s
 is used: nothing here evaluates text as a program.
 """
 
-import logging
 from itertools import permutations
 from typing import Any
 
@@ -20,8 +19,6 @@ TOLERANCE = sympy.Float(10, DIGITS) ** -40
 POINTS = 4
 COUNTING = (sympy.Sum, sympy.Product, sympy.factorial, sympy.binomial)  # these ask for whole numbers
 MAX_SET = 5  # members of a set, tried in every order
-
-logging.disable(logging.CRITICAL)  # the library logs whole responses
 
 
 def judge(answer: str, reference: str) -> Verdict:

@@ -9,6 +9,7 @@ alarm, which also ends C code that Python signals cannot interrupt).
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import resource
 import select
@@ -77,6 +78,7 @@ def _load(plugin: str | None, pickled: bytes | None) -> Callable[[Any], dict[str
     if plugin is None:
         from rlreason.grading.workers import symbolic
 
+        logging.disable(logging.CRITICAL)  # the library logs whole responses; here, as it is for the whole process
         return lambda request: symbolic.judge(*request).as_dict()
     if pickled is None:
         function = judging(load(plugin), plugin)
