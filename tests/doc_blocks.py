@@ -145,8 +145,8 @@ def with_real_things(text: str, real: Mapping[str, str]) -> str:
 def small(words: Sequence[str], real: Mapping[str, str]) -> list[str]:
     """The words of a command line that starts runs, made small; other command lines as they are.
 
-    Of a sweep, two values of its first axis and one of every other are left. What would come from the hub, or from a
-    run before, is among the `real` things.
+    Of a sweep, two values of its first axis and one of every other are left; of a chain one, since its sweeps have axes
+    of their own. What would come from the hub, or from a run before, is among the `real` things.
     """
     asked = read(words)
     if not asked.starts:
@@ -158,8 +158,9 @@ def small(words: Sequence[str], real: Mapping[str, str]) -> list[str]:
         cfg = composed(fixed(ours), asked.config_name)
         params = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()]
         parsed = OverridesParser.create().parse_overrides([*params, *ours])
+        chained = bool(asked.multirun and file_of(ours).chain)
     axes = {o.get_key_element(): list(o.sweep_string_iterator()) for o in parsed if o.is_sweep_override()}
-    two = next((key for key in axes if key not in MOST), None)
+    two = None if chained else next((key for key in axes if key not in MOST), None)
     fewer = [f"{key}={','.join(values[: 2 if key == two else 1])}" for key, values in axes.items() if key not in MOST]
     kept = [word for word in ours if word.partition("=")[0] not in axes]
     flags = ["--multirun"] if asked.multirun else []

@@ -99,9 +99,9 @@ def run(argv: list[str], cwd: Path) -> None:
     assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
 
 
-def rlreason(*words: str, cwd: Path) -> str:
-    """What a finished `python -m rlreason` has said."""
-    done = starts.rlreason(*words, cwd=cwd, TRACKIO_DIR=str(cwd), **OFFLINE)
+def rlreason(*words: str, cwd: Path, n_runs: int = 1) -> str:
+    """What a finished `python -m rlreason` has said; it may take minutes, the longer the more runs it starts."""
+    done = starts.Started(*words, cwd=cwd, TRACKIO_DIR=str(cwd), **OFFLINE).finished(300 + 40 * n_runs)
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -222,9 +222,10 @@ def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
         for overrides in runs(typed):
             assert train(*overrides, quiet=True).status == "finished"
         return
-    assert rlreason(*typed, cwd=tmp_path)
+    n_runs = len(runs(typed)) if starts else 0
+    assert rlreason(*typed, cwd=tmp_path, n_runs=n_runs)
     ends = [json.loads(path.read_text())["status"] for path in (tmp_path / "runs").rglob("summary.json")]
-    assert ends == ["finished"] * (len(runs(typed)) if starts else 0)
+    assert ends == ["finished"] * n_runs
 
 
 @pytest.mark.long
