@@ -157,7 +157,9 @@ def test_a_whole_model_has_the_same_gradients_in_float64():
         hidden = model.gpt_neox(
             input_ids=batch.input_ids, position_ids=batch.position_ids, layout=batch.layout, use_cache=False
         ).last_hidden_state[0]
-        scored = model.get_output_embeddings()(hidden[batch.score_at]).log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
+        scored = (
+            model.get_output_embeddings()(hidden[batch.score_at]).log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
+        )
         weights = torch.linspace(-1, 1, len(scored), dtype=torch.float64)
         gradients = torch.autograd.grad((scored * weights).sum(), list(model.parameters()))
         found.append([scored.detach(), *gradients])
