@@ -63,6 +63,13 @@ def test_few_seeds_are_said_to_settle_nothing(tmp_path, run):
     assert lines(plan_text(alone, [run]))["can show"] == "a mean over 4 seeds with its interval"
 
 
+def test_a_monitor_that_can_stop_nothing_with_so_few_seeds_is_said_to(tmp_path, composed):
+    run = typed(composed("monitors.dominated=stop", "data.n_validation=1024"), of_sweep=True)
+    said = "monitors.dominated=stop stops nothing here: it looks once 3 seeds have ended"
+    assert said in lines(plan_text(design(tmp_path, 3), [run]))["can show"]
+    assert said not in lines(plan_text(design(tmp_path, 4), [run]))["can show"]
+
+
 def test_finished_runs_tell_time_disk_and_spread(tmp_path, run):
     state = sweep(tmp_path / "lr", "learning_rate", VALUES, lambda v, s: answers(7 * s + len(v), 0.5), seeds=(0, 1, 2))
     for one in state.runs:
