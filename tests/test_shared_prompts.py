@@ -19,6 +19,7 @@ from rlreason.learner import Learner
 from rlreason.model.lora import add_lora
 from rlreason.model.packing import divide, pack
 from rlreason.model.policy import Policy
+from rlreason.model.policy_checks import check_sharing
 from rlreason.model.scoring import LogProbScorer
 from rlreason.model.shared_prompts import CPU, Attended, attention_by_layout, merged
 from rlreason.types import Response, Sample
@@ -237,6 +238,16 @@ def test_numbers_are_read_once_a_step_however_many_micro_batches_it_has(policy, 
     assert once == again
     assert once["tolist"] == 1
     assert once["mask"] == 1  # the lengths that count for the divisors, which lie on the host
+
+
+def test_sharing_is_given_up_in_words_where_it_computes_something_else(policy):
+    check_sharing(policy)
+    assert (policy.shares_prompts, policy.remarks) == (True, [])
+    policy.model.set_attn_implementation("eager")  # which knows nothing of layouts
+    check_sharing(policy)
+    assert not policy.shares_prompts
+    assert policy.remarks[0].startswith("each response is computed behind a prompt of its own (gradients differ by ")
+    assert policy.remarks[0] in policy.describe()
 
 
 def test_adapters_get_the_gradients_of_repeated_prompts(policy):
