@@ -8,6 +8,7 @@ on its prompt's seed and its place in the group only, so neither the batch nor t
 from collections import deque
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from rlreason.engines.base import Finished, Prompt, Sampling
 from rlreason.engines.hf.decoding import Batch, Counts, SampleUnderWay
 from rlreason.engines.stops import Stops
 from rlreason.model.policy import Policy
+from rlreason.model.products import fast_products
 from rlreason.runtime import lock
 from rlreason.types import FinishReason, Response
 
@@ -61,7 +63,8 @@ class HFEngine:
         # One region for all steps, so that weights are cast once. Inference mode has less overhead, but there autocast
         # would not keep what it has cast.
         casts = self.policy.compute_dtype != torch.float32
-        with torch.no_grad() if casts else torch.inference_mode(), self.policy.autocast():
+        fast = nullcontext() if casts else fast_products(self.policy.model)
+        with torch.no_grad() if casts else torch.inference_mode(), self.policy.autocast(), fast:
             self._sample(prompts, sampling, n, stops, collect)
         return [responses[place] for place in range(len(prompts) * n)]
 
