@@ -4,7 +4,7 @@ What a step computes are tensors of the whole batch. The processor learns of it 
 rows drew a token that may end them. Token ids and log-probabilities of a row become lists when it has ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,18 @@ class Counts:
 class Batch:
     """The sequences under way, one to a row; all have their newest token in the newest column of the cache."""
 
-    def __init__(self, policy: Policy, sampling: Sampling, kinds: Tensor, whole: bool = False) -> None:
-        """`kinds` (vocab,) uint8: whether a token ends a response or may (`engine.ENDS`, `engine.MAY`), else 0."""
+    def __init__(
+        self, policy: Policy, sampling: Sampling, kinds: Tensor, compiled: Callable[..., Tensor] | None = None
+    ) -> None:
+        """`kinds` (vocab,) uint8: whether a token ends a response or may (`engine.ENDS`, `engine.MAY`), else 0.
+
+        `compiled` computes the hidden states of a step; left out: the model's backbone.
+        """
         self.policy, self.sampling, self.kinds = policy, sampling, kinds
+        self.read = compiled or (lambda **inputs: policy.backbone(**inputs).last_hidden_state)
         self.counts = Counts()
         self.sequences: list[SampleUnderWay] = []
-        self.cache = PreallocatedCache(policy.compute_dtype, policy.device, whole)
+        self.cache = PreallocatedCache(policy.compute_dtype, policy.device, whole=compiled is not None)
         # On the host, so that planning waits for nothing: (rows,) the columns of each sequence's and response's first
         # token, and whether it has ended and waits to be dropped.
         self.starts, self.begun = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -164,13 +170,13 @@ class Batch:
     def step(self) -> None:
         """Read the token just drawn for each row."""
         self.mask[..., self.cache.length] = 0.0
-        hidden = self.policy.backbone(
+        hidden = self.read(
             input_ids=self.ids,
             position_ids=self.prompt_lengths + self.turn,
             attention_mask=self.mask[..., : self.cache.seen],
             past_key_values=self.cache,
             use_cache=True,
-        ).last_hidden_state[:, 0]
+        )[:, 0]
         self.cache.advance()
         # Those that wait to be dropped stay within the context: beyond it a position could break the others.
         self.turn = (self.turn + 1).clamp_(max=self.sampling.max_tokens - 1)

@@ -6,7 +6,7 @@ on its prompt's seed and its place in the group only, so neither the batch nor t
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlreason.engines.base import Finished, Prompt, Sampling
+from rlreason.engines.hf.compiled import CompiledStep
 from rlreason.engines.hf.decoding import Batch, Counts, SampleUnderWay
 from rlreason.engines.stops import Stops
 from rlreason.model.policy import Policy
@@ -30,19 +31,26 @@ MAY, ENDS = 1, 2
 class HFEngine:
     """Samples with the policy's own module; `load_weights` only counts, because there is nothing to copy."""
 
-    def __init__(self, policy: Policy, max_rows: int = 256) -> None:
+    def __init__(
+        self, policy: Policy, max_rows: int = 256, compile: bool = False, say: Callable[[str], None] = print
+    ) -> None:
+        """`max_rows`: samples decoded side by side, at most; `compile`: decoding steps by torch.compile."""
         self.policy = policy
         self.max_rows = max_rows
+        self.compiled = CompiledStep(policy.backbone, say) if compile else None
         self.weight_version = self.drawn = 0
         self.counts = Counts()  # of the newest `generate`
         self._stops: dict[tuple[tuple[str, ...], int], Stops] = {}
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
-        """Count a weight sync; nothing is copied, so there are no metrics. `ValueError` for another policy."""
+        """Count a weight sync; nothing is copied. Metrics: the recompilations so far, where steps are compiled.
+
+        `ValueError` for another policy.
+        """
         if policy is not self.policy:
             raise ValueError("the in-process engine samples from the policy it was made with; make a new engine")
         self.weight_version += 1
-        return {}
+        return {"rollout/recompilations": float(self.compiled.recompilations)} if self.compiled else {}
 
     def close(self) -> None:
         """Nothing to stop: the engine owns no process and no memory between calls."""
@@ -63,8 +71,8 @@ class HFEngine:
         # One region for all steps, so that weights are cast once. Inference mode has less overhead, but there autocast
         # would not keep what it has cast.
         casts = self.policy.compute_dtype != torch.float32
-        fast = nullcontext() if casts else fast_products(self.policy.model)
-        with torch.no_grad() if casts else torch.inference_mode(), self.policy.autocast(), fast:
+        fast = nullcontext() if casts or self.compiled else fast_products(self.policy.model)
+        with torch.no_grad() if casts or self.compiled else torch.inference_mode(), self.policy.autocast(), fast:
             self._sample(prompts, sampling, n, stops, collect)
         return [responses[place] for place in range(len(prompts) * n)]
 
@@ -80,7 +88,7 @@ class HFEngine:
         def begin(i: int) -> list[SampleUnderWay]:
             return [SampleUnderWay(i * n + j, j, prompts[i]) for j in range(n)]
 
-        batch = Batch(self.policy, sampling, kinds)
+        batch = Batch(self.policy, sampling, kinds, self.compiled)
         self.counts = batch.counts
         while waiting or batch.alive:
             if waiting and batch.should_compact():
