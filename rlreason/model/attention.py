@@ -83,12 +83,11 @@ def _single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | 
     """Attention of one new token per row; the general kernel would copy shared keys once per query head."""
     rows, heads, _, width = q.shape
     kv_heads = k.shape[1]
-    grouped = q.reshape(rows, kv_heads, heads // kv_heads, width)
-    scores = (grouped @ k.transpose(-1, -2)).float() * (scale if scale is not None else width**-0.5)
     if mask.dtype == torch.bool:
-        scores.masked_fill_(~mask, float("-inf"))
-    else:
-        scores += mask
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))
+    grouped = q.reshape(rows, kv_heads, heads // kv_heads, width)
+    # One pass scales, masks and makes float32 of the products: each pass costs as much as the softmax.
+    scores = torch.add(mask, grouped @ k.transpose(-1, -2), alpha=scale if scale is not None else width**-0.5)
     out = scores.softmax(-1).to(v.dtype) @ v
     return out.reshape(rows, 1, heads, width)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
@@ -19,6 +18,7 @@ from rlreason.model.lora import merged_weights
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
 from rlreason.model.parameters import model_size, round_weights
 from rlreason.model.policy_checks import check_kernel, check_model, check_sharing
+from rlreason.model.products import linear
 from rlreason.runtime.atomic_files import whole
 from rlreason.runtime.lock import alive
 from rlreason.runtime.text import first_line
@@ -128,7 +128,7 @@ class Policy:
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, width) -> (rows, vocab) float32. The head's product is never rounded to half precision."""
         with torch.autocast(self.device.type, enabled=False):
-            return F.linear(hidden.to(self.head.dtype), self.head).float()
+            return linear(hidden.to(self.head.dtype), self.head).float()
 
     def hidden_states(self, batch: PackedBatch, cache: Cache | None = None) -> Tensor:
         """Hidden states (total, width) of packed sequences; keys and values go into `cache` where one is given."""
