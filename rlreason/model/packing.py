@@ -11,6 +11,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from rlreason.model.free_space import FULL, FreeSpace
+
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
@@ -82,14 +84,15 @@ def within_budget(sizes: Sequence[int], budget: int, max_rows: int | None = None
     [[0, 1], [2, 3]]
     """
     bins: list[list[int]] = []
-    free: list[int] = []  # tokens left in each bin
+    free = FreeSpace(len(sizes))
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        for slot, left in enumerate(free):
-            if sizes[index] <= left and (max_rows is None or len(bins[slot]) < max_rows):
-                bins[slot].append(index)
-                free[slot] -= sizes[index]
-                break
+        slot = free.first(sizes[index])
+        if slot is None:
+            slot, left = len(bins), budget
+            bins.append([])
         else:
-            bins.append([index])
-            free.append(budget - sizes[index])
+            left = free.of(slot)
+        bins[slot].append(index)
+        full = max_rows is not None and len(bins[slot]) >= max_rows
+        free.put(slot, FULL if full else left - sizes[index])
     return bins
