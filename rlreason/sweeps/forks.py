@@ -28,7 +28,10 @@ from rlreason.runtime.environment import FORKS_VARIABLE
 
 SERVER = "rlreason.sweeps.fork_server"
 #: What a run loads. Not what only some runs need.
-PRELOADED = ("rlreason.main", "rlreason.trainer", "rlreason.jobs.start", "matplotlib.backends.backend_agg")
+PRELOADED = (
+    "rlreason.main", "rlreason.trainer", "rlreason.jobs.start", "rlreason.setup.preflight", "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+)  # fmt: skip
 READY = -1  # what the server says when it has loaded them
 ANSWER_S = 30.0  # for a fork to say its process id
 WAIT_S = 0.01  # between two looks at whether a process has ended
@@ -114,15 +117,15 @@ def can_fork() -> bool:
 class Forks:
     """A server from whose process runs are forked. `threads`: what their OMP_NUM_THREADS will be; None: not set.
 
-    To be closed in the end; runs that are under way are not affected by that.
+    `modules`: what it loads first. To be closed in the end; runs that are under way are not affected by that.
     """
 
-    def __init__(self, threads: str | None) -> None:
+    def __init__(self, threads: str | None, modules: Sequence[str] = PRELOADED) -> None:
         self.threads = threads
         env = {name: value for name, value in os.environ.items() if name != THREADS}
         env |= {} if threads is None else {THREADS: threads}
         self._socket, others = socket.socketpair()
-        argv = [sys.executable, "-m", SERVER, str(others.fileno()), *PRELOADED]
+        argv = [sys.executable, "-m", SERVER, str(others.fileno()), *modules]
         with others:
             quiet = subprocess.DEVNULL  # what libraries say as they load goes into the log of a run otherwise
             self._server = subprocess.Popen(argv, env=env, pass_fds=[others.fileno()], stdout=quiet, stderr=quiet)
