@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from rlreason.sweeps.processes import Child, Start, stop
 from tests.starts import SMALL
 from tests.test_exit_codes import wait_for
 
+PACKAGE = Path(__file__).resolve().parents[1] / "rlreason"
 pytestmark = pytest.mark.skipif(not can_fork(), reason="runs are not forked here")
 ENDLESS = [*SMALL, "n_steps=100000", "eval_every=100000", "checkpoint.every=0", "hydra.run.dir=run"]
 
@@ -150,6 +152,28 @@ def test_where_the_server_has_gone_a_run_is_started_anew(tmp_path, capfd):
         assert child.process.returncode == 2
     forks.close()
     assert "n_steps=0" in capfd.readouterr().err
+
+
+def test_where_the_code_has_changed_a_run_loads_it_anew(tmp_path):
+    (tmp_path / "copy").mkdir()
+    package = Path(shutil.copytree(PACKAGE, tmp_path / "copy/rlreason", ignore=shutil.ignore_patterns("__pycache__")))
+    asks = """
+import os, time
+from pathlib import Path
+from rlreason.sweeps.forks import Forks
+forks = Forks(None, modules=())
+env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+assert forks.ready()
+first = forks.start(["--version"], env, None, None)
+assert first is not None and first.wait(60) == 0
+Path("copy/rlreason/types.py").write_text(Path("copy/rlreason/types.py").read_text() + "# changed\\n")
+assert forks.start(["--version"], env, None, None) is None
+forks.close()
+"""
+    env = os.environ | {"PYTHONPATH": str(package.parent)}
+    done = subprocess.run([sys.executable, "-c", asks], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rlreason ") == 1
 
 
 def test_two_at_once_are_stopped_together(forks, tmp_path):

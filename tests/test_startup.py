@@ -13,8 +13,8 @@ from tests.starts import SMALL
 #: What a run by default has no use for, but a few settings do.
 UNUSED = [
     "IPython", "bitsandbytes", "datasets", "joblib", "latex2sympy2_extended", "math_verify", "matplotlib.pyplot",
-    "pandas", "peft", "pyarrow", "reasoning_gym", "sklearn", "submitit", "tensorboard", "torchvision", "trackio", "vllm",
-    "wandb",
+    "pandas", "peft", "pyarrow", "reasoning_gym", "sklearn", "submitit", "tensorboard", "torchvision", "trackio",
+    "vllm", "wandb",
 ]  # fmt: skip
 #: What only a run has a use for, and no question about settings, check of a sweep or sweep itself.
 OF_RUNS = ["accelerate", "matplotlib", "safetensors", "scipy", "sympy", "torch", "transformers"]

@@ -65,7 +65,10 @@ def adopted(parent: int) -> bool:
 
 def answered(connection: socket.socket, well: bool) -> None:
     """Tell the sweep the id of this process; 0, and an end of it, where it is not the sweep's child."""
-    connection.sendall(struct.pack("q", os.getpid() if well else 0))
+    try:
+        connection.sendall(struct.pack("q", os.getpid() if well else 0))
+    except OSError:  # it took too long: the sweep has started the run otherwise
+        well = False
     if not well:
         os._exit(1)
 

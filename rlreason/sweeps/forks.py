@@ -6,7 +6,8 @@
 So a run is waited for, signalled, followed to its end and found by its parent like one that is started anew. It has
 its own environment, folder, streams, signal handlers, processors and interpreter state; what it shares with the other
 runs of the sweep are the loaded modules and the seed of Python's hashes. Its command line, as `ps` shows it, is the
-server's. Linux only, and not where there is a GPU, whose driver a fork must not inherit.
+server's. Where this package's code has changed meanwhile, a run loads it anew. Linux only, and not where there is a
+GPU, whose driver a fork must not inherit.
 """
 
 import json
@@ -130,6 +131,7 @@ class Forks:
             quiet = subprocess.DEVNULL  # what libraries say as they load goes into the log of a run otherwise
             self._server = subprocess.Popen(argv, env=env, pass_fds=[others.fileno()], stdout=quiet, stderr=quiet)
         self._usable: bool | None = None  # None: it is still loading
+        self._code = _code()
 
     def ready(self) -> bool:
         """Wait until the server has loaded what the runs need; False where it cannot, or has ended."""
@@ -148,13 +150,11 @@ class Forks:
 
         `out`: where it prints, None: where this process does. `processors`: those that it may use; None: all of them.
         """
-        if not self._usable or env.get(THREADS) != self.threads:
+        if not self._usable or env.get(THREADS) != self.threads or _code() != self._code:
             return None
         given = {"words": list(words), "env": dict(env), "folder": str(Path.cwd()), "parent": os.getpid()}
         message = json.dumps(given | {"processors": None if processors is None else list(processors)}).encode()
         streams = [1, 2] if out is None else [out.fileno()] * 2
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
         try:
             with signals.adopting():
                 socket.send_fds(self._socket, [struct.pack("q", len(message))], streams)
@@ -162,7 +162,9 @@ class Forks:
                 pid = self._said(ANSWER_S)
         except OSError:
             pid = 0
-        self._usable = pid > 0
+        if pid <= 0:  # one that answers too late finds nobody, and ends
+            self._usable = False
+            self._socket.close()
         return Forked(pid) if pid > 0 else None
 
     def _said(self, seconds: float | None) -> int:
@@ -178,3 +180,13 @@ class Forks:
         self._socket.close()
         self._server.kill()
         self._server.wait()
+
+
+def _code() -> dict[str, tuple[int, int]]:
+    """The state of this package's files: runs take the code as it is when they start, and write down which it was."""
+    found = {}
+    for path in Path(__file__).parents[1].rglob("*.py"):
+        with suppress(OSError):
+            state = path.stat()
+            found[str(path)] = state.st_mtime_ns, state.st_size
+    return found
