@@ -7,6 +7,7 @@ Nothing slow is imported before signals are heeded, and a verb imports neither H
 import sys
 from importlib.util import find_spec
 
+from rlreason.runtime.collector import loading
 from rlreason.runtime.early_signals import heed_signals
 
 
@@ -20,12 +21,14 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    from rlreason.cli.entry import run_cli
-    from rlreason.cli.verbs import named_verb, run_verb
+    with loading():
+        from rlreason.cli.entry import run_cli
+        from rlreason.cli.verbs import named_verb, run_verb
 
     if verb := named_verb(sys.argv[1:]):
         run_cli(lambda: run_verb(verb, sys.argv[2:]))
-    from rlreason.main import cli
+    with loading():
+        from rlreason.main import cli
 
     cli()
 

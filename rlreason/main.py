@@ -66,7 +66,7 @@ def job(cfg: DictConfig, words: Sequence[str]) -> float:
     folder = run_folder()
     hide_in_hydras_files(folder)
     with ended_when_it_hangs(run, folder):
-        accuracy = run_job(run, folder, config, words, Console())
+        accuracy = run_job(run, folder, config, words, Console(), own_process=True)
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)
     return accuracy

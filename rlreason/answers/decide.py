@@ -62,12 +62,12 @@ def decide_pair(answer: str, reference: str, settings: ComparisonSettings) -> Ve
 
 
 def _decide_values(answer: str, reference: str, settings: ComparisonSettings) -> Verdict | None:
-    answer, reference = clean(answer), clean(reference)
+    (answer, said), (reference, asked) = _spelled(answer), _spelled(reference)
     if not answer or not reference:
         return Verdict("wrong", "empty")
-    if plain(answer) == plain(reference):
+    if said == asked:
         return Verdict("correct", "text")
-    right, left = _value(reference), _value(answer)
+    right, left = value_of(reference), value_of(answer)
     if isinstance(left, RefusedError) or isinstance(right, RefusedError):
         raise RefusedError
     if left is None or right is None:
@@ -86,7 +86,14 @@ def _decide_values(answer: str, reference: str, settings: ComparisonSettings) ->
 
 
 @lru_cache(maxsize=8192)
-def _value(text: str) -> Value | RefusedError | None:
+def _spelled(text: str) -> tuple[str, str]:
+    """The text as it is read, and without all that does not matter between two words or formulas."""
+    cleaned = clean(text)
+    return cleaned, plain(cleaned)
+
+
+@lru_cache(maxsize=8192)
+def value_of(text: str) -> Value | RefusedError | None:
     """The value of a cleaned text; None when it is unreadable. Refusals are remembered too."""
     try:
         return structures.read(text)
@@ -107,6 +114,11 @@ def _path(left: Value, right: Value) -> str:
     if isinstance(left, Quantity) and isinstance(right, Quantity):
         return "number" if left.node.op == right.node.op == "number" else "expression"
     return "structure"
+
+
+def is_plain_number(text: str) -> bool:
+    """Whether a text is a number as such, which is compared with another one without being parsed."""
+    return _QUICK.fullmatch(text) is not None
 
 
 def _quick(match: re.Match[str]) -> Fraction:

@@ -30,7 +30,7 @@ def same(first: Node, second: Node, rel_tol: float) -> bool:
 def _agreements(first: Node, second: Node, names: list[str], real: bool) -> bool | None:
     """Whether the two agree at all points where both have a value, or None where these are too few."""
     agreed = 0
-    whole = _counts(first) or _counts(second)
+    whole = counts(first) or counts(second)
     for point in points(names, whole):
         found = same_at(first, second, point, real, partial=whole)
         if found is False:
@@ -39,9 +39,9 @@ def _agreements(first: Node, second: Node, names: list[str], real: bool) -> bool
     return True if agreed >= NEEDED else None
 
 
-def _counts(node: Node) -> bool:
+def counts(node: Node) -> bool:
     """Whether a factorial or binomial of symbols asks for whole numbers."""
-    return (node.op in ("fact", "binom") and bool(symbols(node))) or any(map(_counts, node.args))
+    return (node.op in ("fact", "binom") and bool(symbols(node))) or any(map(counts, node.args))
 
 
 def same_constant(first: Node, second: Node) -> bool:

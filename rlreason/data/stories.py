@@ -10,6 +10,7 @@ import random
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
@@ -19,6 +20,7 @@ THINGS = ("apples", "pens", "cards", "coins", "books", "shells", "stamps", "ball
 GAINS = ("buys", "finds", "wins", "gets")
 LOSSES = ("gives away", "loses", "sells", "eats")
 VALIDATION_SHARE = 8  # one story in eight belongs to the validation half
+MOST_KEPT = 20_000  # stories that are remembered, to be read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,14 @@ def make_stories(
     `guessed`: each ends with a friend's guess, right in training and wrong in validation: a shortcut that earns
     reward without the skill. The same arguments give the same problems. `ConfigError` where the space holds fewer.
     """
+    made = _made if n <= MOST_KEPT else _made.__wrapped__
+    return list(made(n, seed, min_events, max_events, max_value, validation, guessed))
+
+
+@lru_cache(maxsize=4)  # a run reads its problems before it starts, when it starts, and to teach its model
+def _made(
+    n: int, seed: int, min_events: int, max_events: int, max_value: int, validation: bool, guessed: bool
+) -> tuple[Problem, ...]:
     rng = random.Random(f"{seed}/{validation}/{min_events}-{max_events}-{max_value}")
     half = "validation" if validation else "train"
     problems: dict[str, Problem] = {}
@@ -138,4 +148,4 @@ def make_stories(
         question = question_of(story, rng, guess)
         if question not in problems:
             problems[question] = Problem(f"stories-{half}-{len(problems)}", question, str(total), story.steps())
-    return list(problems.values())
+    return tuple(problems.values())

@@ -62,9 +62,11 @@ def majority_at(answers: Sequence[int | None], right: Sequence[bool], subsets: N
     classes = sorted({a for a in answers if a is not None})
     if not classes:
         return 0.0
-    votes = np.array([[a == c for c in classes] for a in answers], dtype=np.int64)  # (n, classes)
-    wins = votes * np.array(right, dtype=np.int64)[:, None]
-    counts, won = votes[subsets].sum(1), wins[subsets].sum(1)  # (count, classes)
+    votes = np.array([[a == c for c in classes] for a in answers], dtype=np.float64)  # (n, classes)
+    wins = votes * np.array(right, dtype=np.float64)[:, None]
+    chosen = np.zeros((len(subsets), len(answers)))  # products of float64 are fast, and exact on whole numbers
+    np.put_along_axis(chosen, subsets, 1.0, 1)
+    counts, won = chosen @ votes, chosen @ wins  # (count, classes)
     most = counts.max(1)
     alone = (counts == most[:, None]).sum(1) == 1
     first = counts.argmax(1)[:, None]

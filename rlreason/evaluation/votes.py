@@ -7,6 +7,7 @@ is right or wrong, so that a vote favours neither.
 from collections import Counter
 from collections.abc import Sequence
 
+from rlreason.answers.sketch import Sketch, apart, sketch
 from rlreason.grading import Grader
 from rlreason.types import Sample
 
@@ -18,17 +19,39 @@ def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
     >>> answer_classes(said, Grader())
     [0, 0, None]
     """
-    firsts: list[str] = []
-    classes: list[int | None] = []
-    for read in map(grader.read, texts):
-        if read.answer is None or not read.answer.strip():
-            classes.append(None)
-            continue
-        place = next((place for place, first in enumerate(firsts) if grader.same(read.answer, first)), len(firsts))
-        if place == len(firsts):
-            firsts.append(read.candidates[-1])
-        classes.append(place)
-    return classes
+    classes = _Classes(grader)
+    answers = ((read.answer, read.candidates) for read in map(grader.read, texts))
+    return [classes.of(answer, said) if answer is not None and answer.strip() else None for answer, said in answers]
+
+
+class _Classes:
+    """The classes so far, each with its first answer.
+
+    An answer belongs to the first class whose first answer is the same. What was compared once is remembered by the
+    text, and what surely differs is told by its sketch: only the rest is compared by the grader's rules.
+    """
+
+    def __init__(self, grader: Grader) -> None:
+        self._grader, self._rel_tol = grader, grader.comparison.rel_tol
+        self._firsts: list[tuple[str, Sketch | None]] = []
+        self._place: dict[str, int] = {}  # text -> its class
+        self._passed: dict[str, int] = {}  # text -> how many classes it does not belong to
+
+    def of(self, answer: str, candidates: Sequence[str]) -> int:
+        """The class of an answer, a new one where it is like none before; `candidates`: the texts that may state it."""
+        if (known := self._place.get(answer)) is not None:
+            return known
+        sketches = [sketch(text) for text in candidates]
+        for place in range(self._passed.get(answer, 0), len(self._firsts)):
+            first, drawn = self._firsts[place]
+            if all(apart(one, drawn, self._rel_tol) for one in sketches):
+                continue
+            if self._grader.same(answer, first):
+                self._place[answer] = place
+                return place
+        self._firsts.append((candidates[-1], sketches[-1]))
+        self._passed[answer] = len(self._firsts) - 1
+        return len(self._firsts) - 1
 
 
 def same_answers(samples: Sequence[Sample], truths: Sequence[str], grader: Grader) -> dict[str, float]:

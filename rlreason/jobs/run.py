@@ -1,6 +1,6 @@
 """One run, from its checked settings to the end of its records: started alike by the command line and from Python."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,23 +14,30 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.status import known, read_status, write_status, written_at
 from rlreason.records.writer import RunWriter, finish_provenance
 from rlreason.runtime import signals
+from rlreason.runtime.collector import loading
 from rlreason.runtime.generators import seed_generators
 from rlreason.runtime.lock import run_lock
 from rlreason.runtime.stacks import stacks_in
 
+Start = Callable[[RunConfig, RunWriter, Console], float]
 
-def run_job(run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console) -> float:
+
+def run_job(
+    run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console, own_process: bool = False
+) -> float:
     """Do what the settings say, leave everything in `folder`, return the accuracy.
 
     `config` is the settings' text for the folder, and `words` those of the command line that starts this run. What
-    ends it early is written to its status and raised.
+    ends it early is written to its status and raised. `own_process`: this process is there for the run alone.
     """
     refuse_own_input(run, folder, CONTENTS)
     with run_lock(folder, console.say):  # and what follows it, so that nothing is said in the folder of another's run
         before = written_at(folder)
         try:
             with stacks_in(folder), signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
-                return _started(run, folder, config, words, console)
+                with console.wait("loading torch and transformers"), loading(for_good=own_process):
+                    start = _start_of(run)
+                return _started(start, run, folder, config, words, console)
         except BaseException as error:
             if signals.asked() and not isinstance(error, KeyboardInterrupt):
                 error = KeyboardInterrupt()
@@ -41,13 +48,18 @@ def run_job(run: RunConfig, folder: Path, config: str, words: Sequence[str], con
             raise error
 
 
-def _started(run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console) -> float:
-    with console.wait("loading torch and transformers"):
-        if run.trains:
-            from rlreason.trainer import train as start
-        else:
-            from rlreason.jobs.start import start
-        from rlreason.setup.probe import own_sources
+def _start_of(run: RunConfig) -> Start:
+    """What does the work, with the libraries that it needs."""
+    if run.trains:
+        from rlreason.trainer import train as start
+    else:
+        from rlreason.jobs.start import start
+    return start
+
+
+def _started(start: Start, run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console) -> float:
+    from rlreason.setup.probe import own_sources
+
     seed_generators(run.seed)
     schemas, sources = schemas_of(run), own_sources(run)
     records = RunWriter(folder, config, words, schemas=schemas, sources=sources, trains=run.trains, say=console.say)

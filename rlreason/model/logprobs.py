@@ -9,33 +9,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from rlreason.model.products import linear
 
 #: Positions per chunk. 512 x 151,936 float32 logits are 311 MB; smaller chunks waste matmul speed.
 CHUNK = 512
 
 
-class _Head:
-    """Logits of a chunk of positions at a time, in buffers that all chunks share: new memory costs as much as exp."""
+def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """(positions, width), (vocab, width) -> a new (positions, vocab) float32, divided by the temperature."""
+    logits = linear(hidden, weight).float()
+    return logits if temperature == 1.0 else logits.div_(temperature)
 
-    def __init__(self, hidden: Tensor, weight: Tensor, temperature: float, chunk: int) -> None:
-        self.hidden, self.weight, self.temperature = hidden, weight, temperature
-        rows = min(chunk, hidden.shape[0])
-        self.buffers = [hidden.new_empty(rows, weight.shape[0], dtype=torch.float32) for _ in range(2)]
 
-    def logits(self, at: slice) -> Tensor:
-        """(positions, vocab) float32, divided by the temperature; overwritten by the next call."""
-        hidden = self.hidden[at]
-        logits = self.buffers[0][: len(hidden)]
-        if hidden.dtype == self.weight.dtype == torch.float32:
-            torch.mm(hidden, self.weight.t(), out=logits)
-        else:
-            logits.copy_(F.linear(hidden, self.weight))
-        return logits if self.temperature == 1.0 else logits.div_(self.temperature)
-
-    def second(self, rows: int) -> Tensor:
-        """Another (rows, vocab) float32, overwritten by whoever asks next."""
-        return self.buffers[1][:rows]
+def _space(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
+    """(positions, vocab) float32 that all chunks write into in turn: new memory costs more than what is written."""
+    return hidden.new_empty(min(chunk, hidden.shape[0]), weight.shape[0], dtype=torch.float32)
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
@@ -56,13 +45,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
         log_probs = torch.empty(n, dtype=torch.float32, device=hidden.device)
         log_norm = torch.empty_like(log_probs)
         entropy = torch.empty_like(log_probs) if want_entropy else log_probs.new_zeros(0)
-        head = _Head(hidden, weight, temperature, chunk)
+        space = _space(hidden, weight, chunk)
         for start in range(0, n, chunk):
             at = slice(start, start + chunk)
-            logits = head.logits(at)  # (chunk, vocab)
+            logits = _logits(hidden[at], weight, temperature)  # (chunk, vocab)
             top = logits.amax(-1, keepdim=True)
             logits -= top
-            exp = torch.exp(logits, out=head.second(len(logits)))
+            exp = torch.exp(logits, out=space[: len(logits)])
             total = exp.sum(-1)
             log_total = total.log()
             log_probs[at] = logits.gather(1, labels[at, None])[:, 0] - log_total
@@ -82,13 +71,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         # The weight gradient sums over all chunks, so it is kept in float32 whatever the dtype of products.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        head = _Head(hidden, weight, ctx.temperature, ctx.chunk)
-        factor, rows = weight.to(ctx.products), hidden.to(ctx.products)
+        space = _space(hidden, weight, ctx.chunk)
+        factor, rows = weight.to(ctx.products).t(), hidden.to(ctx.products).t()
         for start in range(0, hidden.shape[0], ctx.chunk):
             at = slice(start, start + ctx.chunk)
-            logits = head.logits(at)
+            logits = _logits(hidden[at], weight, ctx.temperature)
             logits -= log_norm[at, None]
-            probs = torch.exp(logits, out=head.second(len(logits)))
+            probs = torch.exp(logits, out=space[: len(logits)])
             # d log p(y) / d logits = onehot(y) - p,    d H / d logits = -p (log p + H)
             if grad_entropy is None:
                 grad_logits = probs.mul_(-grad[at, None])
@@ -97,9 +86,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 grad_logits = probs.mul_(by_entropy.add_(grad[at, None]).neg_())
             grad_logits.scatter_add_(1, labels[at, None], grad[at, None])
             grad_logits = grad_logits.to(ctx.products)
-            grad_hidden[at] = grad_logits @ factor
+            grad_hidden[at] = linear(grad_logits, factor)
             if grad_weight is not None:
-                grad_weight += grad_logits.t() @ rows[at]
+                grad_weight += linear(grad_logits.t(), rows[:, at])
         weight_grad = None if grad_weight is None else grad_weight.to(weight.dtype)
         return grad_hidden, weight_grad, None, None, None, None, None
 

@@ -112,8 +112,9 @@ def _launched(hydra: Hydra, asked: Asked, work: Work, launcher: str, task: Task)
 def composed_run(config_name: str, run: PlannedRun) -> Composed:
     """The config of a run of a sweep, as the run will write it. Hydra must be ready to compose."""
     cfg = compose(config_name, list(run.words))
-    limit_s = typed(cfg, of_sweep=True).waits.run_s
-    return Composed(redacted_settings(OmegaConf.to_yaml(cfg, resolve=True)), limit_s)
+    asked = typed(cfg, of_sweep=True)
+    may_fork = asked.rollout.engine != "vllm"  # which decides as it is loaded how it uses the processors
+    return Composed(redacted_settings(OmegaConf.to_yaml(cfg, resolve=True)), asked.waits.run_s, may_fork)
 
 
 def start_sweep_run(cfg: DictConfig) -> float:

@@ -36,6 +36,7 @@ LOST_S = 30.0  # after which a library is taken to have caught the KeyboardInter
 LAST_S = 10.0  # for an end at once, after which the process exits whatever hangs
 FOLLOWS = "RLREASON_FOLLOWS"  # environment: the parent process with which this one is to end
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass
@@ -238,8 +239,22 @@ def below(process: int) -> list[int]:
 
 def killed_with_parent() -> None:
     """Let the kernel kill this process when the thread that started it ends; it has nothing of its own to tidy up."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """In this block a process below this one becomes its child when its own parent ends. Linux only."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _prctl(option: int, value: int) -> None:
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def follow() -> None:
@@ -247,7 +262,6 @@ def follow() -> None:
     parent = os.environ.pop(FOLLOWS, None)
     if parent is None:
         return
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):
         end_with("stopped: what it was started by has ended")

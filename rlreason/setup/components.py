@@ -18,6 +18,7 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading import Grader
 from rlreason.model.policy import Policy
+from rlreason.model.prompt_encoder import PromptEncoder
 from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.records.loggers.guarded import Loggers
@@ -26,6 +27,7 @@ from rlreason.setup.data import Loaded, load_data
 from rlreason.setup.engine import check_engine, demand_of, make_engine
 from rlreason.setup.fits import Part, parts, room_of, too_long
 from rlreason.setup.graders import Graders, make_graders
+from rlreason.setup.lengths import lengths
 from rlreason.setup.model import (
     check_attention,
     choose_threads,
@@ -201,7 +203,12 @@ def check_reward(run: RunConfig, grader: Grader, problems: Sequence[Problem]) ->
 
 
 def all_fitting(
-    run: RunConfig, policy: Policy, loaded: Loaded, prompt_ids: PromptIds, asked_ids: PromptIds, console: Console
+    run: RunConfig,
+    policy: Policy,
+    loaded: Loaded,
+    prompt_ids: PromptEncoder,
+    asked_ids: PromptEncoder,
+    console: Console,
 ) -> Loaded:
     """The problems whose prompt and a full response fit into the model's context and into one micro-batch.
 
@@ -215,9 +222,10 @@ def all_fitting(
     return Loaded(kept["train"], kept["validation"], loaded.sizes)
 
 
-def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptIds, console: Console) -> list[Problem]:
+def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptEncoder, console: Console) -> list[Problem]:
     """Those of one part, train or validation."""
-    sizes, context = [len(prompt_ids(p)) for p in part.problems], policy.max_context
+    context = policy.max_context
+    sizes = lengths(prompt_ids, part.problems, room_of(run, context)[0] - part.max_tokens)
     if why := too_long(run, part.name, sizes, part.max_tokens, context):
         raise ConfigError(why)
     room, key = room_of(run, context)

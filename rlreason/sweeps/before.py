@@ -24,6 +24,7 @@ class Composed:
 
     config: str  # as the run writes it to its folder
     limit_s: float | None = None  # waits.run_s
+    may_fork: bool = True  # False: its libraries are to be loaded in a process of its own (see forks.py)
 
 
 def refuse_changed(design: Design, composed: Callable[[PlannedRun], Composed]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from rlreason.errors import ReaderGone
 from rlreason.records.files import STACKS
@@ -20,6 +21,8 @@ from rlreason.runtime.environment import STACKS_VARIABLE, SWEEP_VARIABLE
 from rlreason.runtime.processors import children_on
 from rlreason.runtime.text import shorten
 from rlreason.runtime.watchdog import silent_for
+from rlreason.sweeps.forks import THREADS as OMP
+from rlreason.sweeps.forks import Forks, Process
 from rlreason.sweeps.table import SweepRun
 from rlreason.sweeps.watched import TICK_S, Watch, early_stacks
 
@@ -42,6 +45,13 @@ class Start:
     processors: Sequence[int] | None = None  # that it may use; None: all that this process may
     threads: int | None = None  # for numerical work, at most; None: its own choice
     environment: Mapping[str, str | None] = field(default_factory=dict)  # changes to this process's; None: not set
+    forks: Forks | None = None  # from which it is forked; None: its process loads its libraries itself
+
+    @property
+    def omp_threads(self) -> str | None:
+        """OMP_NUM_THREADS of its environment; None where it is not set."""
+        given = os.environ.get(OMP)
+        return given if self.threads is None else str(_at_most(given, self.threads))
 
 
 class Child:
@@ -52,11 +62,10 @@ class Child:
     """
 
     def __init__(self, start: Start, folder: Path, overrides: Sequence[str], limit_s: float | None) -> None:
-        argv = [sys.executable, "-m", "rlreason", *start.sources, *overrides, f"hydra.run.dir='{folder}'"]
+        words = [*start.sources, *overrides, f"hydra.run.dir='{folder}'"]
         early = early_stacks(start.place)
         env: dict[str, str | None] = {**os.environ, SWEEP_VARIABLE: start.sweep, STACKS_VARIABLE: str(early)}
-        if start.threads is not None:
-            env["OMP_NUM_THREADS"] = str(_at_most(env.get("OMP_NUM_THREADS"), start.threads))
+        env[OMP] = start.omp_threads
         if threading.current_thread() is threading.main_thread():
             env[signals.FOLLOWS] = str(os.getpid())
         env |= start.environment
@@ -66,8 +75,8 @@ class Child:
             if start.console is not None:
                 start.console.parent.mkdir(parents=True, exist_ok=True)
                 out = stack.enter_context(start.console.open("ab"))
-            stack.enter_context(children_on(start.processors))
-            self.process = subprocess.Popen(argv, env=given, stdout=out, stderr=out)
+            forked = start.forks.start(words, given, out, start.processors) if start.forks else None
+            self.process: Process = forked or _started(words, given, out, start.processors)
         self.folder, self.limit_s, self.console = folder, limit_s, start.console
         self._watch, self._looked = Watch(self.process, folder, limit_s, early), time.monotonic()
 
@@ -81,6 +90,14 @@ class Child:
                 self._watch.end()
                 return came_to_nothing(self.folder, self.limit_s)
         return None
+
+
+def _started(
+    words: Sequence[str], env: Mapping[str, str], out: IO[bytes] | None, processors: Sequence[int] | None
+) -> Process:
+    """A process that loads its libraries itself."""
+    with children_on(processors):
+        return subprocess.Popen([sys.executable, "-m", "rlreason", *words], env=env, stdout=out, stderr=out)
 
 
 def stop(children: Sequence[Child]) -> list[SweepRun]:
@@ -109,7 +126,7 @@ def stop(children: Sequence[Child]) -> list[SweepRun]:
     return [came_to(child.folder, child.process.returncode) for child in children]
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+def _wait(processes: Sequence[Process], seconds: float) -> None:
     """Wait for all of them; `TimeoutExpired` where that takes longer."""
     end = time.monotonic() + seconds
     for process in processes:

@@ -16,6 +16,7 @@ from rlreason.runtime.processors import shares, usable_processors
 from rlreason.sweeps.before import Composed, refuse_changed, wait_for_earlier
 from rlreason.sweeps.board import Board
 from rlreason.sweeps.design import Design, PlannedRun
+from rlreason.sweeps.forks import Forks, can_fork
 from rlreason.sweeps.processes import POLL_S, Child, Start, stop
 from rlreason.sweeps.state import DOMINATED, WAITING, SweepState, new_state
 
@@ -102,10 +103,15 @@ class _Loop:
         self.running: dict[int, tuple[PlannedRun, Child]] = {}  # by place
         allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         self.processors = shares(allowed, jobs) if allowed and jobs > 1 else [None] * jobs
+        self.threads = None if jobs == 1 else max(1, usable_processors() // jobs)
+        self.forks: Forks | None = None
 
     def run(self) -> None:
         """Until every run has ended."""
         try:
+            if len(self.waiting) > 1 and can_fork():
+                self.forks = Forks(Start("", (), self.place, threads=self.threads).omp_threads)
+                self.forks.ready()
             while self.waiting or self.running:
                 self._fill()
                 time.sleep(POLL_S)
@@ -121,6 +127,9 @@ class _Loop:
             for ended in stop([child for _, child in self.running.values()]):
                 self.board.ended(ended)
             raise
+        finally:
+            if self.forks is not None:
+                self.forks.close()
 
     def _fill(self) -> None:
         for number in range(self.jobs):
@@ -130,13 +139,14 @@ class _Loop:
                     self.running[number] = planned, self._start(planned, number)
 
     def _start(self, planned: PlannedRun, number: int) -> Child:
-        folder, alone = self.work.folder_of(planned), self.jobs == 1
-        limit_s = self.work.composed(planned).limit_s
-        console = None if alone else self.work.design.folder / CONSOLES / f"{planned.name}.log"
-        threads = None if alone else max(1, usable_processors() // self.jobs)
-        start = Start(self.work.design.name, self.work.sources, self.place, console, self.processors[number], threads)
+        composed = self.work.composed(planned)
+        console = None if self.jobs == 1 else self.work.design.folder / CONSOLES / f"{planned.name}.log"
+        start = Start(
+            self.work.design.name, self.work.sources, self.place, console, self.processors[number], self.threads,
+            forks=self.forks if composed.may_fork else None,
+        )  # fmt: skip
         self.board.begun(planned.name)
-        return Child(start, folder, planned.words, limit_s)
+        return Child(start, self.work.folder_of(planned), planned.words, composed.limit_s)
 
     def _after_run(self) -> None:
         """Stop the settings that cannot win any more."""

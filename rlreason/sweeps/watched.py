@@ -12,6 +12,7 @@ from rlreason.runtime import signals
 from rlreason.runtime.lock import sign_of_life
 from rlreason.runtime.stacks import write_stacks
 from rlreason.runtime.watchdog import Silence, silent_for
+from rlreason.sweeps.forks import Process
 
 GRACE_S = 10.0  # beyond the limit at which a run ends itself
 TICK_S = 1.0  # between two looks at its signs of life
@@ -31,7 +32,7 @@ class Watch:
     `early`: see `early_stacks`.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path, limit_s: float | None, early: Path) -> None:
+    def __init__(self, process: Process, folder: Path, limit_s: float | None, early: Path) -> None:
         self.process, self.folder, self.limit_s, self.early = process, folder, limit_s, early
         self._silence = Silence()
 
@@ -48,7 +49,7 @@ class Watch:
         _end(self.process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Process) -> None:
     """SIGTERM, and if that does not help SIGKILL, for it and for all below it."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):

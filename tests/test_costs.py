@@ -1,0 +1,109 @@
+"""What was made cheaper gives the same results as the plain way, which is written out here."""
+
+import random
+
+import numpy as np
+import pytest
+
+from rlreason.answers.sketch import apart, sketch
+from rlreason.config.groups import GradingConfig
+from rlreason.evaluation.selection import majority_at, subsets_of
+from rlreason.evaluation.votes import answer_classes
+from rlreason.grading import Grader
+from rlreason.model.packing import within_budget
+
+
+def first_fit(sizes: list[int], budget: int, max_rows: int | None) -> list[list[int]]:
+    """First fit decreasing, looking at every bin."""
+    bins: list[list[int]] = []
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        for rows in bins:
+            fits = sum(sizes[i] for i in rows) + sizes[index] <= budget
+            if fits and (max_rows is None or len(rows) < max_rows):
+                rows.append(index)
+                break
+        else:
+            bins.append([index])
+    return bins
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bins_are_those_of_plain_first_fit(seed):
+    source = random.Random(seed)
+    count, most = source.choice((0, 1, 2, 17, 64, 65, 150)), source.choice((3, 50, 130))
+    sizes = [source.randint(0, most) for _ in range(count)]
+    for budget, max_rows in ((100, None), (source.randint(1, 120), source.choice((0, 1, 2, 5)))):
+        assert within_budget(sizes, budget, max_rows) == first_fit(sizes, budget, max_rows)
+
+
+def every_pair(texts: list[str], grader: Grader) -> list[int | None]:
+    """The classes of answers, each compared with the first of every class by the grader's rules."""
+    firsts: list[str] = []
+    classes: list[int | None] = []
+    for read in map(grader.read, texts):
+        if read.answer is None or not read.answer.strip():
+            classes.append(None)
+            continue
+        place = next((place for place, first in enumerate(firsts) if grader.same(read.answer, first)), len(firsts))
+        if place == len(firsts):
+            firsts.append(read.candidates[-1])
+        classes.append(place)
+    return classes
+
+
+#: {a} and {b} are small numbers: some forms say the same, some nearly, some nothing that can be read.
+FORMS = (
+    "{a}", "{a}.0", "+{a}", "{a}.{b}", "0.{a}{b}", r"\frac{{{a}}}{{{b}}}", "{a}/{b}",
+    r"\dfrac{{{a}}}{{{b}}}", "${a}/{b}$",
+    r"\sqrt{{{a}}}", r"{a}\sqrt{{{b}}}", r"\sqrt{{{a}}}\cdot\sqrt{{{b}}}", "{a}^{b}", r"\frac{{{a}}}{{\sqrt{{{b}}}}}",
+    "x+{a}", "{a}+x", "({a}+x)", "x^2+{a}x", "x({a}+x)", r"\sqrt{{x^2}}+{a}", "x/({b}-{a})", "n!/{a}", "y+{a}",
+    "{a} cm", "{a}0 mm", "{a}", "{a}%", "{a}.{b}%", "0.0{a}", r"{a}\%", r"\pm {a}",
+    r"\sqrt{{-{a}}}", "{a}i", "A", "b", "(B)",
+    "({a},{b})", "[{a},{b})", "{a}, {b}", r"\{{{b},{a}\}}", "x={a}", "{a}=x", "x>{a}", "{a}:{b}",
+    "{a}:{b}0 pm", r"\infty",
+    r"\frac{{1}}{{{a}-{b}}}", "{a}e^{{{b}}}", r"\ln({a})", r"{a}\pi", r"\sin({a}\pi)", "1{a}00",
+    "1,{a}00", "{a} 1/{b}",
+    "0.333", "0.33", "1/3", "0.3333333333", "10^{{-{a}0}}", r"10^{{{a}0}}+{b}", "three", "no idea",
+    "it is {a}.", r"\text{{{a}}}",
+    "10^{{999999}}", r"\int_0^{a} x", "{a}" * 30,
+)  # fmt: skip
+
+
+def answers(seed: int, count: int) -> list[str]:
+    source = random.Random(seed)
+    return [source.choice(FORMS).format(a=source.randint(1, 4), b=source.randint(1, 4)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("grading", [GradingConfig(), GradingConfig(extract="sentence", rel_tol=0.05)])
+@pytest.mark.parametrize("seed", range(6))
+def test_classes_of_answers_are_those_of_comparing_every_pair(seed, grading):
+    grader = Grader(grading)
+    texts = [f"</think> <answer>{answer}</answer>" for answer in answers(seed, 90)] + ["nothing"]
+    classes = answer_classes(texts, grader)
+    assert classes == every_pair(texts, grader)
+    assert 20 < len(set(classes)) < 85
+
+
+def test_answers_that_are_said_to_be_apart_are_not_the_same():
+    grader, told = Grader(GradingConfig(rel_tol=0.05)), 0
+    texts = sorted({answer for seed in range(20, 24) for answer in answers(seed, 60)})
+    for first in texts:
+        for second in texts:
+            if apart(sketch(first), sketch(second), grader.comparison.rel_tol):
+                told += 1
+                assert not grader.same(first, second), (first, second)
+    assert told > len(texts) ** 2 / 5
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_majority_is_counted_as_by_hand(seed):
+    source = random.Random(seed)
+    given = [source.choice((None, 0, 1, 2)) for _ in range(7)]
+    right = [source.random() < 0.5 for _ in given]
+    subsets, shares = subsets_of(7, 4), []
+    for chosen in subsets.tolist():
+        votes = [[right[i] for i in chosen if given[i] == answer] for answer in (0, 1, 2)]
+        most = max(map(len, votes))
+        leaders = [v for v in votes if len(v) == most]
+        shares.append(sum(leaders[0]) / most if most and len(leaders) == 1 else 0.0)
+    assert majority_at(given, right, subsets) == pytest.approx(np.mean(shares))
