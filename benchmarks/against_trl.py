@@ -196,7 +196,7 @@ def side_main(given: Namespace, sides: dict[str, Callable[[Namespace, Turns], No
     sides[given.side](given, Turns(int(given.reply)))
 
 
-def compare_all(given: Namespace, texts: Callable[[], Iterable[str]], exact: bool | Callable[[str], bool]) -> None:
+def compare_all(given: Namespace, texts: Callable[[], Iterable[str]], exact: Callable[[str], bool]) -> None:
     """Measure every row that is asked for, print the table, and exit with 1 where a row is not valid.
 
     `texts`: what the small model's tokenizer is made from. `exact`: whether both sides of a work see the same tokens.
@@ -215,8 +215,7 @@ def compare_all(given: Namespace, texts: Callable[[], Iterable[str]], exact: boo
             name = f"{work} {size if size == '5m' else Path(given.model).name} {dtype}"
             if name not in kept:
                 steps = in_turn(given, work, small if size == "5m" else given.model, dtype)
-                equal = exact(work) if callable(exact) else exact
-                kept[name] = summed_up(steps["rlreason"], steps["trl"], equal, dtype == "float32")
+                kept[name] = summed_up(steps["rlreason"], steps["trl"], exact(work), dtype == "float32")
                 keep(given, kept)
             rows[name] = kept[name]
             print(f"{name}: {sentence(rows[name])}", flush=True)
@@ -253,6 +252,8 @@ def in_turn(given: Namespace, work: str, folder: str, dtype: str) -> dict[str, l
                     said = (given.logs / f"{side}.log").read_text(encoding="utf-8")[-2000:]
                     sys.exit(f"{said}\n{side} ended before it had done step {number + 1} of {work}")
                 steps[side].append(Step(**json.loads(line)))
+            newest = ", ".join(f"{side} {steps[side][-1].seconds:.2f} s" for side in SIDES)
+            print(f"  {work} {dtype}, step {number + 1}: {newest}", flush=True)
     return steps
 
 

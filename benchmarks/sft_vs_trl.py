@@ -137,7 +137,7 @@ def main() -> None:
         return
     if PAIRS % given.trl_micro_batch:
         sys.exit(f"--trl-micro-batch={given.trl_micro_batch} must divide {PAIRS}, the pairs of a step")
-    compare_all(given, lambda: map("".join, texts_of(given, 4000)), True)
+    compare_all(given, lambda: map("".join, texts_of(given, 4000)), lambda work: True)
 
 
 if __name__ == "__main__":
