@@ -1,0 +1,155 @@
+"""The benchmarks' own parts: what makes two sides comparable, how growth is fitted, and that rlreason's side runs.
+
+The comparison with TRL itself, and the minutes of growth's measuring, are for whoever runs the scripts.
+"""
+
+import json
+import math
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import grpo_vs_trl  # noqa: E402
+import sft_vs_trl  # noqa: E402
+from against_trl import Step, digest, gsm8k, save_small, summed_up, table  # noqa: E402
+from growth import evaluation, generate, measured, update  # noqa: E402
+from growth_report import Axis, Point, draw, fitted, verdict  # noqa: E402
+from growth_report import table as growth_table  # noqa: E402
+
+from rlreason.data.stories import make_stories  # noqa: E402
+
+STEP = Step(2.0, 100.0, 1000, "ab", -2.0, 1.5, 0.3)
+TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=9)
+
+
+@given(st.lists(st.tuples(TOKENS, TOKENS), min_size=2, max_size=6), st.randoms())
+def test_a_digest_knows_every_token_and_no_order(pairs, random):
+    mixed = list(pairs)
+    random.shuffle(mixed)
+    assert digest(mixed) == digest(pairs)
+    (prompt, response), *rest = pairs
+    assert digest([(prompt, [*response, 1]), *rest]) != digest(pairs)
+    assert digest([([*prompt, *response[:1]], response[1:]), *rest]) != digest(pairs)
+
+
+def test_ratios_are_those_of_pairs_without_the_first():
+    mine = [replace(STEP, seconds=s) for s in (90.0, 1.0, 2.0, 6.0)]
+    theirs = [replace(STEP, seconds=s, memory=200.0) for s in (1.0, 4.0, 4.0, 4.0)]
+    row = summed_up(mine, theirs, True, True)
+    assert (row["ratio"], row["memory"], row["valid"]) == (0.5, 0.5, True)
+    assert "| 2.00 | 4.00 | **0.50** | 100 | 200 | 0.50 | yes |" in table({"given": row})
+
+
+@pytest.mark.parametrize(
+    ("changed", "same_ids", "float32", "valid"),
+    [
+        ({"digest": "cd"}, True, True, False),
+        ({"digest": "cd"}, False, True, True),
+        ({"log_prob": -2.0002}, True, True, False),
+        ({"log_prob": -2.00005}, True, True, True),
+        ({"entropy": 1.5002}, True, True, False),
+        ({"entropy": None}, True, True, True),
+        ({"log_prob": -2.01, "entropy": 1.49}, True, False, True),
+        ({"log_prob": -2.1}, True, False, False),
+        ({"tokens": 1019}, False, True, True),
+        ({"tokens": 1021}, False, True, False),
+    ],
+)
+def test_other_work_is_no_result(changed, same_ids, float32, valid):
+    row = summed_up([STEP] * 3, [replace(STEP, **changed)] * 3, same_ids, float32)
+    assert row["valid"] == valid == (not row["wrong"])
+
+
+@given(st.lists(TOKENS, min_size=8, max_size=8), st.permutations(list(range(10, 50))))
+def test_given_responses_have_their_lengths_and_differ(others, own):
+    lengths = [7, 12, 20, 33, 5, 41, 26, 16]
+    responses = grpo_vs_trl.responses_from(own, others, lengths)
+    assert [len(r) for r in responses] == lengths
+    assert len({tuple(r) for r in responses}) == len(lengths)
+
+
+@given(st.floats(0, 10), st.floats(0.01, 10), st.floats(0.5, 2.2))
+def test_the_growth_that_made_the_costs_is_found(fixed, slope, exponent):
+    sizes = [1, 4, 16, 64, 256]
+    growth = fitted(sizes, [fixed + slope * n**exponent for n in sizes])
+    assert math.isclose(growth.exponent, exponent, abs_tol=0.02)
+    assert growth.fixed >= 0 <= growth.slope
+
+
+def test_costs_that_do_not_grow_are_fixed():
+    growth = fitted([1, 2, 4], [3.0, 3.0, 3.0])
+    assert all(math.isclose(growth.at(size), 3.0, rel_tol=0.01) for size in (1, 2, 4))
+
+
+def test_growth_is_told_and_drawn(tmp_path):
+    axis = Axis("length", "tokens", "sampling", (1, 2, 4, 8), "attention looks back")
+    points = {"length": [Point(n, n**1.5, 10.0 * n) for n in axis.sizes]}
+    assert "| length | 1-8 tokens | sampling | 1-23 |" in growth_table([axis, axis._replace(name="none")], points)
+    kinds = [verdict(fitted(axis.sizes, [n**p for n in axis.sizes]), axis, 8).split()[0] for p in (0.6, 1, 1.5)]
+    assert kinds == ["less", "linear", "more"]
+    draw([axis], points, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_a_point_is_measured_in_a_process_of_its_own():
+    kept = []
+    assert measured(lambda size: lambda: kept.append(bytearray(size << 20)), 64).memory > 64
+    assert not kept
+    with pytest.raises(ChildProcessError, match="size 3"):
+        measured(lambda size: 1 / 0, 3)
+
+
+def test_the_work_of_growth_runs():
+    update(prompts=1, group=2, length=4, times=2)()
+    assert [len(r.token_ids) for r in generate(3)()] == [3] * 16
+
+
+@pytest.mark.long
+def test_an_evaluation_of_growth_runs(tmp_path):
+    evaluation(16)()
+
+
+class Watch:
+    """Takes what a side reports, step by step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def wait(self):
+        """The side may begin at once."""
+
+    def stop(self):
+        """Time is not looked at."""
+
+    def done(self, pairs, *numbers):
+        self.steps.append((digest(pairs), sum(len(p) + len(r) for p, r in pairs), *numbers))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("script", "work"), [(grpo_vs_trl, "given"), (grpo_vs_trl, "sampling"), (sft_vs_trl, "sft")])
+def test_the_side_of_rlreason_runs(script, work, tmp_path):
+    """Steps on the same responses have the same tokens; sampled and further ones have not. All tokens are counted."""
+    problems = make_stories(60, seed=0)
+    rows = [json.dumps({"question": p.question, "answer": f"{p.solution}\n#### {p.answer}"}) for p in problems]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows) + "\n")
+    save_small(tmp_path / "model", [f"{p.question} {p.solution}" for p in gsm8k(tmp_path, 60)])
+    asked = Namespace(data=tmp_path, folder=str(tmp_path / "model"), work=[work], dtypes=["float32"], steps=2)
+    asked.micro_batch_tokens = 4096
+    watch = Watch()
+    script.ours(asked, watch)
+    assert len(watch.steps) == 2
+    for (before, *_), (after, *_) in pairwise(watch.steps):
+        assert (before == after) == (work == "given")
+    for _, tokens, log_prob, entropy, norm in watch.steps:
+        assert tokens > 1000
+        assert log_prob < 0 < entropy
+        assert 0 < norm < math.inf
