@@ -1,16 +1,26 @@
-"""Tokens per second of `rollout=hf` and `rollout=vllm` on the same prompts: `python benchmarks/rollout.py --model DIR`.
+"""Tokens per processor second of `rollout=hf`, transformers' `generate` and vLLM on the same prompts, in one run.
 
-One process, one policy, one Sampling; the engines take turns, so that other programs slow both alike.
-Processor seconds are those of this process, all threads together: on a busy machine they vary less than wall time.
+`python benchmarks/rollout.py --model DIR --dtype bfloat16 [--peers transformers,vllm] [--json FILE]`
 
-Before any speed is printed, both engines' log-probabilities are compared with the trainer's on what they sampled.
+Every side writes exactly --max-tokens tokens for each sample, with one thread unless --threads says otherwise; the
+sides take turns, so that other programs slow all alike. Before any speed counts, the work must be equal: the same
+number of tokens within 2%, and the same mean log-probability and entropy of the first token (vLLM's are compared with
+the trainer's by its own weight check). Processor seconds are those of this process, all threads together: on a busy
+machine they vary less than wall time.
+
+In bfloat16 each peer has what serves it best, a copy of the weights in bfloat16; ours multiplies in bfloat16 from the
+trainer's float32 weights, head excepted.
 """
 
 import argparse
+import copy
+import json
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,28 +31,48 @@ import torch  # noqa: E402
 from rlreason.config.rollout import RolloutConfig  # noqa: E402
 from rlreason.data.prompts import load_template, render  # noqa: E402
 from rlreason.data.stories import make_stories  # noqa: E402
-from rlreason.engines.base import Demand, Engine, Prompt, Sampling, seed_for  # noqa: E402
+from rlreason.engines.base import Demand, Prompt, Sampling, seed_for  # noqa: E402
 from rlreason.engines.hf.engine import HFEngine  # noqa: E402
-from rlreason.engines.vllm.engine import VLLMEngine  # noqa: E402
-from rlreason.engines.vllm.weight_transfer import InProcessTransfer  # noqa: E402
 from rlreason.model.policy import Policy, load_policy  # noqa: E402
-from rlreason.model.scoring import LogProbScorer  # noqa: E402
-from rlreason.types import Response  # noqa: E402
+
+PEERS = ("transformers", "vllm")
+#: How far first-token means may lie apart, in nats: float32 rounding, and what bfloat16 weights do to a distribution.
+AGREE = {torch.float32: 2e-3, torch.bfloat16: 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one turn of a side wrote."""
+
+    responses: list[list[int]]  # token ids, prompt by prompt, --samples of each
+
+
+Write = Callable[[Sampling], Written]
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a model folder")
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--model", required=True, help="a model folder, or tiny")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--peers", default=",".join(PEERS), help="of transformers,vllm; empty: ours alone")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--samples", type=int, default=4, help="of each prompt")
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--rows", type=int, default=256, help="samples decoded in one batch, at most")
-    parser.add_argument("--cache-gb", type=float, help="of vLLM; left out: planned from rows and free memory")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each engine; the median is printed")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side; medians are printed")
+    parser.add_argument("--json", type=Path, help="write the figures here")
     return parser.parse_args()
+
+
+def load(args: argparse.Namespace) -> Policy:
+    """The policy: a model folder's, or the built-in tiny Llama with weights as they are drawn."""
+    if args.model != "tiny":
+        return load_policy(args.model, args.dtype)
+    from rlreason.model.tiny import build_model, build_tokenizer
+
+    tokenizer = build_tokenizer([story.question for story in make_stories(400, seed=0)])
+    return Policy(build_model(len(tokenizer)), tokenizer, getattr(torch, args.dtype))
 
 
 def prompts_for(policy: Policy, count: int) -> list[Prompt]:
@@ -54,63 +84,143 @@ def prompts_for(policy: Policy, count: int) -> list[Prompt]:
     ]
 
 
-def timed(engine: Engine, prompts: list[Prompt], sampling: Sampling, n: int) -> tuple[list[Response], float, float]:
-    """(responses, wall seconds, processor seconds) of `n` samples per prompt."""
-    wall, processor = time.monotonic(), time.process_time()
-    responses = engine.generate(prompts, sampling, n)
-    return responses, time.monotonic() - wall, time.process_time() - processor
+def ours(policy: Policy, prompts: list[Prompt], n: int) -> Write:
+    """The in-process engine."""
+    engine = HFEngine(policy)
+    return lambda sampling: Written([r.token_ids for r in engine.generate(prompts, sampling, n)])
 
 
-def gaps(policy: Policy, responses: list[Response], temperature: float) -> tuple[float, float]:
-    """Mean and largest |log p_engine - log p_trainer| over the tokens of up to 32 responses."""
-    some = responses[:: max(1, len(responses) // 32)]
-    scores = LogProbScorer(policy, temperature, 8192).log_probs([(r.prompt_ids, r.token_ids) for r in some])
-    found = [abs(a - b) for r, s in zip(some, scores, strict=True) for a, b in zip(r.log_probs, s, strict=True)]
-    return statistics.fmean(found), max(found)
+def transformers(policy: Policy, prompts: list[Prompt], n: int) -> Write:
+    """`generate` on left-padded prompts, with its default cache and sdpa."""
+    model = copy.deepcopy(policy.model).to(policy.compute_dtype)
+    model.set_attn_implementation("sdpa")
+    pad = policy.tokenizer.eos_token_id
+    rows = [p.token_ids for p in prompts for _ in range(n)]
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+
+    def write(sampling: Sampling) -> Written:
+        tokens = {"min_new_tokens": sampling.min_tokens, "max_new_tokens": sampling.max_tokens, "pad_token_id": pad}
+        with torch.inference_mode():
+            out = model.generate(input_ids=ids, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0, **tokens)
+        return Written(out[:, width:].tolist())
+
+    return write
+
+
+def compare(sides: dict[str, Write], args: argparse.Namespace) -> dict[str, list[tuple[float, float, int]]]:
+    """(wall seconds, processor seconds, tokens) of every turn, after a short one of each that warms it up."""
+    sampling = Sampling(1.0, args.max_tokens, args.max_tokens)
+    for write in sides.values():
+        write(Sampling(1.0, 2, 2))
+    turns: dict[str, list[tuple[float, float, int]]] = {name: [] for name in sides}
+    for _ in range(args.rounds):
+        for name, write in sides.items():
+            wall, processor = time.monotonic(), time.process_time()
+            written = write(sampling)
+            wall, processor = time.monotonic() - wall, time.process_time() - processor
+            tokens = sum(map(len, written.responses))
+            turns[name].append((wall, processor, tokens))
+            print(f"{name:13} {tokens} tokens, {processor:.2f} processor seconds ({wall:.1f} s)", flush=True)
+    return turns
+
+
+def check_tokens(turns: dict[str, list[tuple[float, float, int]]]) -> None:
+    """`SystemExit` where a side wrote another number of tokens."""
+    most, least = (f(tokens for rows in turns.values() for *_, tokens in rows) for f in (max, min))
+    if most > 1.02 * least:
+        raise SystemExit(f"the sides wrote between {least} and {most} tokens, which is not the same work")
+
+
+@torch.inference_mode()
+def first_step(policy: Policy, prompts: list[Prompt], model: torch.nn.Module | None) -> tuple[float, float]:
+    """Mean log-probability of the likeliest first token, and mean entropy, in nats: of `model`, or of our engine."""
+    if model is None:
+        best = [r.log_probs[0] for r in HFEngine(policy).generate(prompts, Sampling(0.0, 0, 1), 1)]
+        with policy.autocast():
+            hidden = [policy.backbone(input_ids=torch.tensor([p.token_ids])).last_hidden_state[0, -1] for p in prompts]
+        log_probs = policy.logits(torch.stack(hidden)).log_softmax(-1)
+        return statistics.fmean(best), float(-(log_probs.exp() * log_probs).sum(-1).mean())
+    rows = [model(input_ids=torch.tensor([p.token_ids])).logits[0, -1].float() for p in prompts]
+    log_probs = torch.stack(rows).log_softmax(-1)
+    return float(log_probs.amax(-1).mean()), float(-(log_probs.exp() * log_probs).sum(-1).mean())
+
+
+def check_first_step(policy: Policy, prompts: list[Prompt]) -> dict[str, tuple[float, float]]:
+    """`SystemExit` where our engine and the model's own forward pass begin with other distributions."""
+    plain = copy.deepcopy(policy.model).to(policy.compute_dtype)
+    plain.set_attn_implementation("sdpa")
+    found = {"ours": first_step(policy, prompts, None), "transformers": first_step(policy, prompts, plain)}
+    apart = max(abs(a - b) for a, b in zip(*found.values(), strict=True))
+    if not apart < AGREE[policy.compute_dtype]:
+        raise SystemExit(f"first tokens have log-probability and entropy {found}: not the same distribution")
+    return found
+
+
+def report(turns: dict[str, list[tuple[float, float, int]]]) -> dict[str, dict[str, float]]:
+    """Print and return the medians: tokens per processor second and per second, and ours against each peer."""
+    speed = {
+        name: {
+            "tokens_per_processor_second": statistics.median(tokens / processor for _, processor, tokens in rows),
+            "tokens_per_second": statistics.median(tokens / wall for wall, _, tokens in rows),
+        }
+        for name, rows in turns.items()
+    }
+    print(f"\n{'side':14}{'tokens/processor s':>20}{'tokens/s':>12}{'ours/side':>12}")
+    for name, row in speed.items():
+        rate = row["tokens_per_processor_second"]
+        row["ours_over_side"] = speed["ours"]["tokens_per_processor_second"] / rate
+        print(f"{name:14}{rate:20.0f}{row['tokens_per_second']:12.0f}{row['ours_over_side']:12.2f}")
+    return speed
 
 
 def main() -> None:
-    """Load the policy and both engines, and compare them."""
+    """Load every side, compare, print, and write the figures down."""
     args = arguments()
     torch.set_num_threads(args.threads)
-    policy = load_policy(args.model, args.dtype)
-    prompts, sampling = prompts_for(policy, args.prompts), Sampling(1.0, 0, args.max_tokens)
-    longest = max(len(p.token_ids) for p in prompts)
+    peers = [peer for peer in args.peers.split(",") if peer]
+    if unknown := set(peers) - set(PEERS):
+        raise SystemExit(f"--peers {','.join(sorted(unknown))}: not known; choose of {','.join(PEERS)}")
+    policy = load(args)
+    prompts = prompts_for(policy, args.prompts)
     print(f"{policy.describe()}; torch {torch.__version__}")
-    print(
-        f"{args.prompts} prompts (longest {longest} tokens) x {args.samples} samples x {args.max_tokens} tokens at most"
-    )
+    print(f"{args.prompts} prompts x {args.samples} samples x {args.max_tokens} tokens")
+    first = check_first_step(policy, prompts)
+    sides: dict[str, Write] = {"ours": ours(policy, prompts, args.samples)}
+    if "transformers" in peers:
+        sides["transformers"] = transformers(policy, prompts, args.samples)
     with tempfile.TemporaryDirectory() as folder:
-        log, room = Path(folder) / "vllm.log", longest + args.max_tokens
-        rollout = RolloutConfig("vllm", max_rows=args.rows, kv_cache_gb=args.cache_gb)
-        vllm = VLLMEngine(policy, rollout, InProcessTransfer(), log, Demand(room, args.rows))
-        engines: dict[str, Engine] = {"hf": HFEngine(policy, args.rows), "vllm": vllm}
+        close = add_vllm(sides, policy, prompts, args, Path(folder)) if "vllm" in peers else None
         try:
-            compare(engines, policy, prompts, sampling, args)
+            turns = compare(sides, args)
         finally:
-            vllm.close()
+            if close is not None:
+                close()
+    check_tokens(turns)
+    figures = {"settings": vars(args), "first_step": first, "turns": turns, "medians": report(turns)}
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2, default=str) + "\n")
 
 
-def compare(
-    engines: dict[str, Engine], policy: Policy, prompts: list[Prompt], sampling: Sampling, args: argparse.Namespace
-) -> None:
-    """Print both engines' mismatch and speed."""
-    for name, engine in engines.items():  # the first call of each warms it up
-        mean, worst = gaps(policy, engine.generate(prompts[:4], sampling, args.samples), sampling.temperature)
-        print(f"{name:5} |log p - trainer's|: mean {mean:.2g}, largest {worst:.2g} nats")
-    speed: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
-    for _ in range(args.rounds):
-        for name, engine in engines.items():
-            engine.load_weights(policy)  # as after each step, so that no prompt is left in a cache
-            responses, wall, processor = timed(engine, prompts, sampling, args.samples)
-            tokens = sum(len(r.token_ids) for r in responses)
-            speed[name].append((tokens / wall, tokens / processor))
-            print(f"{name:5} {tokens} tokens in {wall:.1f} s ({processor:.1f} processor seconds)", flush=True)
-    medians = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in speed.items()}
-    print(f"\n{'engine':8}{'tokens/s':>12}{'ratio':>8}{'tokens/processor s':>22}{'ratio':>8}")
-    for name, (wall, processor) in medians.items():
-        base_wall, base_processor = medians["hf"]
-        print(f"{name:8}{wall:12.0f}{wall / base_wall:8.2f}{processor:22.0f}{processor / base_processor:8.2f}")
+def add_vllm(
+    sides: dict[str, Write], policy: Policy, prompts: list[Prompt], args: argparse.Namespace, folder: Path
+) -> Callable[[], None]:
+    """Start vLLM as a run does, which compares its log-probabilities with the trainer's; how to stop it."""
+    from rlreason.engines.vllm.engine import VLLMEngine
+    from rlreason.engines.vllm.weight_transfer import InProcessTransfer
+
+    longest, rows = max(len(p.token_ids) for p in prompts) + args.max_tokens, args.prompts * args.samples
+    engine = VLLMEngine(
+        policy, RolloutConfig("vllm", max_rows=rows), InProcessTransfer(), folder / "vllm.log", Demand(longest, rows)
+    )
+
+    def write(sampling: Sampling) -> Written:
+        return Written([r.token_ids for r in engine.generate(prompts, sampling, args.samples)])
+
+    engine.load_weights(policy)
+    sides["vllm"] = write
+    return engine.close
 
 
 if __name__ == "__main__":

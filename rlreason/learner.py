@@ -5,16 +5,15 @@ memory and nothing else.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlreason.config.optimization import OptimizationConfig
-from rlreason.model.packing import PackedBatch, pack, within_budget
+from rlreason.model.packing import PackedBatch
 from rlreason.model.policy import Policy
 from rlreason.objectives.aggregation import aggregate_loss, step_divisors
 from rlreason.objectives.entropy import entropy_bonus
@@ -22,6 +21,7 @@ from rlreason.objectives.kl import kl_per_token
 from rlreason.objectives.mismatch import mismatch_weights
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.own_loss import loss_named
+from rlreason.objectives.step_sums import StepSums
 from rlreason.optimization import LearningRateSchedule, make_optimizer
 from rlreason.runtime.signals import held
 from rlreason.statistics import mismatch_metrics
@@ -50,17 +50,6 @@ class Update:
 
 
 Counted = Callable[[Update], object]  # is called with an update as soon as its weights have moved
-
-
-@dataclass(slots=True)
-class _Backward:
-    """What the backward pass has summed over the micro-batches of a step."""
-
-    n_tokens: int  # response tokens that carry loss
-    entropies: list[float | None]
-    n_micro: int = 0
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # over response tokens, but for `loss`
-    mismatches: list[Tensor] = field(default_factory=list)  # |log p_engine - log p_trainer| of sampled tokens
 
 
 class Learner:
@@ -133,9 +122,9 @@ class Learner:
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
-        gathered = self._backward(samples, mismatch_from)
+        n_tokens, sums = self._backward(samples, mismatch_from)
         with held():
-            update = Update(self._step(gathered), gathered.entropies)
+            update = self._step(samples, n_tokens, sums)
             counted(update)
         return update
 
@@ -151,24 +140,24 @@ class Learner:
     def gradient(self, samples: Sequence[Sample]) -> Gradient:
         """The gradient of `update`'s loss without the step: weights, optimizer and metrics stay as they are."""
         tokens = [torch.zeros(len(s.response.token_ids)) for s in samples]
-        sums = self._backward(samples, token_gradients=tokens).sums
+        sums = self._backward(samples, token_gradients=tokens)[1].read(samples).sums
         parameters = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         self.optimizer.zero_grad(set_to_none=True)
-        return Gradient(sums["loss"], parameters, tokens, sums["clip_fraction"])
+        return Gradient(sums.get("loss", 0.0), parameters, tokens, sums.get("clip_fraction", 0.0))
 
     def _backward(
         self, samples: Sequence[Sample], mismatch_from: int | None = None, token_gradients: list[Tensor] | None = None
-    ) -> _Backward:
-        """Add the step's gradient to the parameters."""
+    ) -> tuple[int, StepSums]:
+        """Add the step's gradient to the parameters; how many response tokens carry loss, and what was measured."""
         lengths = torch.tensor([len(s.response.token_ids) for s in samples])
         has_loss = torch.tensor([s.has_loss for s in samples])
         n_sequences, n_tokens = step_divisors(lengths, has_loss, self.objective.length_norm.kind)
-        done = _Backward(n_tokens, [None] * len(samples))
+        done = StepSums()
         for with_gradient, members in zip((True, False), self._by_need(samples), strict=True):
             for rows in self.micro_batches([samples[i] for i in members]):
                 places = [members[i] for i in rows]
-                chosen, done.n_micro = [samples[i] for i in places], done.n_micro + 1
-                batch = pack([(s.response.prompt_ids, s.response.token_ids) for s in chosen], self.policy.device)
+                chosen = [samples[i] for i in places]
+                batch = self.policy.pack(_pairs(chosen))
                 with torch.set_grad_enabled(with_gradient):
                     flat, flat_entropy = self.policy.log_probs(batch, self.temperature)
                     loss, per_token = self._loss(chosen, batch, flat, flat_entropy, n_sequences, n_tokens)
@@ -178,15 +167,12 @@ class Learner:
                 if token_gradients is not None and flat.grad is not None:
                     for i, part in zip(places, flat.grad.cpu().split(batch.lengths.tolist()), strict=True):
                         token_gradients[i] = part
-                done.sums["loss"] += loss.item()
-                for i, total in zip(places, per_token["entropy"].sum(1).tolist(), strict=True):  # zeros after its end
-                    length = len(samples[i].response.token_ids)
-                    done.entropies[i] = total / length if length else None
-                for name, values in per_token.items():
-                    done.sums[name] += values[batch.response_mask].sum().item()
+                done.add(places, loss, per_token, batch.response_mask)
                 if mismatch_from is not None and chosen[0].response.log_probs:
-                    done.mismatches.append(self._mismatch(chosen, batch, per_token["log_prob"], mismatch_from))
-        return done
+                    done.compare(
+                        chosen, self._flat([s.response.log_probs for s in chosen]), flat.detach(), mismatch_from
+                    )
+        return n_tokens, done
 
     def _by_need(self, samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
         """Samples with loss that need a gradient, and those that are only measured.
@@ -204,8 +190,7 @@ class Learner:
 
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
         """The samples, by number, cut so that each forward pass stays within the bounds on tokens and sequences."""
-        sizes = [len(s.response.prompt_ids) + len(s.response.token_ids) for s in samples]
-        return within_budget(sizes, self.micro_batch_tokens, self.micro_batch_size)
+        return self.policy.divide(_pairs(samples), self.micro_batch_tokens, self.micro_batch_size)
 
     def _loss(
         self,
@@ -251,20 +236,19 @@ class Learner:
 
     def _rows(self, batch: PackedBatch, values: list[list[float]]) -> Tensor:
         """Numbers per response token, sample by sample -> (batch, seq), as the log-probabilities."""
-        return batch.to_rows(torch.tensor([v for row in values for v in row], device=self.policy.device))
+        return batch.to_rows(self._flat(values))
 
-    def _mismatch(self, samples: list[Sample], batch: PackedBatch, log_probs: Tensor, first: int) -> Tensor:
-        """|log p_engine - log p_trainer| of the sampled tokens from position `first` on, flat."""
-        engine = self._rows(batch, [s.response.log_probs for s in samples])
-        return (engine - log_probs).abs()[:, first:][batch.response_mask[:, first:]]
+    def _flat(self, values: list[list[float]]) -> Tensor:
+        """Numbers per response token, sample by sample -> (scored,)"""
+        return torch.tensor([v for row in values for v in row], device=self.policy.device)
 
-    def _step(self, done: _Backward) -> dict[str, float]:
+    def _step(self, samples: Sequence[Sample], n_tokens: int, done: StepSums) -> Update:
         """Clip, step, forget the gradient. Without any loss, or with a gradient that is not finite, nothing moves."""
         for p in self.parameters:
             if p.grad is None:  # a gradient of zero is still a step: Adam's momentum moves the weights
                 p.grad = torch.zeros_like(p)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm).item()
-        loss, n_micro = done.sums.pop("loss", 0.0), done.n_micro
+        measured = done.read(samples, torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm))
+        (norm,), loss, n_micro = measured.more, measured.sums.pop("loss", 0.0), done.n_micro
         finite = math.isfinite(norm) and math.isfinite(loss)
         if finite and n_micro:
             self.optimizer.step()
@@ -274,15 +258,19 @@ class Learner:
             "train/micro_batches": n_micro,
             "train/skipped_updates": 0 if finite else 1,
             "train/empty_updates": 0 if n_micro else 1,
-            "train/tokens": done.n_tokens if n_micro else 0,
+            "train/tokens": n_tokens if n_micro else 0,
         }
         if not n_micro:  # nothing was measured: zeros would be weighed as values
-            return metrics
-        metrics |= {"train/loss": loss, "train/grad_norm": norm}
-        metrics |= mismatch_metrics(torch.cat(done.mismatches).tolist() if done.mismatches else [], "rollout")
-        return metrics | {f"train/{name}": total / done.n_tokens for name, total in done.sums.items()}
+            return Update(metrics, measured.entropies)
+        metrics |= {"train/loss": loss, "train/grad_norm": norm} | mismatch_metrics(measured.mismatches, "rollout")
+        metrics |= {f"train/{name}": total / n_tokens for name, total in measured.sums.items()}
+        return Update(metrics, measured.entropies)
 
     def weights_are_finite(self) -> bool:
         """Whether every trained weight is a number."""
         norms = torch._foreach_norm([p.detach() for p in self.parameters], ord=torch.inf)
         return bool(torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).all())
+
+
+def _pairs(samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
+    return [(s.response.prompt_ids, s.response.token_ids) for s in samples]

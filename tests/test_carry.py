@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from rlreason.cli.check import check_words
 from rlreason.errors import ConfigError
 from rlreason.sweeps.carry import carry, sweep_folder
 from rlreason.sweeps.dominated import losers, watch
@@ -30,6 +31,20 @@ def test_the_winner_of_a_sweep_is_carried_with_its_difference(tmp_path):
     assert "carries learning_rate=1e-3: better by 0." in found.sentence
     assert "chosen with model=tiny data=stories_long" in found.sentence
     assert json.loads(json.dumps(found.plain()))["difference"]["seeds"] == 4
+
+
+def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweep(tmp_path / "tiny", "learning_rate", list(CHANCE), by_chance, reference=LR)
+    words = ["-m", "sweep=grpo_baselines", f"carry={tmp_path}/tiny"]
+    asked = check_words([*words, "seed=0,1"], note=str)
+    assert asked.design is not None
+    assert "learning_rate=1e-3" in asked.design.runs[0].words
+    with pytest.raises(ConfigError) as caught:
+        check_words([*words, "model=local", f"model.path={tmp_path}", "scale=laptop", "data=stories"], note=str)
+    said = str(caught.value)
+    assert f"was chosen with model tiny, and this sweep has local ({tmp_path})" in said
+    assert "(learning_rate=1e-3) instead of carry=" in said
 
 
 def test_what_cannot_be_told_apart_keeps_the_default(tmp_path):

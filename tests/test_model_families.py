@@ -51,6 +51,7 @@ def test_trainer_and_engine_score_as_the_models_own_plain_forward_pass(family, t
         expected += [log_probs[len(prompt) + t - 1, token] for t, token in enumerate(response)]
     policy = Policy(model, tokenizer)
     torch.testing.assert_close(policy.log_probs(pack(pairs))[0], torch.stack(expected), atol=3e-5, rtol=0)
+    assert policy.shares_prompts, policy.remarks
     prompts = [Prompt(str(i), p, seed=i) for i, (p, _) in enumerate(pairs)]
     responses = HFEngine(policy).generate(prompts, Sampling(0.8, 0, 12), n=3)
     scores = LogProbScorer(policy, 256, 0.8).log_probs([(r.prompt_ids, r.token_ids) for r in responses])

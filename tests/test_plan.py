@@ -63,6 +63,13 @@ def test_few_seeds_are_said_to_settle_nothing(tmp_path, run):
     assert lines(plan_text(alone, [run]))["can show"] == "a mean over 4 seeds with its interval"
 
 
+def test_a_monitor_that_can_stop_nothing_with_so_few_seeds_is_said_to(tmp_path, composed):
+    run = typed(composed("monitors.dominated=stop", "data.n_validation=1024"), of_sweep=True)
+    said = "monitors.dominated=stop stops nothing here: it looks once 3 seeds have ended"
+    assert said in lines(plan_text(design(tmp_path, 3), [run]))["can show"]
+    assert said not in lines(plan_text(design(tmp_path, 4), [run]))["can show"]
+
+
 def test_finished_runs_tell_time_disk_and_spread(tmp_path, run):
     state = sweep(tmp_path / "lr", "learning_rate", VALUES, lambda v, s: answers(7 * s + len(v), 0.5), seeds=(0, 1, 2))
     for one in state.runs:
@@ -89,14 +96,15 @@ def test_a_sweep_beside_it_tells_the_time_where_its_runs_are_alike(tmp_path, run
         "algorithm": run.algorithm, "n_steps": run.n_steps, "rollout_batch_size": run.rollout_batch_size,
         "train_batch_size": run.train_batch_size, "epochs_per_rollout": run.epochs_per_rollout,
         "sampling": {"max_tokens": run.sampling.max_tokens}, "data": {"name": run.data.name},
-        "model": {"name": run.model.name},
+        "model": {"name": run.model.name}, "group_size": run.group_size, "prompt": {"name": run.prompt.name},
     }  # fmt: skip
     config.write_text(json.dumps(alike))
     found = cost_of(grid, run, None)
     assert found is not None
     assert (found.seconds, found.source) == (60.0, "4 finished runs of other")
-    config.write_text(json.dumps(alike | {"n_steps": 41}))
-    assert cost_of(grid, run, None) is None
+    for other in ({"n_steps": 41}, {"budget": {"steps": 3}}, {"prompt": {"name": "r1_zero"}}):
+        config.write_text(json.dumps(alike | other))
+        assert cost_of(grid, run, None) is None
 
 
 def test_the_problems_are_those_of_the_last_evaluation(composed, run, gsm8k):

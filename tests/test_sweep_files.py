@@ -160,7 +160,7 @@ def test_the_words_of_a_sweep_reach_no_run(tmp_path, monkeypatch):
 
 def test_the_embedded_block_is_read_at_its_scale_alone_and_typed_words_win():
     rates = {run.setting["learning_rate"] for run in designed("sweep=grpo_learning_rate").runs}
-    assert rates == {"3e-5", "1e-4", "3e-4", "1e-3", "3e-3"}
+    assert rates == {"3e-5", "1e-4", "3e-4", "1e-3", "1e-2"}
     paper = designed("sweep=grpo_learning_rate", "experiment=cs336_2025")
     assert paper.runs[0].words == ["sweep=grpo_learning_rate", "experiment=cs336_2025", "learning_rate=1e-6", "seed=0"]
     assert paper.reference == {"learning_rate": "1e-5"}
@@ -215,6 +215,10 @@ def test_a_block_may_be_like_another_and_a_file_of_ones_own_works_the_same(tmp_p
         ("embedded: {like: nobody}", "sweep=nobody is no option of sweep"),
         ("carries: 3", "carries=3 is neither true nor false"),
         ("reference: loss", "reference holds loss, which is no list of words"),
+        (
+            "cells: [[loss=gspo], [loss=cispo]]\nreference: [los=cispo]",
+            "reference holds los=cispo, which no run of the",
+        ),
         ("chain: [mine]", "chain=['mine'] is no list of other sweeps"),
         ("chain: [grpo_baselines]\nn_steps: 3", "n_steps stands beside chain"),
         ("chain: [grpo_assignment]", "grpo_assignment is a chain of sweeps, and no sweep of a chain"),

@@ -41,6 +41,11 @@ def checked_sweep(asked: Asked, note: Note) -> Asked:
         return _checked_chain(asked, file, note)
     before = _carried([Path(sweep) for sweep in asked.own.carry], note)
     design = design_of(asked, note, _words_of(before, note))
+    if before:
+        from rlreason.sweeps.carry import model_of, refuse_other_model
+
+        cfg = composed(design.runs[0].words, asked.config_name)
+        refuse_other_model(before, model_of(lambda key: OmegaConf.select(cfg, key)))
     check_runs(asked, shown_first(design), design.folder, note)
     overrides = with_own_names(asked.overrides, asked.config_name, note)
     plain = tuple(one.plain() for one in before)

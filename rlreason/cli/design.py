@@ -20,6 +20,7 @@ from rlreason.config.leaves import typed_word
 from rlreason.config.store import run_name
 from rlreason.config.sweep_files import FIRST, SweepFile, sweep_file
 from rlreason.errors import ConfigError
+from rlreason.runtime.text import few
 from rlreason.sweeps.design import SWEEPS, Design, PlannedRun, Setting
 
 BESIDE = ("algorithm", "data", "experiment", "model", "scale")  # where typed, they make another sweep of the same name
@@ -73,6 +74,7 @@ def design_of(
     place = folder or folder_of(asked, grid.swept, base)
     runs = _runs(grid.beside(place), name, note)
     axes = list(runs[0].setting)
+    _refuse_strange_reference(file, {*grid.swept, *(key_of(word) for word in words)})
     return Design(place.name, place, runs, axes, _reference(runs, file.reference))
 
 
@@ -184,6 +186,17 @@ def _filled(grid: Grid, cell: Sequence[str], name: str) -> Setting:
 def plain_word(value: object) -> str:
     """A value of a config as it is typed."""
     return typed_word(OmegaConf.to_container(value) if OmegaConf.is_list(value) else value)
+
+
+def _refuse_strange_reference(file: SweepFile, known: set[str]) -> None:
+    """A key that neither varies nor was typed would fit every run, so that the first one became the reference."""
+    varied = {key_of(f"{key}=") for key in file.axes} | {key_of(word) for cell in file.cells for word in cell}
+    for word in file.reference:
+        if word != FIRST and key_of(word) not in known | varied:
+            raise ConfigError(
+                f"sweep/{file.name}.yaml: reference holds {word}, which no run of the sweep varies: it may name "
+                f"{few(sorted(varied)) or 'nothing here'}"
+            )
 
 
 def _reference(runs: Sequence[PlannedRun], words: Sequence[str]) -> Setting | None:

@@ -151,6 +151,12 @@ CONDITIONS = (
         "choose it too, or leave this out",
     ),
     Condition(
+        ("rollout.compile",),
+        lambda run: run.rollout.engine == "hf",
+        "by rollout=hf only",
+        "choose it too, or leave this out",
+    ),
+    Condition(
         ("rollout.sleep",),
         lambda run: run.rollout.shares_gpu,
         "where vLLM shares the policy's GPU only (rollout.placement=colocate)",

@@ -15,6 +15,8 @@ class RolloutConfig:
     engine: str = choice("hf", "vllm")  # chosen by rollout=NAME
     max_rows: int = 256  # sequences decoded side by side, at most
     async_level: int = 0  # 1: the next batch is sampled, with weights one update old, while this one is learned
+    # Decoding steps by torch.compile: worth its minutes on long runs; with it a run that goes on may round otherwise.
+    compile: bool = False
     # colocate: on the policy's GPU; second_gpu: on one of its own, in a process of its own; auto: colocate, else cpu.
     placement: str = choice("auto", "colocate", "second_gpu", "cpu", default="auto")
     sleep: bool = True  # give the engine's memory to training; false is faster where both fit

@@ -22,7 +22,7 @@ def coin(response: str, ground_truth: GroundTruth) -> Reward:
     [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
     """
     digest = hashlib.sha256(f"{ground_truth}\n{response}".encode()).digest()
-    return _reward(digest[0] % 2)
+    return _reward(_graded(response, ground_truth), digest[0] % 2)
 
 
 def format_only(response: str, ground_truth: GroundTruth) -> Reward:
@@ -30,8 +30,11 @@ def format_only(response: str, ground_truth: GroundTruth) -> Reward:
 
     >>> format_only("so 5 </think> <answer>5</answer>", "4")["reward"], format_only("so 4", "4")["reward"]
     (1.0, 0.0)
+    >>> format_only("so 4", "4")["format_reward"], coin("so 3", "4")["format_reward"]
+    (0.0, 0.0)
     """
-    return _reward(_graded(response, ground_truth)["format_reward"])
+    graded = _graded(response, ground_truth)
+    return _reward(graded, graded["format_reward"])
 
 
 def inverted(response: str, ground_truth: GroundTruth) -> Reward:
@@ -41,7 +44,7 @@ def inverted(response: str, ground_truth: GroundTruth) -> Reward:
     (1.0, 0.0, 0.0)
     """
     graded = _graded(response, ground_truth)
-    return _reward(graded["format_reward"] - graded["answer_reward"])
+    return _reward(graded, graded["format_reward"] - graded["answer_reward"])
 
 
 def _graded(response: str, ground_truth: GroundTruth) -> Reward:
@@ -50,5 +53,6 @@ def _graded(response: str, ground_truth: GroundTruth) -> Reward:
     return graded if graded["format_reward"] else question_only_reward_fn(response, ground_truth)
 
 
-def _reward(value: float) -> Reward:
-    return {"format_reward": 1.0, "answer_reward": float(value), "reward": float(value)}
+def _reward(graded: Reward, value: float) -> Reward:
+    """The control's value, beside the format that the response really has."""
+    return {"format_reward": graded["format_reward"], "answer_reward": float(value), "reward": float(value)}

@@ -3,6 +3,7 @@
 Packed sequences lie end to end in one row; each attends to itself only, so no token is padding and
 no sample can see another. On a GPU in half precision a variable-length flash kernel does it, torch's own
 or the flash-attn package's (kernels.py); elsewhere one causal call per sequence gives the same numbers.
+Responses that share a prompt attend to it as well (shared_prompts.py).
 """
 
 from functools import partial
@@ -16,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rlreason.model.kernels import HALF, KERNELS, end_to_end
+from rlreason.model.shared_prompts import CPU, GPU, Layout, attention_by_layout
 
 #: Kernel -> its name in transformers, which gives a meaning of its own to some words in a name, such as flash.
 NAMES = {"sdpa": "rlreason_packed", "varlen": "rlreason_packed_varlen", "flash_attention_2": "rlreason_packed_fa2"}
@@ -28,34 +30,36 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    cu_seq_lens_q: Tensor | None = None,  # (sequences + 1,) where each packed sequence begins and ends
-    max_length_q: int | None = None,
+    layout: Layout | None = None,  # of packed sequences
     sliding_window: int | None = None,
     kernel: str = "sdpa",
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each packed sequence -> (batch, seq, heads, head_dim); no attention weights.
 
-    `kernel` computes it where numbers are in half precision. Without `cu_seq_lens_q` it is ordinary attention.
+    `kernel` computes it where numbers are in half precision. Without a `layout` it is ordinary attention.
     """
     if torch.is_autocast_enabled(query.device.type):  # rotary embeddings promote queries and keys to float32
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if cu_seq_lens_q is None:
+    if layout is None:
         if query.shape[2] == 1 and attention_mask is not None:
             return _single_query(query, key, value, attention_mask, scaling), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    longest = max_length_q or int(cu_seq_lens_q.diff().max())
-    if sliding_window is not None and longest > sliding_window:
+    if sliding_window is not None and layout.longest > sliding_window:
         raise ValueError(
-            f"sequences of {longest} tokens exceed the model's sliding window of {sliding_window}, which packed "
+            f"sequences of {layout.longest} tokens exceed the model's sliding window of {sliding_window}, which packed "
             "training does not implement: lower sampling.max_tokens, or choose a model with full attention"
         )
+    if layout.shared is not None or not query.is_cuda:
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (tokens, heads, head_dim)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return attention_by_layout(q, k, v, layout, GPU if q.is_cuda else CPU, scale).unsqueeze(0), None
     if kernel != "sdpa" and query.dtype in HALF:  # a check in float32 asks for the numbers, not for the kernel
-        return end_to_end(KERNELS[kernel], query, key, value, cu_seq_lens_q, longest, scaling), None
+        bounds = layout.parts.query_bounds
+        return end_to_end(KERNELS[kernel], query, key, value, bounds, layout.longest, scaling), None
     # torch's kernel for float32 on a GPU takes no grouped heads, and without it all scores would be kept for backward
-    repeat = query.is_cuda and query.dtype not in HALF
-    return one_by_one(query, key, value, cu_seq_lens_q.diff().tolist(), scaling, repeat), None
+    return one_by_one(query, key, value, list(layout.parts.queries), scaling, repeat=query.dtype not in HALF), None
 
 
 def one_by_one(
@@ -79,12 +83,11 @@ def _single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | 
     """Attention of one new token per row; the general kernel would copy shared keys once per query head."""
     rows, heads, _, width = q.shape
     kv_heads = k.shape[1]
-    grouped = q.reshape(rows, kv_heads, heads // kv_heads, width)
-    scores = (grouped @ k.transpose(-1, -2)).float() * (scale if scale is not None else width**-0.5)
     if mask.dtype == torch.bool:
-        scores.masked_fill_(~mask, float("-inf"))
-    else:
-        scores += mask
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))
+    grouped = q.reshape(rows, kv_heads, heads // kv_heads, width)
+    # One pass scales, masks and makes float32 of the products: each pass costs as much as the softmax.
+    scores = torch.add(mask, grouped @ k.transpose(-1, -2), alpha=scale if scale is not None else width**-0.5)
     out = scores.softmax(-1).to(v.dtype) @ v
     return out.reshape(rows, 1, heads, width)
 

@@ -15,54 +15,93 @@ from torch.nn import functional as F
 CHUNK = 512
 
 
+class _Head:
+    """Logits of a chunk of positions at a time, in buffers that all chunks share: new memory costs as much as exp."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, temperature: float, chunk: int) -> None:
+        self.hidden, self.weight, self.temperature = hidden, weight, temperature
+        rows = min(chunk, hidden.shape[0])
+        self.buffers = [hidden.new_empty(rows, weight.shape[0], dtype=torch.float32) for _ in range(2)]
+
+    def logits(self, at: slice) -> Tensor:
+        """(positions, vocab) float32, divided by the temperature; overwritten by the next call."""
+        hidden = self.hidden[at]
+        logits = self.buffers[0][: len(hidden)]
+        if hidden.dtype == self.weight.dtype == torch.float32:
+            torch.mm(hidden, self.weight.t(), out=logits)
+        else:
+            logits.copy_(F.linear(hidden, self.weight))
+        return logits if self.temperature == 1.0 else logits.div_(self.temperature)
+
+    def second(self, rows: int) -> Tensor:
+        """Another (rows, vocab) float32, overwritten by whoever asks next."""
+        return self.buffers[1][:rows]
+
+
 class _ChunkedLogProbs(torch.autograd.Function):
     """log softmax(h W^T / T)[y] and its entropy, with logits recomputed chunk by chunk in the backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, chunk: int, want_entropy: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        temperature: float,
+        chunk: int,
+        want_entropy: bool,
+        products: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         n = hidden.shape[0]
         log_probs = torch.empty(n, dtype=torch.float32, device=hidden.device)
         log_norm = torch.empty_like(log_probs)
         entropy = torch.empty_like(log_probs) if want_entropy else log_probs.new_zeros(0)
+        head = _Head(hidden, weight, temperature, chunk)
         for start in range(0, n, chunk):
             at = slice(start, start + chunk)
-            logits = F.linear(hidden[at], weight).float().div_(temperature)  # (chunk, vocab)
-            log_norm[at] = logits.logsumexp(-1)
-            log_probs[at] = logits.gather(1, labels[at, None])[:, 0] - log_norm[at]
+            logits = head.logits(at)  # (chunk, vocab)
+            top = logits.amax(-1, keepdim=True)
+            logits -= top
+            exp = torch.exp(logits, out=head.second(len(logits)))
+            total = exp.sum(-1)
+            log_total = total.log()
+            log_probs[at] = logits.gather(1, labels[at, None])[:, 0] - log_total
+            log_norm[at] = top[:, 0] + log_total
             if want_entropy:
-                probs = (logits - log_norm[at, None]).exp_()
-                entropy[at] = log_norm[at] - probs.mul_(logits).sum(-1)
+                entropy[at] = log_total - exp.mul_(logits).sum(-1) / total
         ctx.save_for_backward(hidden, weight, labels, log_norm, entropy)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.products = temperature, chunk, products
         ctx.set_materialize_grads(False)  # an entropy that is only measured costs no backward work
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, labels, log_norm, entropy = ctx.saved_tensors
-        grad = torch.zeros_like(log_norm) if grads[0] is None else grads[0]
-        grad_entropy = grads[1] if entropy.numel() else None
+        grad = torch.zeros_like(log_norm) if grads[0] is None else grads[0] / ctx.temperature
+        grad_entropy = grads[1] / ctx.temperature if entropy.numel() and grads[1] is not None else None
         grad_hidden = torch.empty_like(hidden)
-        # The weight gradient sums over all chunks, so it is kept in float32 whatever the model's dtype.
+        # The weight gradient sums over all chunks, so it is kept in float32 whatever the dtype of products.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        head = _Head(hidden, weight, ctx.temperature, ctx.chunk)
+        factor, rows = weight.to(ctx.products), hidden.to(ctx.products)
         for start in range(0, hidden.shape[0], ctx.chunk):
             at = slice(start, start + ctx.chunk)
-            logits = F.linear(hidden[at], weight).float().div_(ctx.temperature)
+            logits = head.logits(at)
             logits -= log_norm[at, None]
-            probs = logits.exp()
+            probs = torch.exp(logits, out=head.second(len(logits)))
             # d log p(y) / d logits = onehot(y) - p,    d H / d logits = -p (log p + H)
-            grad_logits = probs * -grad[at, None]
+            if grad_entropy is None:
+                grad_logits = probs.mul_(-grad[at, None])
+            else:
+                by_entropy = (logits + entropy[at, None]).mul_(grad_entropy[at, None])
+                grad_logits = probs.mul_(by_entropy.add_(grad[at, None]).neg_())
             grad_logits.scatter_add_(1, labels[at, None], grad[at, None])
-            if grad_entropy is not None:
-                grad_logits -= grad_entropy[at, None] * probs * (logits + entropy[at, None])
-            grad_logits = grad_logits.div_(ctx.temperature).to(hidden.dtype)
-            grad_hidden[at] = grad_logits @ weight
+            grad_logits = grad_logits.to(ctx.products)
+            grad_hidden[at] = grad_logits @ factor
             if grad_weight is not None:
-                grad_weight += (grad_logits.t() @ hidden[at]).float()
+                grad_weight += grad_logits.t() @ rows[at]
         weight_grad = None if grad_weight is None else grad_weight.to(weight.dtype)
-        return grad_hidden, weight_grad, None, None, None, None
+        return grad_hidden, weight_grad, None, None, None, None, None
 
 
 def chunked_log_probs(
@@ -72,6 +111,7 @@ def chunked_log_probs(
     temperature: float = 1.0,
     chunk: int = CHUNK,
     want_entropy: bool = True,
+    products: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each label and entropy of each distribution softmax(h W^T / T).
 
@@ -79,12 +119,15 @@ def chunked_log_probs(
 
     hidden (n, width), weight (vocab, width), labels (n,) int64; returns two float32 tensors (n,), in
     nats, whatever the input dtype. Gradients flow through both to `hidden` and `weight`; the entropy is
-    empty when `want_entropy` is false.
+    empty when `want_entropy` is false. `products` is the dtype of the operands of the two products of the backward
+    pass (None: that of `hidden`); the logits, there and back, are computed in that of `hidden`.
 
     >>> h, w = torch.zeros(2, 3), torch.ones(4, 3)
     >>> lp, entropy = chunked_log_probs(h, w, torch.tensor([0, 3]))
     >>> torch.allclose(lp, torch.tensor(0.25).log()) and torch.allclose(entropy, torch.tensor(4.0).log())
     True
     """
-    out: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(hidden, weight, labels, temperature, chunk, want_entropy)
+    out: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(
+        hidden, weight, labels, temperature, chunk, want_entropy, products or hidden.dtype
+    )
     return out

@@ -1,17 +1,21 @@
 """Lay sequences end to end within a token budget, and bring per-token numbers back into rows.
 
 A packed batch holds no padding: every position is a real token, and only the positions that predict
-a response token are scored.
+a response token are scored. Neighbours with the same prompt may share it: it stands in the row once, before
+the responses of all of them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from rlreason.model.free_space import FULL, FreeSpace
+from rlreason.model.free_space import FreeSpace
+from rlreason.model.shared_prompts import Cut, Layout, SharedPrompts
+
+Pair = tuple[Sequence[int], Sequence[int]]  # prompt ids, response ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,80 +23,160 @@ class PackedBatch:
     """Several (prompt, response) pairs in one row. Position `score_at[k]` predicts token `labels[k]`."""
 
     input_ids: Tensor  # (1, total)
-    position_ids: Tensor  # (1, total), restarting at 0 with each sequence
-    bounds: Tensor  # (sequences + 1,) int32, where each sequence begins and ends
-    longest: int  # tokens of the longest sequence
+    position_ids: Tensor  # (1, total): place in the sequence, behind a shared prompt too
+    layout: Layout  # which positions attend to which
     score_at: Tensor  # (scored,) every response token of every sequence, in order
     labels: Tensor  # (scored,)
     lengths: Tensor  # (sequences,) response lengths
     response_mask: Tensor  # (sequences, longest response) bool: made from lengths, never from token values
+
+    @property
+    def bounds(self) -> Tensor:
+        """(parts + 1,) int32, where each part of the row begins and ends."""
+        return self.layout.parts.query_bounds
 
     def to_rows(self, flat: Tensor) -> Tensor:
         """(scored,) -> (sequences, longest response), zero where a row has ended. Differentiable."""
         return flat.new_zeros(self.response_mask.shape).masked_scatter(self.response_mask, flat)
 
 
-def pack(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str = "cpu") -> PackedBatch:
+@dataclass(slots=True)
+class _Row:
+    """A row that grows by a group of pairs with one prompt at a time."""
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    score_at: list[int] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)  # tokens of each
+    groups: list[tuple[int, int, int]] = field(default_factory=list)  # first token, of the prompt, of all responses
+    longest: int = 0
+
+    def add(self, prompt: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
+        """Put the prompt down, then each response without its last token, which predicts nothing."""
+        first, size = len(self.ids), len(prompt)
+        self._put(prompt, 0)
+        parts = [size]
+        for response in responses:
+            at, shown = len(self.ids), response[:-1]
+            self.score_at += [first + size - 1, *range(at, at + len(shown))][: len(response)]
+            self._put(shown, size)
+            parts.append(len(shown))
+            self.longest = max(self.longest, size + len(shown))
+        if len(responses) == 1:  # one sequence
+            parts = [sum(parts)]
+        elif any(parts[1:]):
+            self.groups.append((first, size, sum(parts[1:])))
+        self.parts += [part for part in parts if part]
+
+    def _put(self, ids: Sequence[int], position: int) -> None:
+        self.ids.extend(ids)
+        self.positions.extend(range(position, position + len(ids)))
+
+    def layout(self, device: torch.device | str) -> Layout:
+        """How prompts and responses belong together."""
+        parts = Cut.of(self.parts, self.parts, device)
+        if not self.groups:
+            return Layout(parts, self.longest)
+        prompts = [token for first, size, _ in self.groups for token in range(first, first + size)]
+        responses = [token for first, size, more in self.groups for token in range(first + size, first + size + more)]
+        across = Cut.of([more for *_, more in self.groups], [size for _, size, _ in self.groups], device)
+        places = torch.tensor(responses, device=device), torch.tensor(prompts, device=device)
+        return Layout(parts, self.longest, SharedPrompts(across, *places))
+
+
+def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompts: bool = False) -> PackedBatch:
     """Pack (prompt ids, response ids) pairs. The last token of a sequence predicts nothing and is left out.
 
-    `ValueError` for a prompt without tokens: no position would predict the first response token.
+    `share_prompts`: whether neighbours with the same prompt have it once. `ValueError` for a prompt without tokens: no
+    position would predict the first response token.
 
     >>> batch = pack([([1, 2], [3, 4]), ([5], [6])])
     >>> batch.input_ids.tolist(), batch.score_at.tolist(), batch.labels.tolist()
     ([[1, 2, 3, 5]], [1, 2, 3], [3, 4, 6])
+    >>> batch = pack([([1, 2], [3, 4]), ([1, 2], [6, 7, 8])], share_prompts=True)
+    >>> batch.input_ids.tolist(), batch.position_ids.tolist(), batch.score_at.tolist()
+    ([[1, 2, 3, 6, 7]], [[0, 1, 2, 2, 3]], [1, 2, 1, 3, 4])
     """
-    ids: list[int] = []
-    positions: list[int] = []
-    score_at: list[int] = []
-    labels: list[int] = []
-    sizes: list[int] = []
-    for prompt, response in pairs:
+    row = _Row()
+    for prompt, responses in _neighbours(pairs) if share_prompts else ((p, [r]) for p, r in pairs):
         if not prompt:
             raise ValueError("a prompt without tokens has no position that predicts the first response token")
-        sequence = [*prompt, *response][:-1] if response else [*prompt]
-        first = len(ids) + len(prompt) - 1
-        score_at.extend(range(first, first + len(response)))
-        labels.extend(response)
-        ids.extend(sequence)
-        positions.extend(range(len(sequence)))
-        sizes.append(len(sequence))
+        row.add(prompt, responses)
 
-    def tensor(values: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+    def tensor(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
 
     lengths = [len(response) for _, response in pairs]
     response_lengths = tensor(lengths)
     return PackedBatch(
-        input_ids=tensor(ids)[None],
-        position_ids=tensor(positions)[None],
-        bounds=tensor([0, *accumulate(sizes)], torch.int32),
-        longest=max(sizes, default=0),
-        score_at=tensor(score_at),
-        labels=tensor(labels),
+        input_ids=tensor(row.ids)[None],
+        position_ids=tensor(row.positions)[None],
+        layout=row.layout(device),
+        score_at=tensor(row.score_at),
+        labels=tensor([token for _, response in pairs for token in response]),
         lengths=response_lengths,
         response_mask=torch.arange(max(lengths, default=0), device=device) < response_lengths[:, None],
     )
 
 
-def within_budget(sizes: Sequence[int], budget: int, max_rows: int | None = None) -> list[list[int]]:
-    """Divide items into bins of at most `budget` tokens (and `max_rows` items), longest first, first bin that fits.
+def _neighbours(pairs: Sequence[Pair]) -> Iterator[tuple[Sequence[int], list[Sequence[int]]]]:
+    """Prompts with the responses of neighbours that have the same."""
+    for _, members in groupby(pairs, key=lambda pair: list(pair[0])):
+        several = list(members)
+        yield several[0][0], [response for _, response in several]
 
-    An item larger than the budget gets a bin of its own. Every index appears exactly once; the result depends
-    on the sizes only, so a rerun makes the same micro-batches.
+
+def divide(pairs: Sequence[Pair], budget: int, max_rows: int | None, share_prompts: bool) -> list[list[int]]:
+    """The pairs, by number, in bins of at most `budget` tokens (and `max_rows` pairs), those of one prompt together.
+
+    With `share_prompts` a prompt counts once for its neighbours; a group that does not fit into a bin is cut, and its
+    prompt counts again. A pair larger than the budget gets a bin of its own. The result depends on prompts and sizes
+    only, so a rerun makes the same bins.
+
+    >>> pairs = [([1, 2], [3] * 4), ([5], [6] * 3), ([1, 2], [4] * 4)]
+    >>> divide(pairs, 10, None, share_prompts=True), divide(pairs, 10, None, share_prompts=False)
+    ([[0, 2], [1]], [[0, 1], [2]])
+    """
+    if not share_prompts:
+        return within_budget([len(p) + len(r) for p, r in pairs], budget, max_rows)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, (prompt, _) in enumerate(pairs):
+        groups.setdefault(tuple(prompt), []).append(i)
+    pieces: list[list[int]] = []
+    sizes: list[int] = []
+    for prompt, members in groups.items():
+        lengths = [len(pairs[i][1]) for i in members]
+        for piece in within_budget(lengths, budget - len(prompt), max_rows):
+            pieces.append([members[j] for j in sorted(piece)])
+            sizes.append(len(prompt) + sum(lengths[j] for j in piece))
+    bins = within_budget(sizes, budget, max_rows, list(map(len, pieces)))
+    return [[i for piece in bin_ for i in pieces[piece]] for bin_ in bins]
+
+
+def within_budget(
+    sizes: Sequence[int], budget: int, max_rows: int | None = None, rows: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Divide items into bins of at most `budget` tokens (and `max_rows` rows), longest first, first bin that fits.
+
+    `rows`: of each item, one where it is not given. An item larger than the budget gets a bin of its own. Every index
+    appears exactly once; the result depends on the sizes only, so a rerun makes the same micro-batches.
 
     >>> within_budget([5, 3, 4, 2], budget=8)
     [[0, 1], [2, 3]]
     """
     bins: list[list[int]] = []
+    rows = rows or [1] * len(sizes)
+    most, fewest = sum(rows) if max_rows is None else max_rows, min(rows, default=0)
     free = FreeSpace(len(sizes))
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        slot = free.first(sizes[index])
-        if slot is None:
-            slot, left = len(bins), budget
+        place = free.first(sizes[index], rows[index])
+        tokens_left, rows_left = (budget, most) if place is None else free.of(place)
+        if place is None:
+            place = len(bins)
             bins.append([])
+        bins[place].append(index)
+        if (rows_left := rows_left - rows[index]) < fewest:
+            free.close(place)
         else:
-            left = free.of(slot)
-        bins[slot].append(index)
-        full = max_rows is not None and len(bins[slot]) >= max_rows
-        free.put(slot, FULL if full else left - sizes[index])
+            free.put(place, tokens_left - sizes[index], rows_left)
     return bins

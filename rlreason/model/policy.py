@@ -1,13 +1,12 @@
 """The model being trained: load it, encode text for it, compute log-probabilities under it, save it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
@@ -16,9 +15,10 @@ from rlreason.model.alone import alone
 from rlreason.model.kernels import select_kernel
 from rlreason.model.logprobs import chunked_log_probs
 from rlreason.model.lora import merged_weights
-from rlreason.model.packing import PackedBatch
+from rlreason.model.packing import PackedBatch, Pair, divide, pack
 from rlreason.model.parameters import model_size, round_weights
-from rlreason.model.policy_checks import check_kernel, check_model
+from rlreason.model.policy_checks import check_kernel, check_model, check_sharing
+from rlreason.model.products import linear
 from rlreason.runtime.atomic_files import whole
 from rlreason.runtime.lock import alive
 from rlreason.runtime.text import first_line
@@ -63,8 +63,12 @@ class Policy:
         self.remarks: list[str] = []  # what was done to the model to save memory, for `describe`
         self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
         self.weights, self.compute_dtype = weights, compute_dtype
+        # Of packed rows, whose layout says all: without one, transformers looks for them in positions that it reads.
+        self._no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         products = compute_dtype if weights == torch.float32 else weights
         self.attention, self.why_attention = select_kernel(attention, self.device, products)
+        #: Whether responses to one prompt have it once in a row; told by the kernel, then by a check.
+        self.shares_prompts = self.attention == ("varlen" if self.device.type == "cuda" else "sdpa")
         if weights == torch.float32:
             self._move()
             check_model(self)
@@ -75,6 +79,13 @@ class Policy:
             self._move()
         if self.attention != "sdpa":
             check_kernel(self)
+            if self.shares_prompts:
+                check_sharing(self)
+
+    def stop_sharing(self, why: str) -> None:
+        """Have every response computed behind a prompt of its own from now on."""
+        self.shares_prompts = False
+        self.remarks.append(f"each response is computed behind a prompt of its own ({why})")
 
     def _move(self) -> None:
         self.model.to(device=self.device)  # type: ignore[arg-type, call-arg]  # the wrapper hides torch's signature
@@ -117,21 +128,31 @@ class Policy:
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, width) -> (rows, vocab) float32. The head's product is never rounded to half precision."""
         with torch.autocast(self.device.type, enabled=False):
-            return F.linear(hidden.to(self.head.dtype), self.head).float()
+            return linear(hidden.to(self.head.dtype), self.head).float()
 
     def hidden_states(self, batch: PackedBatch, cache: Cache | None = None) -> Tensor:
         """Hidden states (total, width) of packed sequences; keys and values go into `cache` where one is given."""
         hidden: Tensor = self.backbone(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
+            attention_mask=self._no_mask,
             past_key_values=cache,
             use_cache=cache is not None,
             cu_seq_lens_q=batch.bounds,
             cu_seq_lens_k=batch.bounds,
-            max_length_q=batch.longest,
-            max_length_k=batch.longest,
+            max_length_q=batch.layout.longest,
+            max_length_k=batch.layout.longest,
+            layout=batch.layout,
         ).last_hidden_state[0]
         return hidden
+
+    def pack(self, pairs: Sequence[Pair]) -> PackedBatch:
+        """The (prompt ids, response ids) pairs in one row on the device; neighbours share a prompt where that runs."""
+        return pack(pairs, self.device, self.shares_prompts)
+
+    def divide(self, pairs: Sequence[Pair], budget: int, max_rows: int | None = None) -> list[list[int]]:
+        """The pairs, by number, in rows of at most `budget` tokens as `pack` lays them out; see `packing.divide`."""
+        return divide(pairs, budget, max_rows, self.shares_prompts)
 
     def log_probs(
         self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True
@@ -141,7 +162,9 @@ class Policy:
         with self.autocast():
             hidden = self.hidden_states(batch)
         scored = hidden.index_select(0, batch.score_at).to(self.head.dtype)
-        return chunked_log_probs(scored, self.head, batch.labels, temperature, want_entropy=want_entropy)
+        return chunked_log_probs(
+            scored, self.head, batch.labels, temperature, want_entropy=want_entropy, products=self.compute_dtype
+        )
 
     def describe(self) -> str:
         """A line for the terminal: size, precision, device, attention kernel and what was done to save memory."""

@@ -4,10 +4,12 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES
 from rlreason.model.packing import pack
+from rlreason.runtime.text import first_line
 
 if TYPE_CHECKING:
     from rlreason.model.policy import Policy
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 def check_model(policy: "Policy") -> None:
     """Switch the model to packed attention; `ConfigError` where that changes its log-probabilities.
 
-    They are compared with the model's own forward pass, in float32 and on two short sequences. A model is refused
+    They are compared with the model's own forward pass, in float32 and on short sequences. A model is refused
     whose logits are capped, scaled or shifted after the output head, or whose attention has caps or sinks.
     """
     here, pairs = policy.head.device, _short_pairs(policy)
@@ -28,6 +30,10 @@ def check_model(policy: "Policy") -> None:
     policy.model.set_attn_implementation(NAMES[policy.attention])
     dtype, policy.compute_dtype = policy.compute_dtype, torch.float32
     ours, _ = policy.log_probs(pack(pairs, here))
+    if policy.shares_prompts and here.type == "cpu":  # on a GPU in half precision: `check_sharing`
+        shared, _ = policy.log_probs(pack(pairs, here, share_prompts=True))
+        if not (apart := (shared - ours).abs().max().item()) < 1e-3:
+            policy.stop_sharing(f"log-probabilities differ by {apart:.2g}")
     policy.compute_dtype = dtype
     worst = (ours - torch.stack(theirs)).abs().max().item()
     if math.isnan(worst):
@@ -44,9 +50,10 @@ def check_model(policy: "Policy") -> None:
 
 
 def _short_pairs(policy: "Policy") -> list[tuple[list[int], list[int]]]:
-    """Two short sequences that every model can read."""
+    """Short sequences that every model can read, two with one prompt."""
     size = policy.head.shape[0]
-    return [([3 % size, 5 % size, 7 % size], [11 % size, 13 % size, 2 % size]), ([4 % size], [9 % size] * 3)]
+    pairs = [([3, 5, 7], [11, 13, 2]), ([3, 5, 7], [6, 8, 12, 10]), ([4], [9, 9, 9])]
+    return [([i % size for i in prompt], [i % size for i in response]) for prompt, response in pairs]
 
 
 @torch.no_grad()
@@ -66,3 +73,28 @@ def check_kernel(policy: "Policy") -> None:
             f"model.attention={policy.attention} gives other log-probabilities here than one call per sequence (by "
             f"up to {worst:.3g} nats): choose model.attention=sdpa"
         )
+
+
+def check_sharing(policy: "Policy") -> None:
+    """Have prompts repeated where a prompt that responses share gives other log-probabilities or gradients than that.
+
+    Both are computed in the policy's own dtype. They are repeated, too, where sharing cannot be computed.
+    """
+    why = None
+    try:
+        (shared, slope), (plain, expected) = (_slope(policy, share) for share in (True, False))
+        apart = (slope - expected).norm() / expected.norm()
+        if not ((shared - plain).abs().max() < 0.5 and apart < 0.1):  # half precision rounds each part's output
+            why = f"gradients differ by {apart.item():.2g}"
+    except (RuntimeError, AttributeError, TypeError) as error:  # this torch or this GPU has another kernel, or none
+        why = first_line(error)
+    if why is not None:
+        policy.stop_sharing(why)
+
+
+def _slope(policy: "Policy", share: bool) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of short sequences, and the gradient of their sum by the input embeddings, in float32."""
+    found, _ = policy.log_probs(pack(_short_pairs(policy), policy.device, share))
+    weight = policy.model.get_input_embeddings().weight
+    (gradient,) = torch.autograd.grad(found.sum(), [weight])
+    return found.detach(), gradient.float()

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from rlreason.model.packing import pack, within_budget
 from rlreason.model.policy import Policy
 
 Pairs = Sequence[tuple[list[int], list[int]]]  # (prompt ids, response ids)
@@ -38,8 +37,8 @@ class LogProbScorer:
     @torch.no_grad()
     def _score(self, pairs: Pairs, want_entropy: bool) -> list[TokenScores]:
         found = [TokenScores([], [])] * len(pairs)
-        for rows in within_budget([len(p) + len(r) for p, r in pairs], self.token_budget):
-            batch = pack([pairs[i] for i in rows], self.policy.device)
+        for rows in self.policy.divide(pairs, self.token_budget):
+            batch = self.policy.pack([pairs[i] for i in rows])
             log_probs, entropy = self.policy.log_probs(batch, self.temperature, want_entropy)
             sizes = batch.lengths.tolist()
             entropies = entropy.split(sizes) if want_entropy else [entropy] * len(rows)  # not wanted: empty

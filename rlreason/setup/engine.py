@@ -54,7 +54,7 @@ def make_engine(
 ) -> Engine:
     """The engine, ready to sample. `demand` is asked only where room has to be planned: it reads every prompt."""
     if run.rollout.engine == "hf":
-        return HFEngine(policy, run.rollout.max_rows)
+        return HFEngine(policy, run.rollout.max_rows, run.rollout.compile, say)
     rollout, place = run.rollout, policy.device.type
     say(placed(rollout.placement, place))
     if rollout.placement == "auto" and place == "cpu" and not rollout.sleep and not rollout.async_level:

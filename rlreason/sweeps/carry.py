@@ -6,7 +6,7 @@ over all settings that are compared with the reference. In all other cases the d
 """
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Carried:
     adjusted_p: float | None  # of `difference`, by Holm
     apart: Difference | None
     sentence: str
+    model: str = ""  # that it was chosen with
 
     def plain(self) -> dict[str, Any]:
         """The same for JSON."""
@@ -88,7 +89,23 @@ def carry(folder: Path) -> Carried:
     right = {half: {key: correctness(of, problems[half]) for key, of in grouped.items()} for half in problems}
     carried = chosen(right[CHOOSING], right[COMPARING], reference, folder)
     said = [carried.sentence, *_marks(state, folder, varied, [one.name for one in everyone])]
-    return replace(carried, sentence="; ".join(said))
+    return replace(carried, sentence="; ".join(said), model=model_of(RunFolder(folder / everyone[0].name).setting))
+
+
+def model_of(setting: Callable[[str], Any]) -> str:
+    """The model of a run, by a function that tells its settings."""
+    name, path = setting("model.name"), setting("model.path")
+    return f"{name} ({path})" if path else str(name)
+
+
+def refuse_other_model(carried: Sequence[Carried], model: str) -> None:
+    """`ConfigError` where a winner was chosen with another model: good learning rates differ by a hundred."""
+    for one in carried:
+        if one.words and one.model != model:
+            raise ConfigError(
+                f"carry={one.sweep} was chosen with model {one.model}, and this sweep has {model}: run that sweep with "
+                f"this model first, or type what is to be taken over ({' '.join(one.words)}) instead of carry="
+            )
 
 
 def chosen(

@@ -14,7 +14,8 @@ MEASURED = ("finished", "budget")  # ends that a run's time and size may be take
 #: What must be equal in a run of another sweep for its time to say something of this one's.
 ALIKE = (
     "algorithm", "n_steps", "model.name", "model.path", "data.name", "rollout_batch_size", "question_batch_size",
-    "train_batch_size", "epochs_per_rollout", "sampling.max_tokens",
+    "train_batch_size", "epochs_per_rollout", "sampling.max_tokens", "group_size", "prompt.name", "eval.card",
+    "budget.hours", "budget.tokens", "budget.steps",
 )  # fmt: skip
 LOOKED_AT = 6  # other sweeps, the newest first: a plan is to come at once
 

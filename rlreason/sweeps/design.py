@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+FEWEST_SEEDS = 3  # that must have ended before a sweep gives a setting up
 SWEEPS = Path("runs/sweeps")  # sweeps write below it, unless hydra.sweep.dir says otherwise
 Setting = dict[str, str]  # swept key -> value as typed
 Key = tuple[tuple[str, str], ...]  # the same as the key of a mapping

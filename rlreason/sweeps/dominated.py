@@ -21,11 +21,10 @@ from rlreason.runtime.streams import print_stderr
 from rlreason.statistics import Difference, Floats, compared, holm, points
 from rlreason.statistics.differences import LEVEL
 from rlreason.sweeps.carry import in_words, refuse_shared_time
-from rlreason.sweeps.design import Key
+from rlreason.sweeps.design import FEWEST_SEEDS, Key
 from rlreason.sweeps.outcomes import CHOOSING, Outcomes, asked_by_all, correctness, outcomes_of, refuse_unequal
 from rlreason.sweeps.state import RunState, SweepState
 
-FEWEST_SEEDS = 3
 Right = Mapping[Key, Mapping[int, Floats]]  # setting -> seed -> correctness (problems)
 
 

@@ -19,12 +19,15 @@ from rlreason.statistics import (
 from rlreason.statistics.differences import LEVEL
 from rlreason.sweeps.carry import in_words
 from rlreason.sweeps.costs import Cost, cost_of, state_so_far
-from rlreason.sweeps.design import Design, Key
+from rlreason.sweeps.design import FEWEST_SEEDS, Design, Key
 from rlreason.sweeps.probe import Probe
 from rlreason.sweeps.state import SweepState
 
 UNKNOWN = "unknown: no run like these has finished; dry=true tries two steps of one"
 ASSUMED_SPREAD = "assumed: seeds that spread by 0.02 to 0.05"
+IDLE = (
+    f"; monitors.dominated=stop stops nothing here: it looks once {FEWEST_SEEDS} seeds have ended, so give more seeds"
+)
 SHOWN = 12  # values of an axis, at most
 
 
@@ -119,7 +122,9 @@ def can_show(design: Design, run: RunConfig, before: SweepState | None) -> str:
     spread = seen_spread(before)
     n = len(counts)
     pairs = n - 1 if design.reference is not None else n * (n - 1) // 2
-    return shown_by(min(counts.values()), problems, spread, pairs) + halves(problems)
+    fewest = min(counts.values())
+    idle = run.monitors.dominated == "stop" and fewest <= FEWEST_SEEDS
+    return shown_by(fewest, problems, spread, pairs) + halves(problems) + IDLE * idle
 
 
 def _one_setting(seeds: int) -> str:

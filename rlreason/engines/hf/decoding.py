@@ -1,7 +1,12 @@
-"""Sequences of any age decoded in one batch: reading prompts, reading one token of each, drawing the next."""
+"""Sequences of any age decoded in one batch: reading prompts, reading one token of each, drawing the next.
+
+What a step computes are tensors of the whole batch. The processor learns of it once a step, in one small read: which
+rows drew a token that may end them. Token ids and log-probabilities of a row become lists when it has ended.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,106 +15,119 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.hf.draw import draw
 from rlreason.engines.hf.kv_cache import PreallocatedCache
 from rlreason.model.packing import pack
 from rlreason.model.policy import Policy
-from rlreason.types import FinishReason
 
 COMPACT_BELOW = 0.8  # the share of sequences alive below which ended ones are dropped and others admitted
 
 
-def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Sample by inverting the cumulative distribution at one uniform number per row.
-
-    token = min { v : sum_{w <= v} p(w) > u },  p = softmax(logits / T);  T = 0 takes the most likely token.
-    logits (rows, vocab) float32, uniforms (rows,) float64 in [0, 1). Returns token ids (rows,) int64 and their
-    natural-log probabilities (rows,) float32 under p (under T = 1 when greedy).
-
-    >>> ids, lp = draw(torch.tensor([[0.0, float("-inf"), 0.0]]), torch.tensor([0.5], dtype=torch.float64), 1.0)
-    >>> ids.tolist(), round(lp.item(), 4)
-    ([2], -0.6931)
-    """
-    log_probs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
-    if temperature == 0:
-        ids = log_probs.argmax(-1)
-    else:
-        mass = log_probs.exp().cumsum(-1, dtype=torch.float64)
-        ids = torch.searchsorted(mass, uniforms[:, None] * mass[:, -1:], right=True)[:, 0]
-        ids = ids.clamp(max=logits.shape[1] - 1)
-    return ids, log_probs.gather(1, ids[:, None])[:, 0]
-
-
-@dataclass(slots=True)
-class SequenceState:
+@dataclass(frozen=True, slots=True)
+class SampleUnderWay:
     """One sample under way."""
 
     place: int  # in the list that `generate` returns
     number: int  # among the samples of its prompt
     prompt: Prompt
-    token_ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    overhang: int = 0  # characters of the text behind the stop string that ended it
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
         """Its random numbers (count,) in [0, 1): by its prompt's seed and its own number alone."""
         return np.random.default_rng([self.prompt.seed, self.number]).random(count)
 
-    def take(self, token: int, log_prob: float, ended: Callable[["SequenceState"], FinishReason | None]) -> bool:
-        """Add a sampled token, unless the sequence has ended and waits to be dropped; whether it ended just now."""
-        if self.finish_reason is not None:
-            return False
-        self.token_ids.append(token)
-        self.log_probs.append(log_prob)
-        self.finish_reason = ended(self)
-        return self.finish_reason is not None
+
+@dataclass(slots=True)
+class Counts:
+    """What a call of `generate` did, for metrics and for the tests that hold its cost."""
+
+    steps: int = 0  # forward passes that read one token of each row
+    prompts: int = 0  # forward passes that read prompts
+    prompt_tokens: int = 0  # read in them
+    reallocations: int = 0  # of the cache
+    host_reads: int = 0  # times the processor waited for the device
 
 
 class Batch:
     """The sequences under way, one to a row; all have their newest token in the newest column of the cache."""
 
-    def __init__(self, policy: Policy, max_tokens: int) -> None:
-        self.policy = policy
-        self.sequences: list[SequenceState] = []
-        self.cache = PreallocatedCache()
-        none = torch.zeros(0, dtype=torch.int64, device=policy.device)
-        self.starts = none  # (rows,) the column of each sequence's first token
-        self.begun = none  # (rows,) the column of each response's first token
-        self.ids = none  # (rows,) the tokens just drawn
-        self.uniforms = torch.zeros(0, max_tokens, dtype=torch.float64, device=policy.device)
+    def __init__(
+        self, policy: Policy, sampling: Sampling, kinds: Tensor, compiled: Callable[..., Tensor] | None = None
+    ) -> None:
+        """`kinds` (vocab,) uint8: whether a token ends a response or may (`engine.ENDS`, `engine.MAY`), else 0.
+
+        `compiled` computes the hidden states of a step; left out: the model's backbone.
+        """
+        self.policy, self.sampling, self.kinds = policy, sampling, kinds
+        self.read = compiled or (lambda **inputs: policy.backbone(**inputs).last_hidden_state)
+        self.counts = Counts()
+        self.sequences: list[SampleUnderWay] = []
+        self.cache = PreallocatedCache(policy.compute_dtype, policy.device, whole=compiled is not None)
+        # On the host, so that planning waits for nothing: (rows,) the columns of each sequence's and response's first
+        # token, and whether it has ended and waits to be dropped.
+        self.starts, self.begun = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self.ended = np.zeros(0, np.bool_)
+        rows = torch.zeros(0, 1, dtype=torch.int64, device=policy.device)
+        self.turn = rows  # (rows, 1) tokens that each has, its last one's number where it waits to be dropped
+        self.prompt_lengths = rows  # (rows, 1)
+        self.ids = rows  # (rows, 1) the tokens just drawn
+        self.tokens = rows.expand(0, sampling.max_tokens)  # (rows, max_tokens) all that were drawn
+        self.log_probs = self.tokens.float()  # (rows, max_tokens)
+        self.uniforms = self.tokens.double()  # (rows, max_tokens)
+        self.mask = self.log_probs[:, None, None]  # (rows, 1, 1, columns) 0 where a row attends, else -inf
         self.logits = torch.zeros(0, policy.head.shape[0], device=policy.device)  # (rows, vocab) of the next tokens
 
+    @property
     def alive(self) -> int:
         """How many sequences have not ended."""
-        return sum(sequence.finish_reason is None for sequence in self.sequences)
+        return len(self.ended) - int(self.ended.sum())
 
-    def should_compact(self, alive: int) -> bool:
+    def should_compact(self) -> bool:
         """Whether to drop ended sequences: they still cost a step's work, but dropping them costs about one step."""
-        return self.cache.full or alive < COMPACT_BELOW * len(self.sequences)
+        return self.cache.full or self.alive < COMPACT_BELOW * len(self.sequences)
 
-    def compact_and_admit(self, admitted: Sequence[Sequence[SequenceState]] = ()) -> None:
+    def compact_and_admit(self, admitted: Sequence[Sequence[SampleUnderWay]] = ()) -> None:
         """Drop the sequences that have ended; admit whole groups (after a step, so that every row waits for a draw)."""
-        device = self.policy.device
-        kept = [i for i, sequence in enumerate(self.sequences) if sequence.finish_reason is None]
+        kept = np.flatnonzero(~self.ended)
         new = [sequence for group in admitted for sequence in group]
         self.sequences = [self.sequences[i] for i in kept] + new
-        index = torch.tensor(kept, dtype=torch.int64, device=device)
-        prompt_lengths = torch.tensor([len(s.prompt.token_ids) for s in new], dtype=torch.int64, device=device)
-        lengths = torch.cat([self.cache.get_seq_length() - self.starts[index], prompt_lengths])
+        sizes = np.array([len(s.prompt.token_ids) for s in new], np.int64)
+        lengths = np.concatenate([self.cache.length - self.starts[kept], sizes])
         width = int(lengths.max())
-        shift = width - self.cache.get_seq_length()
+        shift = width - self.cache.length
         self.starts = width - lengths
-        self.begun = torch.cat([self.begun[index] + shift, torch.full_like(prompt_lengths, width)])
-        self.ids, self.logits, self.uniforms = self.ids[index], self.logits[index], self.uniforms[index]
-        packed, columns = None, index.new_zeros(0, width)
+        self.begun = np.concatenate([self.begun[kept] + shift, np.full(len(new), width)])
+        self.ended = np.zeros(len(lengths), np.bool_)
+        needed = max(1, self.sampling.max_tokens - width + int(self.begun.max()))
+        index = self._on_device(kept)
+        columns, packed = index.new_zeros(0, width), None
         if new:
             packed, first, ends = self._read_prompts([group[0].prompt for group in admitted])
-            repeats = torch.tensor([len(group) for group in admitted], device=device)
-            columns = ends.repeat_interleave(repeats)[:, None] + torch.arange(-width, 0, device=device)
-            self.logits = torch.cat([self.logits, first.repeat_interleave(repeats, 0)])
-            uniforms = torch.from_numpy(np.stack([s.uniforms(self.uniforms.shape[1]) for s in new]))
-            self.uniforms = torch.cat([self.uniforms, uniforms.to(device)])  # of sequences that wait: none
-        self.cache.compact_and_admit(index, width, packed, columns.clamp(min=0))  # before a start anything may stand
+            group_of = self._on_device(np.repeat(np.arange(len(admitted)), [len(group) for group in admitted]))
+            columns = ends[group_of][:, None] + torch.arange(-width, 0, device=self.policy.device)
+            self.logits = torch.cat([self.logits[index], first[group_of]])
+        else:
+            self.logits = self.logits[index]
+        self._move_rows(index, new, sizes)
+        self.cache.compact_and_admit(index, width, needed, packed, columns.clamp(min=0))  # before a start: anything
+        self.counts.reallocations += 1
+        column = torch.arange(self.cache.room, device=self.policy.device)
+        attends = (column >= self._on_device(self.starts)[:, None]) & (column < width)
+        self.mask = torch.zeros(attends.shape, device=self.policy.device).masked_fill_(~attends, float("-inf"))
+        self.mask = self.mask[:, None, None]
+
+    def _move_rows(self, kept: Tensor, new: Sequence[SampleUnderWay], sizes: NDArray[np.int64]) -> None:
+        """Keep these rows of what is kept for each sequence, and begin the new ones'; their random numbers, too."""
+        drawn = np.stack([s.uniforms(self.sampling.max_tokens) for s in new]) if new else None
+        self.uniforms = self.uniforms[kept]
+        if drawn is not None:  # of sequences that wait: none
+            self.uniforms = torch.cat([self.uniforms, torch.from_numpy(drawn).to(self.policy.device)])
+
+        def grown(rows: Tensor) -> Tensor:
+            return torch.cat([rows[kept], rows.new_zeros(len(new), rows.shape[1])])
+
+        self.turn, self.ids, self.tokens = grown(self.turn), grown(self.ids), grown(self.tokens)
+        self.log_probs = grown(self.log_probs)
+        self.prompt_lengths = torch.cat([self.prompt_lengths[kept], self._on_device(sizes)[:, None]])
 
     def _read_prompts(self, prompts: Sequence[Prompt]) -> tuple[DynamicCache, Tensor, Tensor]:
         """The cache of the prompts end to end in one row, without padding; their next logits; where each ends."""
@@ -117,30 +135,57 @@ class Batch:
         cache = DynamicCache()
         hidden = self.policy.hidden_states(batch, cache)
         ends = batch.bounds[1:].long()
+        self.counts.prompts += 1
+        self.counts.prompt_tokens += hidden.shape[0]
         return cache, self.policy.logits(hidden[ends - 1]), ends
 
-    def draw(self, sampling: Sampling, banned: Tensor) -> tuple[Tensor, Tensor]:
-        """Every row's next token and its log-probability; `banned` tokens only from `min_tokens` on."""
-        done = self.cache.get_seq_length() - self.begun  # (rows,) tokens each has
-        if min(len(sequence.token_ids) for sequence in self.sequences) < sampling.min_tokens:
-            early = (done < sampling.min_tokens)[:, None]
+    def draw(self, banned: Tensor) -> NDArray[np.int64]:
+        """Draw every row's next token; which rows it may have ended. `banned` tokens only from `min_tokens` on."""
+        sampling, done = self.sampling, self.cache.length - self.begun  # (rows,) tokens each has
+        if int(done.min()) < sampling.min_tokens:
+            early = self.turn < sampling.min_tokens
             self.logits[:, banned] = self.logits[:, banned].masked_fill(early, float("-inf"))
-        # Sequences that have ended and wait to be dropped draw too, past their last number.
-        turn = done.clamp(max=sampling.max_tokens - 1)[:, None]
-        self.ids, log_probs = draw(self.logits, self.uniforms.gather(1, turn)[:, 0], sampling.temperature)
-        return self.ids, log_probs
+        # Sequences that have ended and wait to be dropped draw too, over their last number.
+        ids, log_probs = draw(self.logits, self.uniforms.gather(1, self.turn)[:, 0], sampling.temperature)
+        self.ids = ids[:, None]
+        self.tokens.scatter_(1, self.turn, self.ids)
+        self.log_probs.scatter_(1, self.turn, log_probs[:, None])
+        kinds = self._on_host(self.kinds[ids])
+        return np.flatnonzero(~self.ended & ((kinds > 0) | (done + 1 >= sampling.max_tokens)))
+
+    def token_ids(self, rows: NDArray[np.int64]) -> list[list[int]]:
+        """Every token that these rows have drawn."""
+        return self._lists(self.tokens, rows)
+
+    def end(self, rows: NDArray[np.int64]) -> list[list[float]]:
+        """Mark these rows as ended; the log-probabilities of their tokens."""
+        self.ended[rows] = True
+        return self._lists(self.log_probs, rows)
+
+    def _lists(self, values: Tensor, rows: NDArray[np.int64]) -> list[list[Any]]:
+        sizes = self.cache.length - self.begun[rows] + 1
+        several = self._on_host(values[self._on_device(rows), : int(sizes.max())])
+        return [row[:size].tolist() for row, size in zip(several, sizes.tolist(), strict=True)]
 
     def step(self) -> None:
         """Read the token just drawn for each row."""
-        column = self.cache.get_seq_length()
-        seen = torch.arange(column + 1, device=self.starts.device) >= self.starts[:, None]
-        # Those that wait to be dropped stay within the context: beyond it a position could break the others.
-        limit = self.begun - self.starts + self.uniforms.shape[1] - 1
-        hidden = self.policy.backbone(
-            input_ids=self.ids[:, None],
-            position_ids=torch.minimum(column - self.starts, limit)[:, None],
-            attention_mask=seen[:, None, None],
+        self.mask[..., self.cache.length] = 0.0
+        hidden = self.read(
+            input_ids=self.ids,
+            position_ids=self.prompt_lengths + self.turn,
+            attention_mask=self.mask[..., : self.cache.seen],
             past_key_values=self.cache,
             use_cache=True,
-        ).last_hidden_state[:, 0]
+        )[:, 0]
+        self.cache.advance()
+        # Those that wait to be dropped stay within the context: beyond it a position could break the others.
+        self.turn = (self.turn + 1).clamp_(max=self.sampling.max_tokens - 1)
         self.logits = self.policy.logits(hidden)
+        self.counts.steps += 1
+
+    def _on_device(self, numbers: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(numbers).to(self.policy.device)
+
+    def _on_host(self, values: Tensor) -> NDArray[Any]:
+        self.counts.host_reads += 1
+        return values.cpu().numpy()

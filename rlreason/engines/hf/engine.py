@@ -8,32 +8,49 @@ on its prompt's seed and its place in the group only, so neither the batch nor t
 from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from rlreason.engines.base import Finished, Prompt, Sampling
-from rlreason.engines.hf.decoding import Batch, SequenceState
+from rlreason.engines.hf.compiled import CompiledStep
+from rlreason.engines.hf.decoding import Batch, Counts, SampleUnderWay
 from rlreason.engines.stops import Stops
 from rlreason.model.policy import Policy
+from rlreason.model.products import fast_products
 from rlreason.runtime import lock
 from rlreason.types import FinishReason, Response
+
+#: What a token may do to the response that drew it: nothing (0), complete a stop string, end it.
+MAY, ENDS = 1, 2
 
 
 class HFEngine:
     """Samples with the policy's own module; `load_weights` only counts, because there is nothing to copy."""
 
-    def __init__(self, policy: Policy, max_rows: int = 256) -> None:
+    def __init__(
+        self, policy: Policy, max_rows: int = 256, compile: bool = False, say: Callable[[str], None] = print
+    ) -> None:
+        """`max_rows`: samples decoded side by side, at most; `compile`: decoding steps by torch.compile."""
         self.policy = policy
         self.max_rows = max_rows
+        self.compiled = CompiledStep(policy.backbone, say) if compile else None
         self.weight_version = self.drawn = 0
+        self.counts = Counts()  # of the newest `generate`
         self._stops: dict[tuple[tuple[str, ...], int], Stops] = {}
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
-        """Count a weight sync; nothing is copied, so there are no metrics. `ValueError` for another policy."""
+        """Count a weight sync; nothing is copied. Metrics: the recompilations so far, where steps are compiled.
+
+        `ValueError` for another policy.
+        """
         if policy is not self.policy:
             raise ValueError("the in-process engine samples from the policy it was made with; make a new engine")
         self.weight_version += 1
-        return {}
+        return {"rollout/recompilations": float(self.compiled.recompilations)} if self.compiled else {}
 
     def close(self) -> None:
         """Nothing to stop: the engine owns no process and no memory between calls."""
@@ -43,54 +60,79 @@ class HFEngine:
     ) -> list[Response]:
         """n samples of each prompt; see `engines.base.Engine`."""
         responses: dict[int, Response] = {}
-        self.drawn = 0
+        self.drawn, self.counts = 0, Counts()
         stops = self._stops_of(sampling)
 
-        def collect(sequence: SequenceState) -> None:
-            responses[sequence.place] = response = self._response(sequence, stops)
+        def collect(place: int, response: Response) -> None:
+            responses[place] = response
             if finished is not None:
-                finished(sequence.place, response)
+                finished(place, response)
 
         # One region for all steps, so that weights are cast once. Inference mode has less overhead, but there autocast
         # would not keep what it has cast.
         casts = self.policy.compute_dtype != torch.float32
-        with torch.no_grad() if casts else torch.inference_mode(), self.policy.autocast():
+        fast = nullcontext() if casts or self.compiled else fast_products(self.policy.model)
+        with torch.no_grad() if casts or self.compiled else torch.inference_mode(), self.policy.autocast(), fast:
             self._sample(prompts, sampling, n, stops, collect)
         return [responses[place] for place in range(len(prompts) * n)]
 
-    def _sample(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling,
-        n: int,
-        stops: Stops,
-        collect: Callable[[SequenceState], None],
-    ) -> None:
+    def _sample(self, prompts: Sequence[Prompt], sampling: Sampling, n: int, stops: Stops, collect: Finished) -> None:
         """Decode up to `max_rows` sequences at a time; waiting groups are admitted as others end."""
-        end_ids = self.policy.end_ids | sampling.end_ids
-        ended = ending_rule(end_ids, sampling, stops)
+        vocab = self.policy.head.shape[0]
+        end_ids = frozenset(i for i in self.policy.end_ids | sampling.end_ids if i < vocab)  # a config may name others
         banned = torch.tensor(sorted(end_ids), device=self.policy.device)
+        kinds = token_kinds(vocab, end_ids, stops).to(self.policy.device)
         # Sequences of about one length should run together, because attention reaches over the longest of them.
         waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids)))
 
-        def begin(i: int) -> list[SequenceState]:
-            return [SequenceState(i * n + j, j, prompts[i]) for j in range(n)]
+        def begin(i: int) -> list[SampleUnderWay]:
+            return [SampleUnderWay(i * n + j, j, prompts[i]) for j in range(n)]
 
-        batch, alive = Batch(self.policy, sampling.max_tokens), 0
-        while waiting or alive:
-            if waiting and batch.should_compact(alive):
-                batch.compact_and_admit([begin(i) for i in self._admitted(waiting, n, alive)])
-            ids, log_probs = batch.draw(sampling, banned)
-            self.drawn += batch.alive()
+        batch = Batch(self.policy, sampling, kinds, self.compiled)
+        self.counts = batch.counts
+        while waiting or batch.alive:
+            if waiting and batch.should_compact():
+                batch.compact_and_admit([begin(i) for i in self._admitted(waiting, n, batch.alive)])
+            rows = batch.draw(banned)
+            self.drawn += batch.alive
             lock.alive()
-            for sequence, token, log_prob in zip(batch.sequences, ids.tolist(), log_probs.tolist(), strict=True):
-                if sequence.take(token, log_prob, ended):
-                    collect(sequence)
-            alive = batch.alive()
-            if alive:
-                if not waiting and batch.should_compact(alive):
+            if len(rows):
+                self._end(batch, rows, end_ids, stops, collect)
+            if batch.alive:
+                if not waiting and batch.should_compact():
                     batch.compact_and_admit()  # before the step, so that ended sequences take no part in it
                 batch.step()
+
+    def _end(
+        self, batch: Batch, rows: NDArray[np.int64], end_ids: AbstractSet[int], stops: Stops, collect: Finished
+    ) -> None:
+        """Hand out those of these rows that have ended. Text is decoded only where a token can end a stop string."""
+        ended: list[tuple[int, list[int], FinishReason, int]] = []
+        for row, token_ids in zip(rows.tolist(), batch.token_ids(rows), strict=True):
+            token, overhang = token_ids[-1], None
+            if token in end_ids:
+                overhang = 0
+            elif stops.may_close(token):
+                overhang = stops.overhang(token_ids)
+            if overhang is not None:
+                ended.append((row, token_ids, "stop", overhang))
+            elif len(token_ids) == batch.sampling.max_tokens:
+                ended.append((row, token_ids, "length", 0))
+        if not ended:
+            return
+        log_probs = batch.end(np.array([row for row, *_ in ended]))
+        for (row, token_ids, reason, overhang), theirs in zip(ended, log_probs, strict=True):
+            sequence = batch.sequences[row]
+            response = Response(
+                problem_id=sequence.prompt.problem_id,
+                prompt_ids=sequence.prompt.token_ids,
+                token_ids=token_ids,
+                log_probs=theirs,
+                text=stops.text(token_ids, overhang),
+                finish_reason=reason,
+                weight_version=self.weight_version,
+            )
+            collect(sequence.place, response)
 
     def _admitted(self, waiting: deque[int], n: int, alive: int) -> list[int]:
         """The groups of n that fit in with those alive; a group larger than `max_rows` runs alone."""
@@ -107,32 +149,11 @@ class HFEngine:
             self._stops[key] = Stops(self.policy.tokenizer, *key)
         return self._stops[key]
 
-    def _response(self, sequence: SequenceState, stops: Stops) -> Response:
-        assert sequence.finish_reason is not None
-        return Response(
-            problem_id=sequence.prompt.problem_id,
-            prompt_ids=sequence.prompt.token_ids,
-            token_ids=sequence.token_ids,
-            log_probs=sequence.log_probs,
-            text=stops.text(sequence.token_ids, sequence.overhang),
-            finish_reason=sequence.finish_reason,
-            weight_version=self.weight_version,
-        )
 
-
-def ending_rule(
-    end_ids: AbstractSet[int], sampling: Sampling, stops: Stops
-) -> Callable[[SequenceState], FinishReason | None]:
-    """Whether a sequence ends with its newest token. Text is decoded only after a token that can end a stop string."""
-
-    def ended(sequence: SequenceState) -> FinishReason | None:
-        token = sequence.token_ids[-1]
-        if token in end_ids:
-            return "stop"
-        overhang = stops.overhang(sequence.token_ids) if stops.may_close(token) else None
-        if overhang is not None:
-            sequence.overhang = overhang
-            return "stop"
-        return "length" if len(sequence.token_ids) == sampling.max_tokens else None
-
-    return ended
+def token_kinds(vocab: int, end_ids: AbstractSet[int], stops: Stops) -> Tensor:
+    """(vocab,) uint8: what each token may do to the response that drew it: ENDS, MAY, or 0 for nothing."""
+    kinds = torch.zeros(vocab, dtype=torch.uint8)
+    if stops.stop:
+        kinds[slice(None) if stops.closing is None else sorted(i for i in stops.closing if i < vocab)] = MAY
+    kinds[sorted(end_ids)] = ENDS
+    return kinds

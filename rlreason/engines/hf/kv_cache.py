@@ -1,7 +1,7 @@
 """A preallocated key-value cache of sequences that end at one column, so that a decoded token is written in place.
 
 transformers' dynamic cache concatenates: each decoded token copies everything before it. Here a sequence begins in
-the column that makes it end with the others, whatever its length, so that one slice takes the newest token of each
+the column that makes it end with the others, whatever its length, so that one column takes the newest token of each
 and sequences of any age run in one batch.
 """
 
@@ -11,38 +11,48 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-HEADROOM = 64  # steps between two compactions at most; each copies the cache, which costs about one step
+HEADROOM = 64  # free columns after a compaction, at most, or a quarter of those in use where that is more
 
 
 class PreallocatedLayer(DynamicLayer):
     """One layer's keys and values, each (rows, kv_heads, columns, head_dim); `length` columns are in use."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, at: Tensor | None, dtype: torch.dtype, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.at, self.dtype = at, dtype
         self.length = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the newest keys and values (rows, kv_heads, new, head_dim) in place; return all of them so far."""
+        """Write the newest keys and values (rows, kv_heads, 1, head_dim) in place; return all of them so far.
+
+        In a cache that is read whole, the columns that are still free come with them: the mask leaves them out.
+        """
+        keys, values = self._tensors()
+        if self.at is not None:
+            keys.index_copy_(2, self.at, key_states.to(keys.dtype))
+            values.index_copy_(2, self.at, value_states.to(values.dtype))
+            return keys, values
+        end = self.length + 1
+        keys[:, :, self.length : end] = key_states
+        values[:, :, self.length : end] = value_states
+        return keys[:, :, :end], values[:, :, :end]
+
+    def _tensors(self) -> tuple[Tensor, Tensor]:
         assert self.keys is not None
         assert self.values is not None
-        start, self.length = self.length, self.length + key_states.shape[2]
-        self.keys[:, :, start : self.length] = key_states
-        self.values[:, :, start : self.length] = value_states
-        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        return self.keys, self.values
 
-    @property
-    def full(self) -> bool:
-        """Whether no column is left for another token."""
-        assert self.keys is not None
-        return self.length == self.keys.shape[2]
-
-    def compact_and_admit(self, kept: Tensor, width: int, packed: DynamicLayer | None, columns: Tensor) -> None:
+    def compact_and_admit(
+        self, kept: Tensor, width: int, room: int, packed: DynamicLayer | None, columns: Tensor
+    ) -> None:
         """Keep the last `width` columns of these rows; add a row for each row of `columns`, read from `packed`."""
         keys, values = (packed.keys, packed.values) if packed else (None, None)
-        like = self.values if values is None else values
-        assert like is not None  # its dtype is that of the products; rotary embeddings make float32 of keys
-        self.keys = _reallocated(self.keys, self.length, kept, width, keys, columns, like)
-        self.values = _reallocated(self.values, self.length, kept, width, values, columns, like)
+        source = self.values if values is None else values
+        assert source is not None
+        like = source.new_empty(0, *source.shape[1:], dtype=self.dtype)
+        shape = (width, width + room)
+        self.keys = _reallocated(self.keys, self.length, kept, shape, keys, columns, like)
+        self.values = _reallocated(self.values, self.length, kept, shape, values, columns, like)
         self.length = width
 
     def get_seq_length(self) -> int:
@@ -51,40 +61,76 @@ class PreallocatedLayer(DynamicLayer):
 
 
 def _reallocated(
-    old: Tensor | None, length: int, kept: Tensor, width: int, fresh: Tensor | None, columns: Tensor, like: Tensor
+    old: Tensor | None,
+    length: int,
+    kept: Tensor,
+    shape: tuple[int, int],
+    fresh: Tensor | None,
+    columns: Tensor,
+    like: Tensor,
 ) -> Tensor:
-    new = like.new_empty(len(kept) + len(columns), like.shape[1], width + HEADROOM, like.shape[3])
+    """A tensor of the kept rows of `old`, then of rows read from `fresh`; `shape`: columns in use, and of all."""
+    width, room = shape
+    new = like.new_empty(len(kept) + len(columns), like.shape[1], room, like.shape[3])
+    new[:, :, width:] = 0  # masked, but still multiplied: it must be finite
     if old is not None:
         used = min(width, length)
-        new[: len(kept), :, : width - used] = 0  # masked, but still multiplied: it must be finite
-        here = new[: len(kept), :, width - used : width]
-        torch.index_select(old[:, :, length - used : length], 0, kept, out=here)
+        new[: len(kept), :, : width - used] = 0
+        new[: len(kept), :, width - used : width] = old[:, :, length - used : length].index_select(0, kept)
     if fresh is not None:
         new[len(kept) :, :, :width] = fresh[0][:, columns].transpose(0, 1)
     return new
 
 
 class PreallocatedCache(Cache):
-    """Preallocated layers for a model. It begins without rows: `compact_and_admit` brings them in and makes room."""
+    """Preallocated layers for a model. It begins without rows: `compact_and_admit` brings them in and makes room.
 
-    def __init__(self) -> None:
+    `whole`: attention reads every column, those that are still free too, which keeps shapes from one compaction to
+    the next. Kernels in half precision would copy a slice; in float32 a slice costs nothing and has less to read.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, whole: bool = False) -> None:
+        """`dtype`: that of the products, in which nothing is left to cast at each step; keys may come in float32."""
         self.preallocated: list[PreallocatedLayer] = []
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)  # the next column, as a program on a GPU reads it
+        self.dtype, self.whole = dtype, whole or dtype != torch.float32
+        self.length = 0  # columns in use
+        self.room = 0  # columns of all
+        self.reallocations = 0
         super().__init__(layers=self.preallocated)  # type: ignore[arg-type]  # two names for one list, to know its type
 
     @property
     def full(self) -> bool:
         """Whether no column is left for another token."""
-        return all(layer.full for layer in self.preallocated)
+        return self.length == self.room
 
-    def compact_and_admit(self, kept: Tensor, width: int, packed: DynamicCache | None, columns: Tensor) -> None:
+    @property
+    def seen(self) -> int:
+        """Columns that the next token's attention reads."""
+        return self.room if self.whole else self.length + 1
+
+    def advance(self) -> None:
+        """Count the column that every layer has written."""
+        self.length += 1
+        self.at.add_(1)
+        for layer in self.preallocated:
+            layer.length = self.length
+
+    def compact_and_admit(
+        self, kept: Tensor, width: int, needed: int, packed: DynamicCache | None, columns: Tensor
+    ) -> None:
         """Drop all rows but `kept` and add new ones: row i reads the columns `columns[i]` (width) of `packed`.
 
-        `packed` is what the model cached of one row of packed sequences. One layer at a time, so that the old and
-        the new tensors of only one layer exist at once.
+        `packed` is what the model cached of one row of packed sequences; `needed` columns are the most that are still
+        written. One layer at a time, so that the old and the new tensors of only one layer exist at once.
         """
         while packed is not None and len(self.preallocated) < len(packed.layers):
-            self.preallocated.append(PreallocatedLayer())
+            self.preallocated.append(PreallocatedLayer(self.at if self.whole else None, self.dtype))
+        room = min(needed, max(HEADROOM, width // 4))
         for i, layer in enumerate(self.preallocated):
             source = packed.layers[i] if packed is not None else None
             assert source is None or isinstance(source, DynamicLayer)
-            layer.compact_and_admit(kept, width, source, columns)
+            layer.compact_and_admit(kept, width, room, source, columns)
+        self.length, self.room = width, width + room
+        self.at.fill_(width)
+        self.reallocations += 1

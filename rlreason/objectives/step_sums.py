@@ -1,0 +1,64 @@
+"""What one optimizer step measures while it goes through its micro-batches: summed on the device, read once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlreason.types import Sample
+
+
+@dataclass(slots=True)
+class StepSums:
+    """Sums over the micro-batches of a step, on the device, so that no micro-batch waits for the one before."""
+
+    n_micro: int = 0
+    sums: dict[str, Tensor] = field(default_factory=dict)  # name -> float64, over response tokens, but for `loss`
+    places: list[int] = field(default_factory=list)  # the samples' numbers, in the order of what follows
+    entropies: list[Tensor] = field(default_factory=list)  # (sequences,) of each micro-batch, over response tokens
+    mismatches: list[Tensor] = field(default_factory=list)  # (scored,) |log p_engine - log p_trainer|
+    compared: list[bool] = field(default_factory=list)  # of each of those tokens, whether it counts
+
+    def add(self, places: Sequence[int], loss: Tensor, per_token: Mapping[str, Tensor], mask: Tensor) -> None:
+        """Take in a micro-batch of the samples with these numbers: its loss, and values (batch, seq) per token."""
+        self.n_micro += 1
+        self.places += places
+        self.entropies.append(per_token["entropy"].sum(1))  # zeros behind its end
+        self._add("loss", loss.detach())
+        for name, values in per_token.items():
+            self._add(name, values.masked_fill(~mask, 0))
+
+    def _add(self, name: str, values: Tensor) -> None:
+        total = values.sum(dtype=torch.float64)
+        self.sums[name] = self.sums[name] + total if name in self.sums else total
+
+    def compare(self, samples: Sequence[Sample], engine: Tensor, trainer: Tensor, first: int) -> None:
+        """Take in log-probabilities (scored,) of engine and trainer; tokens from number `first` on count."""
+        self.mismatches.append((engine - trainer).abs())
+        for sample in samples:
+            self.compared += [number >= first for number in range(len(sample.response.token_ids))]
+
+    def read(self, samples: Sequence[Sample], *more: Tensor) -> "StepValues":
+        """Everything as numbers, with `more` numbers, by one copy from the device."""
+        parts = [*self.sums.values(), *more, *self.entropies, *self.mismatches]
+        values = torch.cat([part.reshape(-1).double() for part in parts]).tolist() if parts else []
+        sums = dict(zip(self.sums, values, strict=False))
+        at = len(sums) + len(more)
+        entropies: list[float | None] = [None] * len(samples)
+        for place, total in zip(self.places, values[at:], strict=False):
+            length = len(samples[place].response.token_ids)
+            entropies[place] = total / length if length else None
+        mismatches = values[at + len(self.places) :]
+        kept = [value for value, counts in zip(mismatches, self.compared, strict=True) if counts]
+        return StepValues(sums, values[len(sums) : at], entropies, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class StepValues:
+    """What `StepSums` holds, as numbers."""
+
+    sums: dict[str, float]
+    more: list[float]
+    entropies: list[float | None]  # nats, sample by sample: mean over the response; None where nothing was measured
+    mismatches: list[float]  # of the tokens that count
