@@ -12,7 +12,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from rlreason.model.free_space import FULL, FreeSpace
+from rlreason.model.free_space import FreeSpace
 from rlreason.model.shared_prompts import Cut, Layout, SharedPrompts
 
 Pair = tuple[Sequence[int], Sequence[int]]  # prompt ids, response ids
@@ -149,38 +149,34 @@ def divide(pairs: Sequence[Pair], budget: int, max_rows: int | None, share_promp
         for piece in within_budget(lengths, budget - len(prompt), max_rows):
             pieces.append([members[j] for j in sorted(piece)])
             sizes.append(len(prompt) + sum(lengths[j] for j in piece))
-    if max_rows is None:
-        return [[i for piece in one for i in pieces[piece]] for one in within_budget(sizes, budget)]
-    bins: list[list[int]] = []
-    tokens = budget + 1
-    for size, piece in zip(sizes, pieces, strict=True):  # in turn, as two bounds are to be kept
-        if tokens + size > budget or len(bins[-1]) + len(piece) > max_rows:
-            bins.append([])
-            tokens = 0
-        bins[-1] += piece
-        tokens += size
-    return bins
+    bins = within_budget(sizes, budget, max_rows, list(map(len, pieces)))
+    return [[i for piece in bin_ for i in pieces[piece]] for bin_ in bins]
 
 
-def within_budget(sizes: Sequence[int], budget: int, max_rows: int | None = None) -> list[list[int]]:
-    """Divide items into bins of at most `budget` tokens (and `max_rows` items), longest first, first bin that fits.
+def within_budget(
+    sizes: Sequence[int], budget: int, max_rows: int | None = None, rows: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Divide items into bins of at most `budget` tokens (and `max_rows` rows), longest first, first bin that fits.
 
-    An item larger than the budget gets a bin of its own. Every index
+    `rows`: of each item, one where it is not given. An item larger than the budget gets a bin of its own. Every index
     appears exactly once; the result depends on the sizes only, so a rerun makes the same micro-batches.
 
     >>> within_budget([5, 3, 4, 2], budget=8)
     [[0, 1], [2, 3]]
     """
     bins: list[list[int]] = []
+    rows = rows or [1] * len(sizes)
+    most, fewest = sum(rows) if max_rows is None else max_rows, min(rows, default=0)
     free = FreeSpace(len(sizes))
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        slot = free.first(sizes[index])
-        if slot is None:
-            slot, left = len(bins), budget
+        place = free.first(sizes[index], rows[index])
+        tokens_left, rows_left = (budget, most) if place is None else free.of(place)
+        if place is None:
+            place = len(bins)
             bins.append([])
+        bins[place].append(index)
+        if (rows_left := rows_left - rows[index]) < fewest:
+            free.close(place)
         else:
-            left = free.of(slot)
-        bins[slot].append(index)
-        full = max_rows is not None and len(bins[slot]) >= max_rows
-        free.put(slot, FULL if full else left - sizes[index])
+            free.put(place, tokens_left - sizes[index], rows_left)
     return bins
