@@ -9,8 +9,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-UNEQUAL = ("time/", "grading/ms_")  # what a clock decides
-OF_THE_MACHINE = ("seconds", "threads", "checkpoints")  # in a summary
+UNEQUAL = ("time/", "busy/", "perf/", "memory/", "grading/ms_")  # what a clock decides
+OF_THE_MACHINE = ("seconds", "phases", "peak_gb", "threads", "checkpoints")  # in a summary
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:

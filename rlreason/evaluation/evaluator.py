@@ -112,11 +112,11 @@ class Validation:
 
     def measure(self, step: int, last: bool = False) -> "Measured":
         """Sample, score and warn. `step`: how many steps are finished, for warnings."""
-        self.counters.pause()
         evaluator, started = self.evaluator, time.monotonic()
         asked = self.final_problems if last else self.interim_problems
         name, again = ("last evaluation", False) if last else ("evaluation", bool(self.history))
-        with self.console.wait(name, logged=again, more=evaluator.rollouts.drawn):
+        waits = self.console.wait(name, logged=again, more=evaluator.rollouts.drawn)
+        with waits, self.counters.clock.phase("eval"):
             found = evaluator.evaluate(asked, step, self.monitors)
         evaluated = self._compared(found, asked, last)
         return Measured(evaluated, found.samples, evaluator.prompts(found.samples), time.monotonic() - started)
@@ -128,7 +128,7 @@ class Validation:
         final = {name.replace("eval/", "final/"): value for name, value in whole.items()}
         self.counters.eval_step += 1
         self.counters.pace["problem"] = measured.seconds / max(len(evaluated.problems), 1)
-        self.records.metrics(self.counters.row() | evaluated.metrics | final | {"time/eval": measured.seconds})
+        self.records.metrics(self.counters.row() | evaluated.metrics | final)
         update = self.counters.train_step if between_updates else None
         samples, prompts = measured.samples, measured.prompts
         self.records.responses(EVALS, step, samples, evaluated.problems, update=update, prompts=prompts)

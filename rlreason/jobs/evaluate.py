@@ -38,7 +38,7 @@ def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) ->
 @contextmanager
 def asked(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[tuple[Components, Responses]]:
     """(components, responses) of a job, which goes on with what an interrupted one left in the folder."""
-    components = build_components(run, records.folder, console)
+    components = build_components(run, records.folder, console, clock=records.clock)
     records.loggers = components.loggers
     try:
         records.add_provenance(facts_of(run, components))

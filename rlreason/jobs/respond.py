@@ -28,6 +28,7 @@ from rlreason.records.files import PASS_RATES, RESPONSES
 from rlreason.records.monitors import Monitors
 from rlreason.records.response_log import ResponseLog
 from rlreason.records.rows import Row, finite, numbered_row
+from rlreason.records.where_time_went import where_time_went
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.text import few
 from rlreason.setup.components import Components
@@ -65,9 +66,11 @@ def respond(run: EvalJobConfig, components: Components, records: RunWriter, cons
     found = len(log.samples)
     if found:
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
-    samples, tokens, seconds = ask(run, components, problems, log, console)
+    records.clock.begin()
+    with records.clock.phase("eval"):
+        samples, tokens, seconds = ask(run, components, problems, log, console)
     monitors = Monitors(1, console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
-    with console.wait(f"measuring entropies of {len(samples)} responses"):
+    with console.wait(f"measuring entropies of {len(samples)} responses"), records.clock.phase("eval"):
         judged = evaluator.judge(samples, problems, None, monitors)
     records.rows(RESPONSES, rows_of(judged.samples, problems, n, components))
     records.rows(PASS_RATES, pass_rates(problems, judged.samples, n))
@@ -147,8 +150,8 @@ def pass_rates(problems: Sequence[Problem], samples: Sequence[Sample], n: int) -
 def conclude(records: RunWriter, components: Components, responses: Responses, more: dict[str, Any]) -> None:
     """The numbers as one row and as the summary, which is written last: with it the job is whole."""
     r = responses
-    metrics = r.metrics | {"time/eval": r.seconds, "eval/tokens_per_second": r.tokens_per_second}
-    records.metrics(Counters(eval_step=1, seconds_total=components.seconds_to_build + r.seconds).row() | metrics)
+    metrics = r.metrics | {"eval/tokens_per_second": r.tokens_per_second}
+    records.metrics(Counters(eval_step=1, clock=records.clock).row() | metrics)
     status, reason = r.verdict
     summary = {
         "status": status,
@@ -168,7 +171,8 @@ def conclude(records: RunWriter, components: Components, responses: Responses, m
         "weights": r.weights,
         **({"start": asdict(components.start)} if components.start else {}),
         "protocol": r.protocol,
-        "seconds": round(r.seconds, 1),
+        **where_time_went(records.clock),
+        "seconds": round(r.seconds, 1),  # of sampling
         "threads": torch.get_num_threads(),
     }
     records.summary(summary)

@@ -14,6 +14,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.status import known, read_status, write_status, written_at
 from rlreason.records.writer import RunWriter, finish_provenance
 from rlreason.runtime import signals
+from rlreason.runtime.clock import Clock
 from rlreason.runtime.generators import seed_generators
 from rlreason.runtime.lock import run_lock
 from rlreason.runtime.stacks import stacks_in
@@ -42,6 +43,7 @@ def run_job(run: RunConfig, folder: Path, config: str, words: Sequence[str], con
 
 
 def _started(run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console) -> float:
+    clock = Clock()
     with console.wait("loading torch and transformers"):
         if run.trains:
             from rlreason.trainer import train as start
@@ -50,7 +52,9 @@ def _started(run: RunConfig, folder: Path, config: str, words: Sequence[str], co
         from rlreason.setup.probe import own_sources
     seed_generators(run.seed)
     schemas, sources = schemas_of(run), own_sources(run)
-    records = RunWriter(folder, config, words, schemas=schemas, sources=sources, trains=run.trains, say=console.say)
+    records = RunWriter(
+        folder, config, words, schemas=schemas, sources=sources, trains=run.trains, say=console.say, clock=clock
+    )
     accuracy = start(run, records, console)
     finish_provenance(folder)
     return accuracy

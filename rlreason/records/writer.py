@@ -20,6 +20,7 @@ from rlreason.records.resume import cut_back, describe_place, goes_on, reopened,
 from rlreason.records.rows import Row, finite, response_row, write_rows
 from rlreason.records.status import how_it_ended, write_status
 from rlreason.runtime.atomic_files import append_line, whole, write_whole
+from rlreason.runtime.clock import Clock
 from rlreason.runtime.secrets import redacted
 from rlreason.runtime.signals import held
 from rlreason.runtime.stderr_log import log_stderr_in
@@ -37,6 +38,7 @@ class RunWriter:
     (`config.store.schemas_of`). `sources`: setting -> source of each function of the user's own. `trains`: whether it
     is a training run, which goes on from a checkpoint; None: it goes on from nothing. An interrupted run with the same
     settings goes on, in which case `resumed` is true; with others it is refused. `say` prints what is set aside.
+    `clock` says in each row where the time went.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class RunWriter:
         sources: Mapping[str, str] | None = None,
         trains: bool | None = None,
         say: Callable[[str], None] = print_stderr,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock = clock or Clock()
         self.checkpoint = None if not trains else where_it_goes_on(folder, config, say)  # to go on from
         if self.checkpoint is None:
             refuse_occupied(folder)
@@ -129,12 +133,14 @@ class RunWriter:
         return self.folder / files.MODEL
 
     def metrics(self, row: dict[str, float]) -> None:
-        """One flat row, every counter of `counters.py` in it."""
-        with held():
-            append_line(self.folder / files.METRICS, json.dumps(finite(row), allow_nan=False))
-            self.train_step = row.get("train_step", 0)
-            self.evaluated |= "eval/accuracy" in row
-        self.loggers.log(row)
+        """One flat row, every counter of `counters.py` in it, with what the clock has counted since the row before."""
+        with self.clock.phase("record"):
+            row = row | self.clock.row()
+            with held():
+                append_line(self.folder / files.METRICS, json.dumps(finite(row), allow_nan=False))
+                self.train_step = row.get("train_step", 0)
+                self.evaluated |= "eval/accuracy" in row
+            self.loggers.log(row)
 
     def responses(
         self,

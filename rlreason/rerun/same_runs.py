@@ -11,7 +11,7 @@ from rlreason.records import files
 from rlreason.records.reader import RunFolder
 
 #: Metrics that a clock decides. Nothing else may differ between two runs of the same words on the same machine.
-CLOCK = re.compile(r"time/|grading/ms_|eval/tokens_per_second")
+CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_second")
 
 
 class Compared(NamedTuple):
