@@ -11,21 +11,21 @@ from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.compliance import write_card
 from rlreason.evaluation.evaluator import Evaluated, Validation
-from rlreason.interrupted import keep_what_is_there, wind_up
+from rlreason.interrupted import leave_in_order
 from rlreason.learner import Learner, Update
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.optimization import LearningRateSchedule, averaged
 from rlreason.progress.ends import Ends, due, monitors_of
 from rlreason.progress.keeper import Keeper
+from rlreason.progress.profile import Profile
 from rlreason.progress.step import Step
-from rlreason.progress.work import measure_by, training_work
+from rlreason.progress.work import TrainingWork, measure_by
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
 from rlreason.records.curves import draw_curves
 from rlreason.records.files import OBJECTIVE, ROLLOUTS
 from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter
-from rlreason.runtime import signals
 from rlreason.runtime.clock import OTHER
 from rlreason.runtime.signals import held
 from rlreason.setup.algorithm import make_algorithm
@@ -57,12 +57,8 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
         return trainer.loop()
     except BaseException as error:
         keeper = None if trainer is None else trainer.keeper
-        if signals.asked() is None and not isinstance(error, KeyboardInterrupt):
-            keep_what_is_there(error, keeper, console)
-            raise
-        stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
-        far = wind_up(run, components, keeper, records, counters, console, signals.why_stopped(stop))
-        raise type(stop)(f"{stop} {far}".strip()) from None
+        leave_in_order(error, run, components, keeper, records, counters, console)
+        raise
     finally:
         components.close()  # first, so that what is being sampled ahead ends
         if trainer is not None:
@@ -89,6 +85,7 @@ class Trainer:
         run, parts, records, counters, console = self.run, self.components, self.records, self.counters, self.console
         self.n_steps, self.policy, self.engine = self.prefetcher.n_steps, parts.policy, parts.engine
         self.clock = counters.clock
+        self.profile = Profile(run.profile, records, console, self.n_steps)
         measure_by(self.clock, parts.policy)
         self.schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, self.n_steps)
         self.monitors = monitors_of(run, console)
@@ -121,14 +118,8 @@ class Trainer:
     def whole_step(self, number: int) -> None:
         """Step 1, 2, ... with the evaluation and the checkpoint that are due behind it; or the rest of it."""
         position = self.position
-        step = position.step or self.collect(number)
-        self.learn(step)
-        if not position.recorded:
-            with self.clock.phase("train"):  # a GPU may still be at work on the update
-                finite = not step.updates or self.learner.weights_are_finite()
-            self.sync(step, finite)
-            self.record(step, finite)
-
+        with self.profile.of(number):
+            step = self.sample_and_learn(number)
         asked = not (number == self.n_steps or position.ended) and self.due_behind(step)
         if asked and position.evaluated != number:
             self.evaluate(number, Fraction(number))
@@ -141,6 +132,17 @@ class Trainer:
             self.keeper.settle(drawn=True)
         if not last and self.keeper.due():
             self.keep()
+
+    def sample_and_learn(self, number: int) -> Step:
+        """Step 1, 2, ... without what may be due behind it; or the rest of it."""
+        step = self.position.step or self.collect(number)
+        self.learn(step)
+        if not self.position.recorded:
+            with self.clock.phase("train"):  # a GPU may still be at work on the update
+                finite = not step.updates or self.learner.weights_are_finite()
+            self.sync(step, finite)
+            self.record(step, finite)
+        return step
 
     def due_behind(self, step: Step) -> bool:
         """Whether the settings ask for an evaluation behind the step."""
@@ -184,14 +186,11 @@ class Trainer:
     def learn(self, step: Step) -> None:
         """Take the step's updates; between two of them, an evaluation may be due."""
 
-        taken, sampling, spent = len(step.updates), self.components.sampling, self.clock.spent("train")
-        has_terms = bool(self.learner.objective.kl_coef_of_loss or self.learner.objective.entropy_coef)
+        taken, sampling, objective = len(step.updates), self.components.sampling, self.learner.objective
+        work = TrainingWork(self.clock, bool(objective.kl_coef_of_loss or objective.entropy_coef))
 
         def counted(update: Update) -> None:
-            nonlocal spent
-            before, spent = spent, self.clock.spent("train")
-            batch = step.collected.batches[len(step.updates)]
-            self.clock.worked("train", training_work(batch, spent - before, has_terms))
+            work.took(step.collected.batches[len(step.updates)])
             self.counters.learned(update.metrics)
             step.updates.append(update)
             self.keeper.settle()
@@ -252,8 +251,7 @@ class Trainer:
         if step.updates and finite:
             with self.doing(f"step {step.number}: handing the weights to the engine", "weight_sync"):
                 synced = self.engine.load_weights(self.policy)
-            self.clock.move("weight_sync", "weight_check", synced.get("time/weight_check", 0.0))
-            step.synced = {name: value for name, value in synced.items() if not name.startswith("time/")}
+            step.synced = self.clock.parts_of("weight_sync", synced)
 
     def record(self, step: Step, finite: bool) -> None:
         """Write down what the step has come to, and warn of what went wrong quietly in it."""

@@ -12,6 +12,19 @@ from rlreason.types import Sample
 FORWARD, WITH_BACKWARD = 1, 3  # passes
 
 
+class TrainingWork:
+    """Counts updates as they are taken, each with the seconds of training since the one before."""
+
+    def __init__(self, clock: Clock, all_learn: bool) -> None:
+        """`all_learn`: a KL or entropy term gives samples with advantage 0 a gradient too."""
+        self.clock, self.all_learn, self.spent = clock, all_learn, clock.spent("train")
+
+    def took(self, batch: Sequence[Sample]) -> None:
+        """An update on these samples is over."""
+        before, self.spent = self.spent, self.clock.spent("train")
+        self.clock.worked("train", training_work(batch, self.spent - before, self.all_learn))
+
+
 def training_work(batch: Sequence[Sample], seconds: float, all_learn: bool = False) -> Work:
     """What an update on these samples takes, each prompt once a group; `tokens` are the response tokens with loss.
 

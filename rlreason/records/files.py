@@ -5,7 +5,8 @@
 
 A run with a reward, data or a loss of the user's own keeps their sources in `own_functions.txt`.
 A job that does not train leaves `responses.jsonl` and `pass_rates.jsonl` instead of the last line, best of N its curves
-as `best_of_n.csv` and `best_of_n.png`. `eval.card` adds a `compliance.md`.
+as `best_of_n.csv` and `best_of_n.png`. `eval.card` adds a `compliance.md`, `profile=true` a `profile.json.gz` and a
+`profile.md`.
 """
 
 import re
@@ -25,6 +26,7 @@ FUNCTIONS = "own_functions.txt"  # sources of the user's own rewards, data and l
 METRICS = "metrics.jsonl"  # grows by a row at a time
 SUMMARY = "summary.json"  # written last
 CURVES = "curves.png"
+PROFILE_TRACE, PROFILE_TABLE = "profile.json.gz", "profile.md"  # of one step, where profile=true
 INCIDENTS = "grading_incidents.jsonl"
 GROWING = (METRICS, INCIDENTS)  # by a line at a time; a checkpoint knows how long they were
 ENGINE_LOG = "vllm.log"
@@ -43,9 +45,9 @@ CASES = "inspect.md"
 COMPLIANCE = "compliance.md"  # of a run that is held to the rules of a leaderboard; its last line is the verdict
 #: `STACKS` is open before a run takes its folder, so it is none of them.
 CONTENTS = (
-    CONFIG, STATUS, PROVENANCE, CHANGES, OBJECTIVE, FUNCTIONS, METRICS, CURVES, INCIDENTS, ROLLOUTS, EVALS, MODEL,
-    f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, ENGINE_LOG, LOG, RESPONSES, UNFINISHED,
-    PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES, COMPLIANCE,
+    CONFIG, STATUS, PROVENANCE, CHANGES, OBJECTIVE, FUNCTIONS, METRICS, CURVES, PROFILE_TRACE, PROFILE_TABLE, INCIDENTS,
+    ROLLOUTS, EVALS, MODEL, f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, ENGINE_LOG, LOG, RESPONSES,
+    UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES, COMPLIANCE,
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
 

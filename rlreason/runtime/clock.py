@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rlreason.runtime.throughput import ModelSize, Work, rates
 
@@ -33,6 +33,7 @@ class Clock:
         self.work: dict[str, Work] = defaultdict(Work)  # phase -> all of it so far
         self.model: ModelSize | None = None  # by which FLOPs are counted; None: not at all
         self.gauge: Callable[[], float] | None = None  # peak bytes of a GPU since it was asked last
+        self.annotate: Callable[[str], AbstractContextManager[object]] = nullcontext  # names phases in a trace
         self.peaks: dict[str, float] = {}  # phase -> bytes of a GPU, in this process
         self._told: dict[str, float] = {}  # of `seconds` in rows so far
         self._told_work: dict[str, Work] = {}
@@ -46,7 +47,8 @@ class Clock:
         """What happens in this block counts as `name`, and no longer as the phase around it."""
         before = self._switch(name)
         try:
-            yield
+            with self.annotate(name):
+                yield
         finally:
             self._switch(before)
 
@@ -79,11 +81,14 @@ class Clock:
         with self._guard:
             self.seconds[f"busy/{name}"] += seconds
 
-    def move(self, name: str, part: str, seconds: float) -> None:
-        """So many seconds of a phase were those of a part of it, which has a name of its own."""
-        with self._guard:
-            self.seconds[f"time/{name}"] -= seconds
-            self.seconds[f"time/{part}"] += seconds
+    def parts_of(self, phase: str, told: Mapping[str, float]) -> dict[str, float]:
+        """Take `time/PART` of what was told of a phase that has ended as a phase of its own; returns the rest."""
+        for name, seconds in told.items():
+            if name.startswith("time/") and name != f"time/{phase}":
+                with self._guard:
+                    self.seconds[f"time/{phase}"] -= seconds
+                    self.seconds[name] += seconds
+        return {name: value for name, value in told.items() if not name.startswith("time/")}
 
     def worked(self, name: str, work: Work) -> None:
         """Count what a phase has done."""

@@ -23,6 +23,7 @@ from rlreason.records.counters import Counters
 from rlreason.records.files import COMPLIANCE, CURVES, MODEL
 from rlreason.records.loggers.guarded import Loggers
 from rlreason.records.monitors import Monitors
+from rlreason.records.reader import RunFolder
 from rlreason.records.where_time_went import time_line, where_time_went
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.text import shorten
@@ -197,6 +198,8 @@ def closing(
         console.say(line)
     if told := time_line(summary):
         console.say(told)
+    if run.profile and (table := RunFolder(folder).profile):
+        console.table(f"\n{table}")
     if summary["notices"]:
         seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
         console.say(f"notices    {seen}")
