@@ -25,9 +25,10 @@ from rlreason.model.weights_hash import weights_hash
 from rlreason.records.console import Console, clock
 from rlreason.records.counters import Counters
 from rlreason.records.files import PASS_RATES, RESPONSES
+from rlreason.records.lines import finite
 from rlreason.records.monitors import Monitors
 from rlreason.records.response_log import ResponseLog
-from rlreason.records.rows import Row, finite, numbered_row
+from rlreason.records.rows import Row, numbered_row
 from rlreason.records.where_time_went import where_time_went
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.text import few

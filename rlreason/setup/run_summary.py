@@ -20,7 +20,7 @@ from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.records.console import Console, closing_table
 from rlreason.records.counters import Counters
-from rlreason.records.files import COMPLIANCE, CURVES, MODEL
+from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
 from rlreason.records.loggers.guarded import Loggers
 from rlreason.records.monitors import Monitors
 from rlreason.records.reader import RunFolder
@@ -88,7 +88,7 @@ def shown_generations(console: Console, samples: Sequence[Sample], problems: Seq
     """The first few responses of an evaluation, so that a wrong format or prompt is seen before hours are spent."""
     by_id = {p.id: p for p in problems}
     if samples[:count]:
-        console.say("\nThe first responses, before training (all of them: evals/step_00000.jsonl):")
+        console.say(f"\nThe first responses, before training (all of them: {EVALS}/{step_name(0)}):")
     for s in samples[:count]:
         problem = by_id[s.group]
         entropy = "" if s.entropy is None else f", entropy {s.entropy:.2f}"
