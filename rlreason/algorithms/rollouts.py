@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from rlreason.engines.base import Engine, Prompt, Sampling, seed_for
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.throughput import Work, group_work
-from rlreason.types import Collected, Grade, Problem, Response, Sample
+from rlreason.types import Collected, Counted, Grade, Problem, Response, Sample
 
 if TYPE_CHECKING:  # the counting below serves readers of saved runs, which do without torch
     from rlreason.model.scoring import LogProbScorer
@@ -129,28 +129,28 @@ def with_missing_scores(collected: Collected, scorer: "LogProbScorer", by_learni
     return replace(collected, samples=[by_id.get(id(s), s) for s in collected.samples])
 
 
-def rollout_metrics(samples: Sequence[Sample], prefix: str = "rollout") -> dict[str, float]:
+def rollout_metrics(samples: Sequence[Counted], prefix: str = "rollout") -> dict[str, float]:
     """Rewards, lengths and what can go wrong quietly, as flat numbers over a batch of samples."""
     if not samples:
         return {}
     n = len(samples)
-    groups: dict[str, list[Sample]] = {}
+    groups: dict[str, list[Counted]] = {}
     for s in samples:
         groups.setdefault(s.group, []).append(s)
-    distinct = sum(len({tuple(s.response.token_ids) for s in group}) / len(group) for group in groups.values())
+    distinct = sum(len({s.tokens_key for s in group}) / len(group) for group in groups.values())
     return {
         "reward/mean": sum(s.grade.reward for s in samples) / n,
         "reward/format": sum(s.grade.format for s in samples) / n,
         "reward/answer": sum(s.grade.answer for s in samples) / n,
-        f"{prefix}/length_max": max((len(s.response.token_ids) for s in samples), default=0),
-        f"{prefix}/truncated": sum(s.response.truncated for s in samples) / n,
+        f"{prefix}/length_max": max((s.length for s in samples), default=0),
+        f"{prefix}/truncated": sum(s.truncated for s in samples) / n,
         f"{prefix}/distinct": distinct / len(groups),  # share of different responses within a group
-        f"{prefix}/tokens": sum(len(s.response.token_ids) for s in samples),
+        f"{prefix}/tokens": sum(s.length for s in samples),
         **metrics_by_outcome(samples, prefix),
     }
 
 
-def metrics_by_outcome(samples: Sequence[Sample], prefix: str) -> dict[str, float]:
+def metrics_by_outcome(samples: Sequence[Counted], prefix: str) -> dict[str, float]:
     """Mean length and entropy of all, of the correct and of the other responses, as far as there are any.
 
     The entropy is that of the trainer's distribution, a mean over a response's tokens; `nll` is the mean of -log p
@@ -161,9 +161,9 @@ def metrics_by_outcome(samples: Sequence[Sample], prefix: str) -> dict[str, floa
     others = [s for s in samples if s.grade.outcome != "correct"]
     for suffix, members in (("", samples), ("_correct", correct), ("_wrong", others)):
         if members:
-            out[f"{prefix}/length{suffix}"] = sum(len(s.response.token_ids) for s in members) / len(members)
+            out[f"{prefix}/length{suffix}"] = sum(s.length for s in members) / len(members)
         if entropies := [s.entropy for s in members if s.entropy is not None]:
             out[f"{prefix}/entropy{suffix}"] = sum(entropies) / len(entropies)
-    if n_tokens := sum(len(s.response.log_probs) for s in samples):
-        out[f"{prefix}/nll"] = -sum(sum(s.response.log_probs) for s in samples) / n_tokens
+    if n_tokens := sum(s.n_log_probs for s in samples):
+        out[f"{prefix}/nll"] = sum(s.nll for s in samples) / n_tokens
     return out

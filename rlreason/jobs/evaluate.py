@@ -73,9 +73,9 @@ def announce(console: Console, run: EvalJobConfig, components: Components, folde
 
 def cases(console: Console, run: EvalJobConfig, components: Components, responses: Responses) -> None:
     """The first few responses, so that a wrong format or prompt is seen at once."""
-    grader, n = components.evaluator.grader, components.evaluator.settings.samples
+    grader = components.evaluator.grader
     by_id = {p.id: p for p in responses.problems}
-    for number, sample in enumerate(responses.samples[::n][: run.log_generations], 1):
+    for number, sample in enumerate(responses.shown, 1):
         row = numbered_row(sample, by_id[sample.group], 0)
         console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
 

@@ -3,15 +3,17 @@
 import gzip
 import json
 import math
+import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
-from rlreason.runtime.atomic_files import whole
+from rlreason.runtime.atomic_files import explained, whole
+from rlreason.runtime.signals import held, removed_if_left
 from rlreason.runtime.text import few
 
 NAMED = 3  # broken lines of a file that are reported one by one
@@ -38,6 +40,30 @@ def written(path: Path) -> Iterator[BufferedIOBase]:
             return
         with gzip.GzipFile("", "wb", LEVEL, file, mtime=0) as packed:
             yield packed
+
+
+@contextmanager
+def growing(path: Path) -> Iterator[Callable[[Iterable[Mapping[str, Any]]], None]]:
+    """Yields a function that adds rows to what becomes the file when the block ends; where it fails, nothing is left.
+
+    Unlike in `written`, a signal ends the block between two additions. `UnwritableError` where the system refuses.
+    """
+    partial = path.with_name(path.name + ".partial")
+
+    def add(rows: Iterable[Mapping[str, Any]]) -> None:
+        with held(), explained(path), partial.open("ab") as file:
+            file.writelines(map(line_of, rows))
+
+    with removed_if_left(partial):
+        try:
+            partial.unlink(missing_ok=True)  # of a process that was killed
+            yield add
+            with held(), explained(path):
+                os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
 
 
 def finite(value: Any) -> Any:

@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.checkpoints import read_state, set_aside_behind
 from rlreason.records.code_state import keep_changes
-from rlreason.records.lines import DAMAGED, finite, line_of, opened, written
+from rlreason.records.lines import DAMAGED, finite, growing, line_of, opened, written
 from rlreason.records.loggers.guarded import Loggers
 from rlreason.records.loggers.resumed import Resumed
 from rlreason.records.provenance import code_differs, differences, part_line, provenance
@@ -178,11 +178,28 @@ class RunWriter:
         return self.log
 
     def rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A file of JSON lines: the responses of a job that does not train, or how often it solved each problem."""
+        """A file of JSON lines, such as how often a job solved each problem."""
         with self.clock.phase("record"):
             write_rows(self.folder / name, rows)
-        if name == files.RESPONSES:
-            self.loggers.table(files.EVALS, 0, rows[:ROWS_SENT])
+
+    @contextmanager
+    def growing(self, name: str) -> Iterator[Callable[[Iterable[Row]], None]]:
+        """Yields a function that adds rows to a file which is there when the block ends, and not before."""
+        shown = list[Row]()
+        with growing(self.folder / name) as add:
+
+            def written(rows: Iterable[Row]) -> None:
+                with self.clock.phase("record"):
+                    add(remembered(rows))
+
+            def remembered(rows: Iterable[Row]) -> Iterator[Row]:
+                for row in rows:
+                    if len(shown) < ROWS_SENT:
+                        shown.append(finite(row))
+                    yield row
+
+            yield written
+        self.loggers.table(files.EVALS, 0, shown)
 
     def document(self, name: str, text: str) -> None:
         """A text for people, such as the objective's card."""
