@@ -24,6 +24,23 @@ from rlreason.setup.run_summary import show_loggers
 AHEAD_S = 8.0  # that a stop waits for what is being sampled ahead: without it, the run goes on from further back
 
 
+def leave_in_order(
+    error: BaseException,
+    run: TrainingConfig,
+    components: Components,
+    keeper: Keeper | None,
+    records: RunWriter,
+    counters: Counters,
+    console: Console,
+) -> None:
+    """Leave what can be left of a run that ends with this error; raises KeyboardInterrupt after a signal."""
+    if signals.asked() is None and not isinstance(error, KeyboardInterrupt):
+        return keep_what_is_there(error, keeper, console)
+    stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
+    far = wind_up(run, components, keeper, records, counters, console, signals.why_stopped(stop))
+    raise type(stop)(f"{stop} {far}".strip()) from None
+
+
 def wind_up(
     run: TrainingConfig,
     components: Components,

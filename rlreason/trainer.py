@@ -1,46 +1,48 @@
 """The loop: collect -> learn -> weight sync -> record -> evaluate -> checkpoint."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 
-import torch
-
 from rlreason.algorithms.prefetch import RolloutPrefetcher
-from rlreason.algorithms.rollouts import score_samples
+from rlreason.algorithms.rollouts import with_missing_scores
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.compliance import write_card
 from rlreason.evaluation.evaluator import Evaluated, Validation
-from rlreason.interrupted import keep_what_is_there, wind_up
+from rlreason.interrupted import leave_in_order
 from rlreason.learner import Learner, Update
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.optimization import LearningRateSchedule, averaged
 from rlreason.progress.ends import Ends, due, monitors_of
 from rlreason.progress.keeper import Keeper
+from rlreason.progress.profile import Profile
 from rlreason.progress.step import Step
-from rlreason.records.console import Console, Stopwatch
+from rlreason.progress.work import TrainingWork, measure_by
+from rlreason.records.console import Console
 from rlreason.records.counters import Counters
 from rlreason.records.curves import draw_curves
 from rlreason.records.files import OBJECTIVE, ROLLOUTS
 from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter
-from rlreason.runtime import signals
+from rlreason.runtime.clock import OTHER
 from rlreason.runtime.signals import held
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import Components, build_components, start_loggers
 from rlreason.setup.learner import make_learner
 from rlreason.setup.origin import facts_of
-from rlreason.setup.run_summary import LOST, closing, header, say_why_it_ended, shown_generations, summed_up
+from rlreason.setup.run_summary import LOST, closing, course_of, header, say_why_it_ended, shown_generations, summed_up
 
 
 def train(run: RunConfig, records: RunWriter, console: Console) -> float:
     """Train as `run` says, leave everything in the folder of `records`, return the final validation accuracy."""
     assert isinstance(run, TrainingConfig)
-    counters = Counters()
-    counters.start()
+    counters = Counters(clock=records.clock)
     card = run.card()
     records.document(OBJECTIVE, card.markdown)
-    components, trainer = build_components(run, records.folder, console, records.checkpoint is None), None
+    components = build_components(run, records.folder, console, records.checkpoint is None, records.clock)
+    trainer = None
     try:
         algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
         records.loggers = components.loggers
@@ -50,17 +52,13 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
         records.add_provenance(facts)
         header(console, run, components, records.folder, algorithm.n_steps)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
-        prefetcher = RolloutPrefetcher(algorithm, ahead=run.rollout.async_level > 0)
+        prefetcher = RolloutPrefetcher(algorithm, ahead=run.rollout.async_level > 0, clock=records.clock)
         trainer = Trainer(run, components, prefetcher, learner, records, console, counters)
         return trainer.loop()
     except BaseException as error:
         keeper = None if trainer is None else trainer.keeper
-        if signals.asked() is None and not isinstance(error, KeyboardInterrupt):
-            keep_what_is_there(error, keeper, console)
-            raise
-        stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
-        far = wind_up(run, components, keeper, records, counters, console, signals.why_stopped(stop))
-        raise type(stop)(f"{stop} {far}".strip()) from None
+        leave_in_order(error, run, components, keeper, records, counters, console)
+        raise
     finally:
         components.close()  # first, so that what is being sampled ahead ends
         if trainer is not None:
@@ -86,6 +84,9 @@ class Trainer:
     def __post_init__(self) -> None:
         run, parts, records, counters, console = self.run, self.components, self.records, self.counters, self.console
         self.n_steps, self.policy, self.engine = self.prefetcher.n_steps, parts.policy, parts.engine
+        self.clock = counters.clock
+        self.profile = Profile(run.profile, records, console, self.n_steps)
+        measure_by(self.clock, parts.policy)
         self.schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, self.n_steps)
         self.monitors = monitors_of(run, console)
         problems = parts.eval_problems, parts.final_problems
@@ -96,6 +97,12 @@ class Trainer:
             counters, self.monitors, self.validation,
         )  # fmt: skip
         self.position = self.keeper.position
+
+    @contextmanager
+    def doing(self, what: str, phase: str, more: Callable[[], str] = str, logged: bool = True) -> Iterator[None]:
+        """Show and time what is being waited for in this block."""
+        with self.console.wait(what, logged, more), self.clock.phase(phase):
+            yield
 
     def loop(self) -> float:
         """Every step of a run, from the first evaluation to the closing table; returns the final accuracy."""
@@ -111,13 +118,8 @@ class Trainer:
     def whole_step(self, number: int) -> None:
         """Step 1, 2, ... with the evaluation and the checkpoint that are due behind it; or the rest of it."""
         position = self.position
-        step = position.step or self.collect(number)
-        self.learn(step)
-        if not position.recorded:
-            finite = not step.updates or self.learner.weights_are_finite()
-            self.sync(step, finite)
-            self.record(step, finite)
-
+        with self.profile.of(number):
+            step = self.sample_and_learn(number)
         asked = not (number == self.n_steps or position.ended) and self.due_behind(step)
         if asked and position.evaluated != number:
             self.evaluate(number, Fraction(number))
@@ -131,6 +133,17 @@ class Trainer:
         if not last and self.keeper.due():
             self.keep()
 
+    def sample_and_learn(self, number: int) -> Step:
+        """Step 1, 2, ... without what may be due behind it; or the rest of it."""
+        step = self.position.step or self.collect(number)
+        self.learn(step)
+        if not self.position.recorded:
+            with self.clock.phase("train"):  # a GPU may still be at work on the update
+                finite = not step.updates or self.learner.weights_are_finite()
+            self.sync(step, finite)
+            self.record(step, finite)
+        return step
+
     def due_behind(self, step: Step) -> bool:
         """Whether the settings ask for an evaluation behind the step."""
         width = Fraction(1, 1 if self.prefetcher.ahead else max(step.count, 1))  # of the step's last update
@@ -139,11 +152,13 @@ class Trainer:
     def begin(self) -> None:
         """The first evaluation; or everything as it was at the checkpoint that the run goes on from."""
         if (checkpoint := self.records.checkpoint) is None:
+            self.clock.begin()
             before = self.evaluate(0, Fraction(0))
             shown_generations(self.console, before.samples, self.components.eval_problems, self.run.log_generations)
         else:
             with self.console.wait("going on from the checkpoint"):
                 before = self.keeper.restore(checkpoint)
+            self.clock.begin()
         position = self.position
         number = position.finished + (position.step is not None)
         position.status, position.reason = self.ends.verdict(number, evaluates=False)  # by the settings of now
@@ -155,24 +170,15 @@ class Trainer:
 
     def collect(self, number: int) -> Step:
         """Sample, grade, compute advantages; score what learning will not score under the weights that sampled."""
-        self.counters.resume()
-        clock = Stopwatch()
-        clock.laps |= self.keeper.take_lap()
-        with self.console.wait(f"step {number}", logged=True, more=self.components.rollouts.drawn):
+        with self.doing(f"step {number}", "rollout", self.components.rollouts.drawn):
             collected = self.prefetcher.next(number)
         weight_version = self.engine.weight_version
-        clock.lap("rollout")
         by_learning = self.learner.scores_by_learning(collected, self.components.sampling)
-        unscored = [s for s in collected.samples if s.entropy is None and not (by_learning and s.has_loss)]
-        scored = collected
-        if unscored:
-            with self.console.wait(f"step {number}: measuring log-probabilities", logged=True):
-                with_scores = score_samples(unscored, self.components.scorer)
-            by_id = {id(sample): found for sample, found in zip(unscored, with_scores, strict=True)}
-            scored = replace(collected, samples=[by_id.get(id(s), s) for s in collected.samples])
+        with self.doing(f"step {number}: measuring log-probabilities", "score"):
+            scored = with_missing_scores(collected, self.components.scorer, by_learning)
         with held():
             self.counters.sampled(collected.samples)
-            self.position.step = step = Step(number, scored, weight_version, clock)
+            self.position.step = step = Step(number, scored, weight_version)
             self.prefetcher.taken(number)
             self.keeper.settle(drawn=True)
         return step
@@ -180,20 +186,22 @@ class Trainer:
     def learn(self, step: Step) -> None:
         """Take the step's updates; between two of them, an evaluation may be due."""
 
+        taken, sampling, objective = len(step.updates), self.components.sampling, self.learner.objective
+        work = TrainingWork(self.clock, bool(objective.kl_coef_of_loss or objective.entropy_coef))
+
         def counted(update: Update) -> None:
+            work.took(step.collected.batches[len(step.updates)])
             self.counters.learned(update.metrics)
             step.updates.append(update)
             self.keeper.settle()
 
-        taken, sampling = len(step.updates), self.components.sampling
-        if not self.position.recorded:
-            self.counters.resume()
         if taken and not self.position.recorded:  # before the run was interrupted
             self.between_updates(step)
         updates = self.learner.learn(step.collected, step.number, self.schedule, sampling, counted, taken)
-        for _ in self.console.each(f"step {step.number}: update", updates, step.count, taken):
-            self.between_updates(step)
-        step.clock.lap("train")
+        with self.clock.phase("train"):
+            for _ in self.console.each(f"step {step.number}: update", updates, step.count, taken):
+                with self.clock.phase(OTHER):
+                    self.between_updates(step)
 
     def between_updates(self, step: Step) -> None:
         """Write an update's row, unless it is the last one's; evaluate where that is due."""
@@ -210,14 +218,12 @@ class Trainer:
             self.evaluate_within(step, done)
 
     def evaluate_within(self, step: Step, done: Fraction) -> None:
-        """Evaluate the weights as they are between two updates; the time is none of the step's."""
-        step.clock.lap("train")
-        self.engine.load_weights(self.policy)
+        """Evaluate the weights as they are between two updates."""
+        with self.clock.phase("weight_sync"):
+            self.engine.load_weights(self.policy)
         self.evaluate(step.number - 1, done, between_updates=True)
         learned = averaged([update.metrics for update in step.updates])
         self.console.step(step.number, self.validation.accuracy, learned, keep=True)
-        self.counters.resume()
-        step.clock.skip()
 
     def evaluate(self, step: int, done: Fraction, last: bool = False, between_updates: bool = False) -> Evaluated:
         """Evaluate the weights as they are, behind so many steps."""
@@ -240,11 +246,12 @@ class Trainer:
 
     def sync(self, step: Step, finite: bool) -> None:
         """Hand the new weights to the engine; what is sampled ahead keeps those that it began with."""
-        self.prefetcher.drain()
+        with self.clock.phase("rollout"):
+            self.prefetcher.drain()
         if step.updates and finite:
-            with self.console.wait(f"step {step.number}: handing the weights to the engine", logged=True):
-                step.synced = self.engine.load_weights(self.policy)
-        step.clock.lap("sync")
+            with self.doing(f"step {step.number}: handing the weights to the engine", "weight_sync"):
+                synced = self.engine.load_weights(self.policy)
+            step.synced = self.clock.parts_of("weight_sync", synced)
 
     def record(self, step: Step, finite: bool) -> None:
         """Write down what the step has come to, and warn of what went wrong quietly in it."""
@@ -266,8 +273,7 @@ class Trainer:
         """Write a checkpoint, unless the settings want none."""
         if self.run.checkpoint.every == 0:
             return
-        self.counters.pause()
-        with self.console.wait("writing a checkpoint", logged=True):
+        with self.doing("writing a checkpoint", "checkpoint"):
             self.keeper.write()
 
     def finish(self) -> float:
@@ -275,22 +281,17 @@ class Trainer:
         run, console, records, components = self.run, self.console, self.records, self.components
         before, after = self.validation.history[0], self.validation.history[-1]
         status, reason = self.position.status, self.position.reason
-        self.counters.pause()
         say_why_it_ended(console, records.folder, status, reason)
         if run.save_model:
-            with console.wait("saving the model"):
+            with self.doing("saving the model", "checkpoint", logged=False):
                 self.keeper.save_model()
+        with self.doing("drawing the curves", "record", logged=False):
+            draw_curves(RunFolder(records.folder))
         self.keeper.prune(keep=1)  # enough to give the run more steps
         summary = summed_up(components, status, reason, before, after) | {
-            "notices": dict(self.monitors.counts),
-            "alarm": self.monitors.alarm(),
-            **{name: round(value, 1) for name, value in self.counters.row().items()},
-            "seconds": round(self.counters.row()["time/total"], 1),
-            "threads": torch.get_num_threads(),
+            **course_of(self.monitors, self.counters),
             "checkpoints": self.keeper.cost.summary(),
         }
-        with console.wait("drawing the curves"):
-            draw_curves(RunFolder(records.folder))
         with console.wait("closing the records"):
             write_card(run.eval.card, records.folder, summary)
             records.summary(summary)

@@ -6,7 +6,7 @@ new one (`dataclasses.replace`).
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 #: How a response ended: the model stopped (end token or stop string), or the token limit cut it.
 FinishReason = Literal["stop", "length"]
@@ -92,6 +92,90 @@ class Sample:
     def group(self) -> str:
         """Responses to one problem are compared with each other."""
         return self.response.problem_id
+
+    @property
+    def text(self) -> str:
+        """What was answered."""
+        return self.response.text
+
+    @property
+    def length(self) -> int:
+        """Response tokens."""
+        return len(self.response.token_ids)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the token limit cut it."""
+        return self.response.truncated
+
+    @property
+    def tokens_key(self) -> int:
+        """Equal for equal tokens."""
+        return hash(tuple(self.response.token_ids))
+
+    @property
+    def nll(self) -> float:
+        """-log p of the whole response under the engine, in nats; 0 where it has told nothing."""
+        return -sum(self.response.log_probs)
+
+    @property
+    def n_log_probs(self) -> int:
+        """Tokens that `nll` is a sum over."""
+        return len(self.response.log_probs)
+
+
+class Counted(Protocol):
+    """What the figures of a batch of responses need: a `Sample`, or what an evaluation keeps of one."""
+
+    @property
+    def group(self) -> str:
+        """The problem that it answers."""
+        ...
+
+    @property
+    def grade(self) -> Grade:
+        """Its grade."""
+        ...
+
+    @property
+    def prompt_grade(self) -> Grade | None:
+        """By the prompt's reward, where another counts."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """What was answered."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Response tokens."""
+        ...
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the token limit cut it."""
+        ...
+
+    @property
+    def tokens_key(self) -> int:
+        """Equal for equal tokens."""
+        ...
+
+    @property
+    def entropy(self) -> float | None:
+        """Mean over its tokens, in nats; None where it was not scored."""
+        ...
+
+    @property
+    def nll(self) -> float:
+        """-log p of all its tokens under the engine, in nats."""
+        ...
+
+    @property
+    def n_log_probs(self) -> int:
+        """Tokens that `nll` is a sum over."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

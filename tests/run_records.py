@@ -3,14 +3,16 @@
 Only what a clock decides may differ.
 """
 
+import gzip
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 
-UNEQUAL = ("time/", "grading/ms_")  # what a clock decides
-OF_THE_MACHINE = ("seconds", "threads", "checkpoints")  # in a summary
+UNEQUAL = ("time/", "busy/", "perf/", "memory/", "grading/ms_")  # what a clock decides
+OF_THE_MACHINE = ("seconds", "phases", "peak_gb", "threads", "checkpoints")  # in a summary
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
@@ -19,9 +21,27 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if not k.startswith(UNEQUAL)} for line in lines]
 
 
-def responses_of(run: Path) -> dict[str, str]:
-    """File -> text of every file of responses."""
-    return {str(p.relative_to(run)): p.read_text() for kind in ("rollouts", "evals") for p in (run / kind).glob("*")}
+def responses_of(run: Path) -> dict[str, bytes]:
+    """File -> content of every file of responses."""
+    return {str(p.relative_to(run)): p.read_bytes() for kind in ("rollouts", "evals") for p in (run / kind).glob("*")}
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file of responses."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return file.read().splitlines()
+
+
+def append(path: Path, more: bytes) -> None:
+    """Add to the end of a file of lines, compressed or not."""
+    with gzip.open(path, "ab") if path.suffix == ".gz" else path.open("ab") as file:
+        file.write(more)
+
+
+def put_lines(path: Path, lines: Iterable[str]) -> None:
+    """Replace the lines of a file of responses."""
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
 
 
 def weights_of(run: Path) -> dict[str, bytes]:

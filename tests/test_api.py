@@ -28,6 +28,7 @@ from rlreason.cli.as_words import spelled
 from rlreason.cli.own_hydra import own_hydra
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
+from rlreason.rerun.same_runs import without_clock
 
 TINY = (
     "model.width=32", "model.warm_start.steps=1", "data.n_train=64", "data.n_validation=8", "eval_problems=8",
@@ -41,7 +42,7 @@ def tiny(folder: Path, *words: str) -> Run:
 
 
 def numbers(run: Run) -> list[dict[str, float]]:
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in run.metrics]
+    return [without_clock(row) for row in run.metrics]
 
 
 def command_of(run: Run) -> str:

@@ -14,7 +14,7 @@ from rlreason.config.store import resource_dir, typed
 from rlreason.data.rows import KNOWN, field_names, to_problem
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.evaluation.accuracy import describe_accuracies, eval_metrics, more_accuracies
+from rlreason.evaluation.accuracy import describe_accuracies, eval_metrics, mismatches_of, more_accuracies
 from rlreason.evaluation.tables import by_facts, fact_tables
 from rlreason.grading import Grader
 from rlreason.grading.run_grading import RunGrading
@@ -208,7 +208,7 @@ def test_two_rewards_grade_every_response_and_both_verdicts_are_kept(policy, eng
     with Grader(symbolic=False) as ours, Grader(reward="own_reward:all_right") as theirs:
         rollouts = Rollouts(engine, theirs, lambda p: policy.encode_prompt(p.question), 3, second_grader=ours)
         samples = rollouts.sample(problems[:4], Sampling(1.0, 0, 8), 2, "eval")
-    metrics = eval_metrics(samples, Sampling(1.0, 0, 8))
+    metrics = eval_metrics(samples, mismatches_of(samples, Sampling(1.0, 0, 8)))
     assert (metrics["eval/accuracy"], metrics["eval/accuracy_prompt_reward"]) == (1, 0)
     assert (metrics["eval/disagreements"], metrics["eval/samples"], metrics["eval/solved_once"]) == (8, 8, 1)
     by_id = {p.id: p for p in problems}

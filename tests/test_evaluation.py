@@ -14,7 +14,7 @@ from rlreason.cli.check import check_words
 from rlreason.data.prompts import load_template
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.evaluation.accuracy import PURPOSE, eval_metrics
+from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of
 from rlreason.evaluation.protocol import differences, format_accuracy, make_protocol, refuse_mixture
 from rlreason.evaluation.tables import categories, category_table, figure_lines, ungraded
 from rlreason.grading import Grader
@@ -65,7 +65,7 @@ def test_every_evaluation_meets_the_same_luck(rollouts, problems):
     others = rollouts.sample(problems[5:2:-1], sampling, 1, PURPOSE)
     assert texts(others) == texts(samples)[5:2:-1]  # whoever else is asked
     assert torch.equal(torch.get_rng_state(), before)  # training draws as if there had been no evaluation
-    metrics = eval_metrics(samples, sampling)
+    metrics = eval_metrics(samples, mismatches_of(samples, sampling))
     assert metrics["eval/problems"] == metrics["eval/samples"] == 6
 
 
@@ -88,7 +88,7 @@ def test_what_fails_during_sampling_is_said(rollouts, problems):
 
 def test_the_interval_counts_problems_and_not_samples():
     samples = [sample(f"p{i}", "correct" if i < 3 else "wrong") for i in range(9) for _ in range(4)]
-    found = eval_metrics(samples, Sampling())
+    found = eval_metrics(samples, mismatches_of(samples, Sampling()))
     assert found["eval/accuracy"] == pytest.approx(1 / 3)
     assert (found["eval/accuracy_low"], found["eval/accuracy_high"]) == pytest.approx(wilson_interval(3, 9))
     assert (found["eval/problems"], found["eval/samples"]) == (9, 36)
@@ -105,7 +105,7 @@ def test_every_response_is_in_one_of_the_three_categories():
     assert all(row["interval"][0] < row["share"] < row["interval"][1] for row in rows.values())
     assert "format 1, answer 0                 2   0.400" in category_table(rows)
     assert ungraded(samples) == {"timeout": 1, "refused": 0, "error": 1}
-    said = figure_lines(eval_metrics(samples, Sampling()), 64, ungraded(samples))
+    said = figure_lines(eval_metrics(samples, mismatches_of(samples, Sampling())), 64, ungraded(samples))
     assert "1 timeout, 1 error: these count as not correct" in said
 
 

@@ -40,7 +40,7 @@ RULES = {
         "errors types statistics runtime objectives config optimization model distributed", "torch transformers"
     ),
     "records": Rule("errors types statistics runtime config"),
-    "algorithms": Rule("errors types statistics objectives config grading data model engines", "torch"),
+    "algorithms": Rule("errors types statistics runtime objectives config grading data model engines", "torch"),
     "evaluation": Rule("errors types statistics runtime config answers grading data model engines records algorithms"),
     "progress": Rule(
         "errors types runtime config grading optimization model engines learner records algorithms evaluation",

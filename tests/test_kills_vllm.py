@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.broken_runs import Runs, norms_of, parts_of
-from tests.run_records import rows_of
+from tests.run_records import lines_of, rows_of
 
 pytest.importorskip("vllm")
 VLLM = ("rollout=vllm", "rollout.kv_cache_gb=0.25", "rollout.max_rows=16", "eval_every=0")
@@ -27,8 +27,7 @@ def asked_in(folder: Path) -> dict[str, list[str]]:
     """File -> the problems whose responses it holds, in order."""
     files = [path for kind in ("rollouts", "evals") for path in sorted((folder / kind).glob("*"))]
     return {
-        str(path.relative_to(folder)): [json.loads(line)["problem_id"] for line in path.read_text().splitlines()]
-        for path in files
+        str(path.relative_to(folder)): [json.loads(line)["problem_id"] for line in lines_of(path)] for path in files
     }
 
 

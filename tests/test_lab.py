@@ -35,6 +35,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.setup.learner import make_learner
 from rlreason.setup.start import Start
 from rlreason.types import Grade, Problem, Response, Sample
+from tests.run_records import append, lines_of, put_lines
 from tests.starts import rlreason
 from tests.test_verbs import verb
 
@@ -193,7 +194,7 @@ def test_advantages_are_those_that_the_run_recorded(folder):
     run = read_run(saved)
     step, samples = read_step(saved, run)
     assert step == 3
-    rows = [json.loads(line) for line in (folder / "rollouts/step_00003.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in lines_of(folder / "rollouts/step_00003.jsonl.gz")]
     assert [s.advantage for s in with_advantages(samples, run)] == pytest.approx(
         [r["advantage"] for r in rows], abs=1e-6
     )
@@ -223,9 +224,9 @@ def test_the_command_leaves_a_table_a_picture_and_numbers(folder, capsys):
 
 
 def test_a_step_without_any_advantage_is_said_and_not_divided_by(folder, capsys):
-    path = folder / "rollouts/step_00003.jsonl"
-    rows = [json.loads(line) | {"reward": 0.0} for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = folder / "rollouts/step_00003.jsonl.gz"
+    rows = [json.loads(line) | {"reward": 0.0} for line in lines_of(path)]
+    put_lines(path, map(json.dumps, rows))
     assert laboratory(folder) == 0
     assert "gradient is 0 at this step" in capsys.readouterr().out
     own = json.loads((folder / "lab/step_00003.json").read_text())["objectives"][0]
@@ -237,14 +238,15 @@ def test_a_run_that_was_broken_off_is_measured_with_what_it_left(folder, capsys)
     for name in ("summary.json", "model"):
         remove(folder / name)
     write_status(folder, "interrupted")
-    path = folder / "rollouts/step_00001.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path = folder / "rollouts/step_00001.jsonl.gz"
+    rows = [json.loads(line) for line in lines_of(path)]
     for row in rows:  # of the start model's small vocabulary
         row |= {name: [token % 50 for token in row[name]] for name in ("prompt_ids", "token_ids")}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 1, "problem_id"')
+    put_lines(path, map(json.dumps, rows))
+    append(path, b'{"step": 1, "problem_id"')
     assert laboratory(folder, "--step", "1") == 0
     out, err = capsys.readouterr()
-    assert "step_00001.jsonl: left out line 25 (half a line)" in err
+    assert "step_00001.jsonl.gz: left out line 25 (half a line)" in err
     assert "step 1: 24 responses" in out
     assert f"! {folder} saved no model (save_model=true, interrupted): measured" in " ".join(out.split())
     own, *_ = json.loads((folder / "lab/step_00001.json").read_text())["objectives"]
@@ -265,7 +267,7 @@ def test_the_reference_is_made_again_as_the_run_had_it(tmp_path):
     run = read_run(saved)
     _, samples = read_step(saved, run)
     samples, _ = with_reference(run, samples, QUIET)
-    rows = [json.loads(line) for line in (tmp_path / "x/rollouts/step_00002.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in lines_of(tmp_path / "x/rollouts/step_00002.jsonl.gz")]
     assert max(abs(r["advantage"]) for r in rows) > 0.01
     assert [s.advantage for s in with_advantages(samples, run)] == pytest.approx(
         [r["advantage"] for r in rows], abs=2e-4
@@ -313,11 +315,11 @@ def test_a_schema_that_provenance_names_wrongly_is_said_of_it(folder):
 
 
 def test_a_token_outside_the_vocabulary_is_one_line(folder, capsys):
-    path = folder / "rollouts/step_00003.jsonl"
-    first, *others = path.read_text().splitlines()
+    path = folder / "rollouts/step_00003.jsonl.gz"
+    first, *others = lines_of(path)
     row = json.loads(first)
     row["token_ids"][0] = 10**6
-    path.write_text("\n".join([json.dumps(row), *others]) + "\n")
+    put_lines(path, [json.dumps(row), *others])
     assert laboratory(folder) == 3
     assert f"{path} holds the token 1000000" in capsys.readouterr().err
 

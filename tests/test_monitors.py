@@ -174,4 +174,4 @@ def test_an_evaluation_that_ends_the_run_is_followed_by_the_last_one(tmp_path):
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["status"], summary["rollout_step"], summary["eval_problems"]) == ("stopped:parity", 0, 16)
     names = [path.name for path in sorted((tmp_path / "run/evals").iterdir())]
-    assert names == ["step_00000.jsonl", "step_00000_update_00000.jsonl"]
+    assert names == ["step_00000.jsonl.gz", "step_00000_update_00000.jsonl.gz"]

@@ -259,7 +259,7 @@ def test_nothing_in_a_run_folder_is_a_pickle(tmp_path):
     trained(tmp_path, *WORDS, "n_steps=1", "save_model=true")
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 10
-    kinds = {".json", ".jsonl", ".safetensors", ".yaml", ".md", ".png", ".txt", ".jinja", ".patch", ".lock"}
+    kinds = {".json", ".jsonl", ".safetensors", ".yaml", ".md", ".png", ".txt", ".jinja", ".patch", ".lock", ".gz"}
     assert {path.suffix for path in files} <= kinds
     for path in files:  # pickles begin with their protocol, torch's with the signature of a zip file
         assert path.read_bytes()[:2] not in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"), path

@@ -146,7 +146,7 @@ def test_a_rerun_comes_out_equal_and_says_so(first):
     cwd = first.folder.parent
     done = rlreason("rerun", "one", cwd=cwd)
     assert done.returncode == 0, done.stderr
-    rows, responses = len(first.metrics), len(list(first.folder.glob("[re]*s/step_*.jsonl")))
+    rows, responses = len(first.metrics), len(list(first.folder.glob("[re]*s/step_*.jsonl.gz")))
     assert "nothing differs from what one says of code, libraries and machine\n" in done.stdout
     ending = done.stdout[done.stdout.index("\none and one_rerun:") :].splitlines()
     assert ending[2:4] == [f"  metrics are equal ({rows} rows)", f"  responses are equal (files: {responses})"]

@@ -19,9 +19,11 @@ from rlreason.records.curves import draw_curves, series
 from rlreason.records.monitors import Monitors
 from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter, refuse_occupied, set_aside
+from rlreason.rerun.same_runs import without_clock
 from rlreason.runtime.atomic_files import write_whole
 from rlreason.sweeps.table import SweepRun, runs_table
 from rlreason.types import Grade, Problem, Response, Sample
+from tests.run_records import lines_of
 
 
 def graded(problem_id, reward, ids=(1, 2)):
@@ -121,14 +123,15 @@ def test_records_are_whole_and_a_finished_run_is_refused(tmp_path):
     problem = Problem("p", "q", "7")
     records.metrics({"train_step": 1, "reward/mean": 0.5})
     records.responses("rollouts", 1, [graded("p", 1.0)], [problem])
-    row = json.loads((folder / "rollouts/step_00001.jsonl").read_text())
+    row = json.loads(*lines_of(folder / "rollouts/step_00001.jsonl.gz"))
     assert (row["gold"], row["reward"], row["token_ids"], row["outcome"]) == ("7", 1.0, [1, 2], "correct")
     refuse_occupied(folder)  # not finished yet
     RunWriter(folder, "seed: 1\n")  # a broken-off run is started again: its records are set aside, not mixed in
     assert not (folder / "rollouts").exists()
     assert (folder / "metrics.jsonl").read_text() == ""
-    assert (folder / "broken_off_1/rollouts/step_00001.jsonl").exists()
-    assert json.loads((folder / "broken_off_1/metrics.jsonl").read_text()) == {"train_step": 1, "reward/mean": 0.5}
+    assert (folder / "broken_off_1/rollouts/step_00001.jsonl.gz").exists()
+    row = json.loads((folder / "broken_off_1/metrics.jsonl").read_text())
+    assert without_clock(row) == {"train_step": 1, "reward/mean": 0.5}
     records.summary({"status": "finished", "accuracy": 1.0})
     with pytest.raises(ConfigError, match="holds a finished run"):
         refuse_occupied(folder)

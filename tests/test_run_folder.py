@@ -11,11 +11,13 @@ import pytest
 import rlreason
 from rlreason.errors import ConfigError
 from rlreason.records import files
+from rlreason.records.lines import opened
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.records.resume import goes_on
 from rlreason.records.rows import TO_LEARN, TO_SHOW, lacks, sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
+from tests.run_records import append
 from tests.test_verbs import verb
 
 PACKAGE = Path(rlreason.__file__).parent
@@ -53,10 +55,9 @@ def test_a_broken_line_is_named_once_and_the_others_are_read(run, line, says):
         (run / "metrics.jsonl", lambda: len(folder.metrics) - 1),
         (responses.path, lambda: len(folder.rows(responses, TO_SHOW))),
     ):
-        with path.open("ab") as file:
-            file.write(line)
+        append(path, line)
         assert read() == read() == 1
-        number = len(path.read_bytes().strip(b"\n").split(b"\n"))
+        number = len(opened(path).read().strip(b"\n").split(b"\n"))
         assert said.pop().startswith(f"{path}: left out line {number} ({says}")
         assert not said
 
@@ -64,12 +65,11 @@ def test_a_broken_line_is_named_once_and_the_others_are_read(run, line, says):
 def test_every_command_goes_on_behind_broken_lines(run, capsys):
     broken = {
         ("curves",): run / "metrics.jsonl",
-        ("inspect", "--regrade"): run / "rollouts/step_00001.jsonl",
-        ("inspect",): run / "evals/step_00001.jsonl",
+        ("inspect", "--regrade"): run / "rollouts/step_00001.jsonl.gz",
+        ("inspect",): run / "evals/step_00001.jsonl.gz",
     }
     for (name, *options), path in broken.items():
-        with path.open("ab") as file:
-            file.write(b"".join(sorted(BROKEN, key=lambda line: line[-1:] != b"\n")))
+        append(path, b"".join(sorted(BROKEN, key=lambda line: line[-1:] != b"\n")))
         assert verb(name, run, *options) == 0
         told = [text for text in capsys.readouterr().err.splitlines() if "left out" in text]
         assert [text.startswith(f"rlreason: {path}: left out line ") for text in told] == [True]
@@ -200,7 +200,7 @@ def test_what_is_no_run_of_a_sweep_is_left_out_and_a_run_that_never_began_is_sai
 )
 def test_a_field_that_cannot_be_learned_from_makes_a_row_unusable(run, change, says):
     file = RunFolder(run).rollouts()[0]
-    row = json.loads(file.path.read_text()) | change
+    row = json.loads(opened(file.path).read()) | change
     assert lacks(row, TO_LEARN) == (f"no usable '{says}'" if says else "")
     assert says or sample_of(row)
 
@@ -225,7 +225,7 @@ def test_a_version_that_is_none_is_refused(run, version, capsys):
 def test_a_broken_document_is_one_line(run, file, text, words, says, capsys):
     whole = {"n_list": [1], "best_of_n": {"pass@N": [[0.5, 0.4, 0.6]]}, "protocol": {"hash": "x"}}
     (run / file).write_text(text if isinstance(text, str) else json.dumps(whole | text))
-    (run / "evals/step_00009.jsonl").mkdir()
+    (run / "evals/step_00009.jsonl.gz").mkdir()
     assert verb(*words, run) == 2
     said = capsys.readouterr().err
     assert says in said

@@ -22,6 +22,7 @@ from rlreason.model.weight_cache import BrokenWeightsError, WeightCache, checksu
 from rlreason.records.console import Console
 from rlreason.records.monitors import Monitors
 from rlreason.records.writer import RunWriter
+from rlreason.rerun.same_runs import without_clock
 from rlreason.setup import start as starts
 from rlreason.setup.components import build_components
 from rlreason.setup.model import lessons_of, make_policy, teach_habits
@@ -292,7 +293,7 @@ def test_weights_of_half_precision_are_kept_as_they_are(asked, tmp_path):
 
 def measured(folder: Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+    return [without_clock(row) for row in rows]
 
 
 def test_a_run_from_the_cache_is_the_run_from_a_new_model(asked, tmp_path):

@@ -23,6 +23,7 @@ from rlreason.records.status import STATUSES
 from rlreason.records.writer import RunWriter
 from rlreason.setup.components import build_components
 from rlreason.trainer import train
+from tests.run_records import lines_of
 
 SMALL = (
     "model.width=32", "model.warm_start.steps=4", "sampling.max_tokens=12", "data.n_train=128", "data.n_validation=24",
@@ -57,7 +58,7 @@ def test_entropies_of_a_step_are_those_of_the_weights_that_sampled_at_one_temper
     """Correct and other responses under the model that the run starts from, whatever is learned in between."""
     words = (*EI, "n_steps=1", "eval_every=0", "eval_problems=4", "sampling.temperature=0.7")
     rows, _ = trained(tmp_path / "run", *words)
-    saved = [json.loads(line) for line in (tmp_path / "run/rollouts/step_00001.jsonl").open()]
+    saved = [json.loads(line) for line in lines_of(tmp_path / "run/rollouts/step_00001.jsonl.gz")]
     assert {s["kept"] for s in saved} == {True, False}
     components = build_components(run_of(*words)[0], tmp_path, Console())
     try:
@@ -78,7 +79,7 @@ def test_entropies_of_a_step_are_those_of_the_weights_that_sampled_at_one_temper
 @pytest.mark.slow
 def test_expert_iteration_counts_and_imitates_whole_credit_only_and_is_evaluated_ten_times(tmp_path):
     rows, summary = trained(tmp_path / "run", *EI, "n_steps=5", "interim_eval_problems=4")
-    saved = [json.loads(line) for path in sorted((tmp_path / "run/rollouts").iterdir()) for line in path.open()]
+    saved = [json.loads(line) for path in sorted((tmp_path / "run/rollouts").iterdir()) for line in lines_of(path)]
     assert {s["reward"] for s in saved} == {0.1, 1.0}
     assert all(s["kept"] <= (s["reward"] == 1.0) == (s["outcome"] == "correct") for s in saved)
     evaluations = [r for r in rows if "eval/accuracy" in r]
@@ -91,9 +92,9 @@ def test_expert_iteration_counts_and_imitates_whole_credit_only_and_is_evaluated
     assert summary["protocol"]["problems"] == 24
     names = [path.name for path in sorted((tmp_path / "run/evals").iterdir())]
     assert len(names) == len(evaluations)
-    assert names[0] == "step_00000.jsonl"
-    assert "step_00005.jsonl" in names
-    assert len((tmp_path / "run/evals/step_00005.jsonl").read_text().splitlines()) == 24
+    assert names[0] == "step_00000.jsonl.gz"
+    assert "step_00005.jsonl.gz" in names
+    assert len(lines_of(tmp_path / "run/evals/step_00005.jsonl.gz")) == 24
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from rlreason.errors import ConfigError
 from rlreason.model.chat import Chat
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.tiny import build_model, build_tokenizer
+from rlreason.records.lines import opened
 from rlreason.records.loggers.wandb_logger import kept_from_wandb
 from rlreason.records.picture import picture
 from rlreason.records.reader import RunFolder
@@ -139,8 +140,8 @@ def test_inspect_shows_responses_and_leaves_a_page_that_can_be_read_in_a_termina
         assert obeyed_in(text_of(page)) == []
     after = RunFolder(folder).rows(RunFolder(folder).rollouts()[0], ["response"])
     assert [row["response"] for row in after.values()] == [row["response"] for row in before.values()]  # exactly
-    for file in folder.rglob("*.jsonl"):
-        assert obeyed_in(text_of(file)) == []  # JSON has escapes of its own
+    for file in folder.rglob("*.jsonl*"):
+        assert obeyed_in(opened(file).read().decode()) == []  # JSON has escapes of its own
 
 
 def test_a_rewritten_row_stays_one_line_of_plain_characters(tmp_path):
@@ -203,7 +204,7 @@ def hostile(tmp_path_factory) -> tuple[Path, int, str]:
 def test_a_run_shows_what_its_model_and_its_data_say(hostile):
     folder, code, written = hostile
     assert code == 0, written
-    responses = [json.loads(line)["response"] for file in (folder / "rollouts").iterdir() for line in file.open()]
+    responses = [json.loads(line)["response"] for file in (folder / "rollouts").iterdir() for line in opened(file)]
     assert all(any(text in response for response in responses) for text in HOSTILE)  # as they were
     assert obeyed_in(written) == []
     assert r"\x1b[2J" in written
@@ -227,7 +228,7 @@ def test_no_file_of_a_run_folder_is_a_pickle(hostile):
 
 
 def test_a_question_of_the_data_is_text_and_no_setting(hostile):
-    row = json.loads(next((hostile[0] / "evals").iterdir()).open().readline())
+    row = json.loads(opened(next((hostile[0] / "evals").iterdir())).readline())
     assert row["question"].endswith("${oc.env:HOME} {0}")
     assert "oc.env" not in (hostile[0] / "config.yaml").read_text()
 

@@ -81,10 +81,12 @@ class GRPO(Online):
     def _scored(self, samples: list[Sample]) -> list[Sample]:
         """The samples with the log-probabilities that the objective asks for, before any weight moves."""
         if self.reference is not None:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
-            scores = self.reference.log_probs(token_ids(samples))
+            with self.rollouts.clock.phase("score"):
+                scores = self.reference.log_probs(token_ids(samples))
             samples = [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
         if self.behaviour is not None:
-            samples = score_samples(samples, self.behaviour)
+            with self.rollouts.clock.phase("score"):
+                samples = score_samples(samples, self.behaviour)
         if self.old_log_probs == "engine":
             return [replace(s, old_log_probs=s.response.log_probs) for s in samples]
         return [replace(s, old_log_probs=s.log_probs) for s in samples] if self.old_log_probs == "measured" else samples

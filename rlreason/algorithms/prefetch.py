@@ -10,6 +10,7 @@ from concurrent.futures import wait as wait_for
 import torch
 
 from rlreason.algorithms.base import Algorithm
+from rlreason.runtime.clock import Clock
 from rlreason.types import Collected
 
 CLOSING_S = 10.0  # a last decoding step, a last score
@@ -18,8 +19,8 @@ CLOSING_S = 10.0  # a last decoding step, a last score
 class RolloutPrefetcher:
     """`next(step)`, then `taken(step)`, for steps 1, 2 ... in order."""
 
-    def __init__(self, algorithm: Algorithm, ahead: bool = False) -> None:
-        self.algorithm, self.ahead = algorithm, ahead
+    def __init__(self, algorithm: Algorithm, ahead: bool = False, clock: Clock | None = None) -> None:
+        self.algorithm, self.ahead, self.clock = algorithm, ahead, clock or Clock()
         self.n_steps = algorithm.n_steps
         self.begun = 0  # the step that was asked for last
         self._next: Future[Collected] | None = None
@@ -39,7 +40,11 @@ class RolloutPrefetcher:
         """What this step has collected is in hand; with `ahead`, the following one begins to be sampled."""
         self._next = None
         if self.ahead and step < self.n_steps:
-            self._next = self._executor.submit(self.algorithm.collect, step + 1)
+            self._next = self._executor.submit(self._collect_ahead, step + 1)
+
+    def _collect_ahead(self, step: int) -> Collected:
+        with self.clock.phase("rollout"):  # in this thread it is work, in the loop's what is waited for
+            return self.algorithm.collect(step)
 
     @property
     def settled(self) -> bool:

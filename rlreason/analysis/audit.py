@@ -14,7 +14,7 @@ from rlreason.evaluation.cases import case_line
 from rlreason.grading.metrics import grading_warnings
 from rlreason.grading.run_grading import RunGrading
 from rlreason.records.console import Console
-from rlreason.records.files import ResponseFile
+from rlreason.records.files import ROLLOUTS, ResponseFile
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_REGRADE, Row, grade_columns
 from rlreason.records.writer import rewrite_rows
@@ -33,7 +33,7 @@ def regrade(folder: Path, other: str | None, write: bool, console: Console) -> A
     run = RunFolder(folder)
     graded, files = RunGrading.of(*run.grading()), run.rollouts()
     if not files:
-        raise ConfigError(f"{folder} has no rollouts/step_*.jsonl; only a run that saved its rollouts can be audited")
+        raise ConfigError(f"{folder} has no {ROLLOUTS}/: only a run that saved its rollouts can be audited")
     found = [run.rows(file, TO_REGRADE) for file in files]
     rows = [row for of_file in found for row in of_file.values()]
     if not rows:

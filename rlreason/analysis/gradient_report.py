@@ -8,8 +8,8 @@ from typing import Any
 
 from rlreason.analysis.gradients import Laboratory, ObjectiveScore
 from rlreason.analysis.variants import OWN
+from rlreason.records.lines import finite
 from rlreason.records.picture import picture
-from rlreason.records.rows import finite
 from rlreason.runtime.atomic_files import write_whole
 
 COLUMNS = (

@@ -17,7 +17,6 @@ from rlreason.config.grpo import GRPOConfig
 from rlreason.errors import DataError
 from rlreason.model.policy import Policy, load_policy
 from rlreason.records.console import Console
-from rlreason.records.files import ROLLOUTS, step_name
 from rlreason.records.reader import RunFolder
 from rlreason.setup.components import scorer
 from rlreason.setup.learner import make_learner
@@ -89,8 +88,9 @@ def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Samp
     size = policy.head.shape[0]
     ids = {i for s in samples for i in (*s.response.prompt_ids, *s.response.token_ids)}
     if wrong := sorted(i for i in ids if not 0 <= i < size):
+        path = next(file.path for file in folder.rollouts() if file.step == step)
         raise DataError(
-            f"{folder.path / ROLLOUTS / step_name(step)} holds the token {wrong[-1]}, and the model's vocabulary has "
+            f"{path} holds the token {wrong[-1]}, and the model's vocabulary has "
             f"{size}: give the run's own rollouts, or choose another --step"
         )
     choose_threads(run, policy)

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.records.console import Console
+from rlreason.records.lines import finite
 from rlreason.records.reader import refuse_unbegun, runs_in
-from rlreason.records.rows import finite
 from rlreason.runtime.atomic_files import ELSEWHERE, write_whole
 from rlreason.runtime.verb import Answer, Parser, refuse_target
 

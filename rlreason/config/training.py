@@ -33,6 +33,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     eval_every: int | None = None  # steps between evaluations; null: at least ten in all; 0: only before and after
     save_rollouts_every: int = 1  # steps between those whose responses are kept in rollouts/; 0: none are
     save_model: bool = True  # the trained model is kept in model/
+    profile: bool = False  # a torch trace of the run's second step (profile.json.gz) and its largest costs (profile.md)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
 

@@ -3,30 +3,43 @@
 Training runs and the jobs that only evaluate share this code.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from rlreason.algorithms.rollouts import metrics_by_outcome, rollout_metrics
 from rlreason.engines.base import Sampling
 from rlreason.grading.metrics import grading_failures
 from rlreason.statistics import cluster_interval, mismatch_metrics
-from rlreason.types import Sample
+from rlreason.types import Counted, Sample
 
 PURPOSE = "eval"  # what seeds depend on besides the run's seed, the problem and the sample's number
 
 
-def eval_metrics(samples: Sequence[Sample], sampling: Sampling) -> dict[str, float]:
+def mismatches_of(
+    samples: Iterable[Sample], sampling: Sampling
+) -> "array[float]":  # which Python 3.11 cannot subscript
+    """|log p_engine - log p_trainer| in nats of every token from `min_tokens` on, of the samples that were scored.
+
+    Before that token the engine sampled under a ban on ending.
+    """
+    return array(
+        "d",
+        (
+            abs(engine - ours)
+            for s in samples
+            if s.log_probs
+            for engine, ours in islice(zip(s.response.log_probs, s.log_probs, strict=True), sampling.min_tokens, None)
+        ),
+    )
+
+
+def eval_metrics(samples: Sequence[Counted], mismatches: Sequence[float]) -> dict[str, float]:
     """`eval/...` numbers of graded responses, several of which may answer one problem.
 
-    Entropies and the mismatch between engine and trainer are there where the samples were scored. The mismatch counts
-    from token `min_tokens` on: before it, the engine sampled under a ban on ending.
+    `mismatches`: of their tokens (`mismatches_of`). Entropies are there where the samples were scored.
     """
-    mismatches = [
-        abs(engine - ours)
-        for s in samples
-        if s.log_probs
-        for engine, ours in list(zip(s.response.log_probs, s.log_probs, strict=True))[sampling.min_tokens :]
-    ]
     base = rollout_metrics(samples, prefix="eval")
     accuracy, low, high = proportion_with_ci(samples, is_correct)
     return {
@@ -46,7 +59,7 @@ def eval_metrics(samples: Sequence[Sample], sampling: Sampling) -> dict[str, flo
     }
 
 
-def solved_once(samples: Sequence[Sample]) -> dict[str, float]:
+def solved_once(samples: Sequence[Counted]) -> dict[str, float]:
     """The share of problems with a correct response among all of theirs, where a problem has several: pass@n."""
     groups = {s.group for s in samples}
     if len(groups) == len(samples):
@@ -54,7 +67,7 @@ def solved_once(samples: Sequence[Sample]) -> dict[str, float]:
     return {"eval/solved_once": len({s.group for s in samples if is_correct(s)}) / len(groups)}
 
 
-def second_opinion(samples: Sequence[Sample]) -> dict[str, float]:
+def second_opinion(samples: Sequence[Counted]) -> dict[str, float]:
     """Accuracy by the prompt's reward where another one counts, and how many responses they call differently."""
     if not samples or any(s.prompt_grade is None for s in samples):
         return {}
@@ -103,17 +116,17 @@ def describe_accuracies(accuracy: float, more: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def correct_by_prompt(sample: Sample) -> bool:
+def correct_by_prompt(sample: Counted) -> bool:
     """Whether the prompt's own reward calls it correct, where another one counts."""
     return sample.prompt_grade is not None and sample.prompt_grade.outcome == "correct"
 
 
-def is_correct(sample: Sample) -> bool:
+def is_correct(sample: Counted) -> bool:
     """Whether it counts as correct: of a reward of one's own, where it reaches `grading.correct_at`."""
     return sample.grade.outcome == "correct"
 
 
-def proportion_with_ci(samples: Sequence[Sample], of: Callable[[Sample], bool]) -> tuple[float, float, float]:
+def proportion_with_ci(samples: Sequence[Counted], of: Callable[[Counted], bool]) -> tuple[float, float, float]:
     """The share of samples that `of` holds for, with its 95% interval over problems."""
     hits: dict[str, list[bool]] = {}
     for s in samples:

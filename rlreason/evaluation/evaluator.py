@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rlreason.algorithms.rollouts import Rollouts, score_samples
 from rlreason.config.evaluation import EvalProtocolConfig
 from rlreason.engines.base import Sampling
-from rlreason.evaluation.accuracy import PURPOSE, eval_metrics
+from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of
 from rlreason.evaluation.votes import same_answers
 from rlreason.grading import Grader
 from rlreason.records.console import Console
@@ -16,7 +16,7 @@ from rlreason.records.counters import Counters
 from rlreason.records.files import EVALS
 from rlreason.records.monitors import Monitors
 from rlreason.records.writer import RunWriter
-from rlreason.types import Problem, Sample
+from rlreason.types import Counted, Problem, Sample
 
 if TYPE_CHECKING:
     from rlreason.model.scoring import LogProbScorer
@@ -50,19 +50,24 @@ class Evaluator:
         """Sample the protocol's number of responses to each problem, and judge them."""
         samples = self.rollouts.sample(problems, self.sampling, self.settings.samples, PURPOSE)
         self.rollouts.report("measuring entropies")
-        return self.judge(samples, problems, step, monitors)
-
-    def judge(
-        self, samples: Sequence[Sample], problems: Sequence[Problem], step: int | None, monitors: Monitors
-    ) -> Evaluation:
-        """Score graded responses to these under the model as it is now, count, warn. `step`: None without steps."""
         scored = score_samples(samples, self.scorer)
-        metrics = eval_metrics(scored, self.sampling)
-        monitors.check(step, metrics | same_answers(scored, [p.answer for p in problems], self.grader))
-        monitors.check_grades(step, self.warnings(scored), "" if step is None else "in evaluation: ")
-        return Evaluation(scored, metrics)
+        return Evaluation(scored, self.figures(scored, mismatches_of(scored, self.sampling), problems, step, monitors))
 
-    def warnings(self, samples: Sequence[Sample]) -> list[str]:
+    def figures(
+        self,
+        samples: Sequence[Counted],
+        mismatches: Sequence[float],
+        problems: Sequence[Problem],
+        step: int | None,
+        monitors: Monitors,
+    ) -> dict[str, float]:
+        """Count scored responses to these problems, and warn. `step`: None without steps."""
+        metrics = eval_metrics(samples, mismatches)
+        monitors.check(step, metrics | same_answers(samples, [p.answer for p in problems], self.grader))
+        monitors.check_grades(step, self.warnings(samples), "" if step is None else "in evaluation: ")
+        return metrics
+
+    def warnings(self, samples: Sequence[Counted]) -> list[str]:
         """What went wrong in grading these, by either grader, in one sentence each."""
         said = self.grader.warnings([s.grade for s in samples])
         if self.second_grader is not None:
@@ -112,11 +117,11 @@ class Validation:
 
     def measure(self, step: int, last: bool = False) -> "Measured":
         """Sample, score and warn. `step`: how many steps are finished, for warnings."""
-        self.counters.pause()
         evaluator, started = self.evaluator, time.monotonic()
         asked = self.final_problems if last else self.interim_problems
         name, again = ("last evaluation", False) if last else ("evaluation", bool(self.history))
-        with self.console.wait(name, logged=again, more=evaluator.rollouts.drawn):
+        waits = self.console.wait(name, logged=again, more=evaluator.rollouts.drawn)
+        with waits, self.counters.clock.phase("eval"):
             found = evaluator.evaluate(asked, step, self.monitors)
         evaluated = self._compared(found, asked, last)
         return Measured(evaluated, found.samples, evaluator.prompts(found.samples), time.monotonic() - started)
@@ -128,7 +133,7 @@ class Validation:
         final = {name.replace("eval/", "final/"): value for name, value in whole.items()}
         self.counters.eval_step += 1
         self.counters.pace["problem"] = measured.seconds / max(len(evaluated.problems), 1)
-        self.records.metrics(self.counters.row() | evaluated.metrics | final | {"time/eval": measured.seconds})
+        self.records.metrics(self.counters.row() | evaluated.metrics | final)
         update = self.counters.train_step if between_updates else None
         samples, prompts = measured.samples, measured.prompts
         self.records.responses(EVALS, step, samples, evaluated.problems, update=update, prompts=prompts)
@@ -141,7 +146,7 @@ class Validation:
         if asked is not self.interim_problems:
             places = {p.id: place for place, p in enumerate(asked)}
             samples = [s for p in self.interim_problems for s in found.samples[places[p.id] * n :][:n]]
-            metrics = eval_metrics(samples, self.evaluator.sampling)
+            metrics = eval_metrics(samples, mismatches_of(samples, self.evaluator.sampling))
         return Evaluated(samples[::n], metrics, found.metrics, asked, last)
 
     @property

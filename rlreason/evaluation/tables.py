@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlreason.evaluation.accuracy import is_correct, proportion_with_ci
-from rlreason.types import Problem, Sample
+from rlreason.types import Counted, Problem
 
 #: The three categories of the CS336 handout. Whatever earned no full answer reward is not correct.
 CATEGORIES = {
@@ -17,14 +17,14 @@ MOST_PARTS = 40  # of one table; a fact with more different values tells problem
 FAILED = ("timeout", "refused", "error")  # outcomes that say something about the grader
 
 
-def category(sample: Sample) -> str:
+def category(sample: Counted) -> str:
     """Which of `CATEGORIES` a graded sample is in."""
     if is_correct(sample):
         return "correct"
     return "format1_wrong" if sample.grade.format > 0 else "format0"
 
 
-def categories(samples: Sequence[Sample]) -> dict[str, dict[str, Any]]:
+def categories(samples: Sequence[Counted]) -> dict[str, dict[str, Any]]:
     """Count, share and 95% interval of each category; the shares add up to 1."""
     rows = {}
     for name in CATEGORIES:
@@ -46,11 +46,11 @@ def category_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def by_facts(samples: Sequence[Sample], problems: Sequence[Problem]) -> dict[str, Any]:
+def by_facts(samples: Sequence[Counted], problems: Sequence[Problem]) -> dict[str, Any]:
     """`accuracy_by`: for each level, subject or source that the data names, where there are a few different ones."""
     facts, rows = {p.id: p.facts for p in problems}, dict[str, Any]()
     for fact in dict.fromkeys(name for of in facts.values() for name in of):
-        parts: dict[str, list[Sample]] = {}
+        parts: dict[str, list[Counted]] = {}
         for s in samples:
             parts.setdefault(facts[s.group].get(fact, "not told"), []).append(s)
         if 1 < len(parts) <= MOST_PARTS:
@@ -58,7 +58,7 @@ def by_facts(samples: Sequence[Sample], problems: Sequence[Problem]) -> dict[str
     return {"accuracy_by": rows} if rows else {}
 
 
-def _accuracy(samples: Sequence[Sample]) -> dict[str, Any]:
+def _accuracy(samples: Sequence[Counted]) -> dict[str, Any]:
     value, low, high = proportion_with_ci(samples, is_correct)
     return {"problems": len({s.group for s in samples}), "accuracy": value, "interval": [low, high]}
 
@@ -85,7 +85,7 @@ def fact_tables(by: Mapping[str, Any]) -> list[str]:
     return tables
 
 
-def ungraded(samples: Sequence[Sample]) -> dict[str, int]:
+def ungraded(samples: Sequence[Counted]) -> dict[str, int]:
     """Grades that the grader could not work out, by kind; they count as not correct."""
     return {name: sum(s.grade.outcome == name for s in samples) for name in FAILED}
 

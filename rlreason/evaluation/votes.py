@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rlreason.answers.sketch import Sketch, apart, sketch
 from rlreason.grading import Grader
-from rlreason.types import Sample
+from rlreason.types import Counted
 
 
 def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
@@ -54,14 +54,14 @@ class _Classes:
         return len(self._firsts) - 1
 
 
-def same_answers(samples: Sequence[Sample], truths: Sequence[str], grader: Grader) -> dict[str, float]:
+def same_answers(samples: Sequence[Counted], truths: Sequence[str], grader: Grader) -> dict[str, float]:
     """Shares of responses with the commonest answer, as it is written, and of ground truths that it equals.
 
     Under the names `eval/same_answer` and `eval/same_answer_right`; {} where a reward of one's own reads answers.
     """
     if grader.plugin or not samples or not truths:
         return {}
-    read = (grader.read(s.response.text).answer for s in samples)
+    read = (grader.read(s.text).answer for s in samples)
     said = Counter(answer.strip() for answer in read if answer is not None and answer.strip())
     if not said:
         return {}

@@ -22,7 +22,7 @@ from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE
 from rlreason.records.writer import RunWriter
 from rlreason.setup.run_summary import describe_job, shown
 from rlreason.statistics import Floats, bootstrap_intervals, wilson_interval
-from rlreason.types import Sample
+from rlreason.types import Counted
 
 Scorer = Callable[[str, str], float]  # (question, response) -> a number, the higher the better
 Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value, low, high) for each N
@@ -59,7 +59,7 @@ def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float
     return responses.metrics["eval/accuracy"]
 
 
-def first_alone(samples: Sequence[Sample], n: int) -> dict[str, Any]:
+def first_alone(samples: Sequence[Counted], n: int) -> dict[str, Any]:
     """Accuracy of each problem's first response, with its 95% interval: that of `algorithm=evaluate`, whose only
     response to a problem is drawn with the same random numbers. `samples` hold n to each problem, one after another.
     """
@@ -92,8 +92,8 @@ def estimates(run: BestOfNConfig, responses: Responses, grader: Grader, scorer: 
     questions = [p.question for p in responses.problems]
     out = {"pass@N": np.array([[pass_at(n, sum(r), k) for k in at] for r in right])}
     scores: dict[str, list[list[float]]] = {
-        "best mean log-prob": [[mean(s.log_probs or []) for s in group] for group in groups],
-        "best summed log-prob": [[math.fsum(s.log_probs or []) for s in group] for group in groups],
+        "best mean log-prob": [[s.mean_log_prob for s in group] for group in groups],
+        "best summed log-prob": [[s.log_prob for s in group] for group in groups],
     }
     if scorer:
         scores["best by scorer"] = [
@@ -103,17 +103,17 @@ def estimates(run: BestOfNConfig, responses: Responses, grader: Grader, scorer: 
         out[name] = np.array([[best_at(s, r, k) for k in at] for s, r in zip(of_groups, right, strict=True)])
     if not grader.plugin:
         subsets = [subsets_of(n, k, run.seed) for k in at]
-        classes = [answer_classes([s.response.text for s in group], grader) for group in groups]
+        classes = [answer_classes([s.text for s in group], grader) for group in groups]
         out["maj@N"] = np.array(
             [[majority_at(c, r, chosen) for chosen in subsets] for c, r in zip(classes, right, strict=True)]
         )
     return out
 
 
-def scored(scorer: Scorer, name: str | None, question: str, sample: Sample) -> float:
+def scored(scorer: Scorer, name: str | None, question: str, sample: Counted) -> float:
     """The scorer's number for a response; anything else is an error of its author's. The responses stay on disk."""
     try:
-        score = float(scorer(question, sample.response.text))
+        score = float(scorer(question, sample.text))
     except Exception as error:  # whatever a stranger's function does
         raise ConfigError(
             f"scorer={name} fails on a response to {sample.group} ({type(error).__name__}: {error}): fix it and type "
@@ -122,11 +122,6 @@ def scored(scorer: Scorer, name: str | None, question: str, sample: Sample) -> f
     if not math.isfinite(score):
         raise ConfigError(f"scorer={name} gives {score} for a response to {sample.group}: it must be a finite number")
     return score
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean; 0 of no values."""
-    return math.fsum(values) / max(len(values), 1)
 
 
 def with_intervals(values: dict[str, Floats], seed: int) -> Curves:

@@ -38,7 +38,7 @@ def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) ->
 @contextmanager
 def asked(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[tuple[Components, Responses]]:
     """(components, responses) of a job, which goes on with what an interrupted one left in the folder."""
-    components = build_components(run, records.folder, console)
+    components = build_components(run, records.folder, console, clock=records.clock)
     records.loggers = components.loggers
     try:
         records.add_provenance(facts_of(run, components))
@@ -73,9 +73,9 @@ def announce(console: Console, run: EvalJobConfig, components: Components, folde
 
 def cases(console: Console, run: EvalJobConfig, components: Components, responses: Responses) -> None:
     """The first few responses, so that a wrong format or prompt is seen at once."""
-    grader, n = components.evaluator.grader, components.evaluator.settings.samples
+    grader = components.evaluator.grader
     by_id = {p.id: p for p in responses.problems}
-    for number, sample in enumerate(responses.samples[::n][: run.log_generations], 1):
+    for number, sample in enumerate(responses.shown, 1):
         row = numbered_row(sample, by_id[sample.group], 0)
         console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
 

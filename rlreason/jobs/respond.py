@@ -8,17 +8,20 @@ probabilities.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
+from rlreason.algorithms.rollouts import score_samples
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.jobs import EvalJobConfig
 from rlreason.data.files import question_hash
 from rlreason.errors import DataError
-from rlreason.evaluation.accuracy import PURPOSE, is_correct, more_accuracies
+from rlreason.evaluation.accuracy import PURPOSE, is_correct, mismatches_of, more_accuracies
+from rlreason.evaluation.judged import Judged, judged
 from rlreason.evaluation.protocol import Protocol
 from rlreason.evaluation.tables import by_facts
 from rlreason.model.weights_hash import weights_hash
@@ -27,13 +30,15 @@ from rlreason.records.counters import Counters
 from rlreason.records.files import PASS_RATES, RESPONSES
 from rlreason.records.monitors import Monitors
 from rlreason.records.response_log import ResponseLog
-from rlreason.records.rows import Row, finite, numbered_row
+from rlreason.records.rows import Row, numbered_row
+from rlreason.records.where_time_went import where_time_went
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.text import few
 from rlreason.setup.components import Components
 from rlreason.setup.protocol import protocol_of
 from rlreason.types import Problem, Sample
 
+BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
 SAID_EVERY_S = 5.0  # in a log file at most
 
 
@@ -42,7 +47,8 @@ class Responses:
     """All responses of a job, problem by problem, each with its grade and its numbers under the model."""
 
     problems: list[Problem]
-    samples: list[Sample]
+    samples: list[Judged]
+    shown: list[Sample]  # the first to each of the first problems, for a person
     metrics: dict[str, float]  # eval/...
     protocol: Protocol
     weights: str
@@ -51,6 +57,17 @@ class Responses:
     tokens_per_second: float
     notices: dict[str, int]  # what was said while it went on, and how often
     verdict: tuple[str, str]  # (status, reason)
+
+
+@dataclass(slots=True)
+class Asked:
+    """What is kept of the responses so far; all else about them is on the disk."""
+
+    samples: list[Judged] = field(default_factory=list)
+    mismatches: "array[float]" = field(default_factory=lambda: array("d"))  # of every token
+    shown: list[Sample] = field(default_factory=list)
+    tokens: int = 0  # sampled in this process
+    seconds: float = 0.0  # of that
 
 
 def respond(run: EvalJobConfig, components: Components, records: RunWriter, console: Console) -> Responses:
@@ -65,14 +82,43 @@ def respond(run: EvalJobConfig, components: Components, records: RunWriter, cons
     found = len(log.samples)
     if found:
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
-    samples, tokens, seconds = ask(run, components, problems, log, console)
+    records.clock.begin()
+    asked = ask_all(run, components, problems, log, records, console)
     monitors = Monitors(1, console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
-    with console.wait(f"measuring entropies of {len(samples)} responses"):
-        judged = evaluator.judge(samples, problems, None, monitors)
-    records.rows(RESPONSES, rows_of(judged.samples, problems, n, components))
-    records.rows(PASS_RATES, pass_rates(problems, judged.samples, n))
-    numbers = judged.metrics, protocol, weights, found, seconds, tokens / max(seconds, 1e-9)
-    return Responses(problems, judged.samples, *numbers, dict(monitors.counts), monitors.verdict())
+    metrics = evaluator.figures(asked.samples, asked.mismatches, problems, None, monitors)
+    records.rows(PASS_RATES, pass_rates(problems, asked.samples, n))
+    numbers = metrics, protocol, weights, found, asked.seconds, asked.tokens / max(asked.seconds, 1e-9)
+    return Responses(problems, asked.samples, asked.shown, *numbers, dict(monitors.counts), monitors.verdict())
+
+
+def ask_all(
+    run: EvalJobConfig,
+    components: Components,
+    problems: Sequence[Problem],
+    log: ResponseLog,
+    records: RunWriter,
+    console: Console,
+) -> Asked:
+    """Sample, score and write down the responses to all problems, a block of them after the other.
+
+    A block is as large as its tokens may be at once in memory; most evaluations are one.
+    """
+    evaluator, n, asked = components.evaluator, components.evaluator.settings.samples, Asked()
+    rows, most = run.rollout.max_rows, evaluator.sampling.max_tokens
+    progress = Progress(console, len(problems) * n, log, rows, most)
+    size = max(1, max(min(BLOCK_TOKENS // most, BLOCK), 4 * rows) // n)
+    with records.growing(RESPONSES) as write:
+        for first in range(0, len(problems), size):
+            block = problems[first : first + size]
+            with records.clock.phase("eval"):
+                samples = ask(components, block, log, progress, console, asked)
+                with console.wait(f"measuring entropies of {len(samples)} responses"):
+                    scored = score_samples(samples, evaluator.scorer)
+            write(rows_of(scored, block, n, components))
+            asked.samples += map(judged, scored)
+            asked.mismatches += mismatches_of(scored, evaluator.sampling)
+            asked.shown += scored[::n][: run.log_generations - len(asked.shown)]
+    return asked
 
 
 def asked_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
@@ -82,12 +128,16 @@ def asked_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
 
 
 def ask(
-    run: EvalJobConfig, components: Components, problems: Sequence[Problem], log: ResponseLog, console: Console
-) -> tuple[list[Sample], int, float]:
-    """All samples, problem by problem; tokens and seconds of those that were not in the log before."""
+    components: Components,
+    problems: Sequence[Problem],
+    log: ResponseLog,
+    progress: "Progress",
+    console: Console,
+    asked: Asked,
+) -> list[Sample]:
+    """The samples to these, problem by problem; `asked` gets tokens and seconds of those that were not in the log."""
     evaluator, left = components.evaluator, [p for p in problems if p.id not in log.samples]
-    n, before = evaluator.settings.samples, [s for samples in log.samples.values() for s in samples]
-    progress = Progress(console, len(left) * n, before, run.rollout.max_rows, evaluator.sampling.max_tokens)
+    n = evaluator.settings.samples
 
     def finished(number: int, sample: Sample) -> None:
         log.add(number, sample)
@@ -98,12 +148,12 @@ def ask(
         with console.wait("sampling", more=evaluator.rollouts.drawn):
             fresh = evaluator.rollouts.sample(left, evaluator.sampling, n, PURPOSE, finished) if left else []
     except KeyboardInterrupt as stopped:
-        kept = f"with {progress.answered} of {len(problems) * n} responses kept"
+        kept = f"with {progress.answered} of {progress.wanted} responses kept"
         raise type(stopped)(f"{stopped} {kept}".strip()) from None
-    seconds = time.monotonic() - began
-    by_problem = log.samples | {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
-    samples = [s for p in problems for s in by_problem[p.id]]
-    return samples, sum(len(s.response.token_ids) for s in fresh), seconds
+    asked.seconds += time.monotonic() - began
+    asked.tokens += sum(s.length for s in fresh)
+    by_problem = {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
+    return [s for p in problems for s in by_problem.get(p.id) or log.samples.pop(p.id)]
 
 
 def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:
@@ -121,17 +171,16 @@ def check_askable(problems: Sequence[Problem], where: str, key: str = "data") ->
         )
 
 
-def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, components: Components) -> list[Row]:
+def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, components: Components) -> Iterator[Row]:
     """The lines of `responses.jsonl`: log-probabilities are the model's own here, at the sampling temperature."""
-    rows, prompts = [], components.evaluator.prompts(samples[::n])
+    prompts = components.evaluator.prompts(samples[::n])
     for place, sample in enumerate(samples):
         measured = [round(log_prob, 4) for log_prob in sample.log_probs or []]
         row = numbered_row(sample, problems[place // n], place % n)
-        rows.append(finite(row | {"prompt": prompts[place // n], "log_probs": measured}))
-    return rows
+        yield row | {"prompt": prompts[place // n], "log_probs": measured}
 
 
-def pass_rates(problems: Sequence[Problem], samples: Sequence[Sample], n: int) -> list[Row]:
+def pass_rates(problems: Sequence[Problem], samples: Sequence[Judged], n: int) -> list[Row]:
     """How often each problem was solved: what a curriculum (data.pass_rates) chooses by."""
     return [
         {
@@ -147,8 +196,8 @@ def pass_rates(problems: Sequence[Problem], samples: Sequence[Sample], n: int) -
 def conclude(records: RunWriter, components: Components, responses: Responses, more: dict[str, Any]) -> None:
     """The numbers as one row and as the summary, which is written last: with it the job is whole."""
     r = responses
-    metrics = r.metrics | {"time/eval": r.seconds, "eval/tokens_per_second": r.tokens_per_second}
-    records.metrics(Counters(eval_step=1, seconds_total=components.seconds_to_build + r.seconds).row() | metrics)
+    metrics = r.metrics | {"eval/tokens_per_second": r.tokens_per_second}
+    records.metrics(Counters(eval_step=1, clock=records.clock).row() | metrics)
     status, reason = r.verdict
     summary = {
         "status": status,
@@ -168,7 +217,8 @@ def conclude(records: RunWriter, components: Components, responses: Responses, m
         "weights": r.weights,
         **({"start": asdict(components.start)} if components.start else {}),
         "protocol": r.protocol,
-        "seconds": round(r.seconds, 1),
+        **where_time_went(records.clock),
+        "seconds": round(r.seconds, 1),  # of sampling
         "threads": torch.get_num_threads(),
     }
     records.summary(summary)
@@ -177,9 +227,11 @@ def conclude(records: RunWriter, components: Components, responses: Responses, m
 class Progress:
     """Done, accuracy so far, tokens per second and time left: in place on a terminal, ten lines at most in a log."""
 
-    def __init__(self, console: Console, total: int, before: Sequence[Sample], rows: int, max_tokens: int) -> None:
-        self.console, self.total, self.rows, self.max_tokens = console, total, rows, max_tokens
-        self.answered, self.correct = len(before), sum(map(is_correct, before))
+    def __init__(self, console: Console, wanted: int, log: ResponseLog, rows: int, max_tokens: int) -> None:
+        """`wanted`: responses in all, of which the log has some."""
+        self.console, self.wanted, self.rows, self.max_tokens = console, wanted, rows, max_tokens
+        before = [is_correct(s) for samples in log.samples.values() for s in samples]
+        self.answered, self.correct, self.total = len(before), sum(before), wanted - len(before)
         self.done = self.tokens = self.longest = 0
         self.began, self.said = time.monotonic(), 0.0
 

@@ -14,6 +14,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.status import known, read_status, write_status, written_at
 from rlreason.records.writer import RunWriter, finish_provenance
 from rlreason.runtime import signals
+from rlreason.runtime.clock import Clock
 from rlreason.runtime.collector import loading
 from rlreason.runtime.generators import seed_generators
 from rlreason.runtime.lock import run_lock
@@ -35,9 +36,10 @@ def run_job(
         before = written_at(folder)
         try:
             with stacks_in(folder), signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
+                clock = Clock()
                 with console.wait("loading torch and transformers"), loading(for_good=own_process):
                     start = _start_of(run)
-                return _started(start, run, folder, config, words, console)
+                return _started(start, run, folder, config, words, console, clock)
         except BaseException as error:
             if signals.asked() and not isinstance(error, KeyboardInterrupt):
                 error = KeyboardInterrupt()
@@ -57,12 +59,16 @@ def _start_of(run: RunConfig) -> Start:
     return start
 
 
-def _started(start: Start, run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console) -> float:
+def _started(
+    start: Start, run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console, clock: Clock
+) -> float:
     from rlreason.setup.probe import own_sources
 
     seed_generators(run.seed)
     schemas, sources = schemas_of(run), own_sources(run)
-    records = RunWriter(folder, config, words, schemas=schemas, sources=sources, trains=run.trains, say=console.say)
+    records = RunWriter(
+        folder, config, words, schemas=schemas, sources=sources, trains=run.trains, say=console.say, clock=clock
+    )
     accuracy = start(run, records, console)
     finish_provenance(folder)
     return accuracy

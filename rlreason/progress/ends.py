@@ -29,7 +29,7 @@ class Ends:
 
     def recorded(self, step: Step) -> None:
         """A step is over, but for its evaluation: its seconds and tokens foretell those of the next one."""
-        self.counters.pace |= {"step": sum(step.clock.laps.values()), "tokens": tokens_of(step.samples)}
+        self.counters.step_ended(tokens_of(step.samples))
 
     def verdict(self, number: int, evaluates: bool) -> tuple[str, str]:
         """(status, reason) behind so many steps. `evaluates`: an evaluation is still due behind them."""

@@ -77,7 +77,7 @@ class Keeper:
     def __post_init__(self) -> None:
         size = sum(p.numel() * p.element_size() for p in self.policy.model.parameters())
         size += 2 * sum(p.numel() * 4 for p in self.learner.parameters)
-        self.cost, self._told = Cost(size / BYTES_PER_S), 0.0
+        self.cost = Cost(size / BYTES_PER_S)
         self.newest: tuple[Path, float] | None = None  # the newest one, and how many updates its model has seen
 
     @property
@@ -112,11 +112,6 @@ class Keeper:
         elapsed, done, newest = time.monotonic() - self.began, self.position.finished, self.validation.history[-1]
         best = self.position.evaluated == done and newest.metrics[ACCURACY] > self.best
         return checkpoint_due(done, self.settings.every, best, elapsed, self.cost)
-
-    def take_lap(self) -> dict[str, float]:
-        """Seconds of the checkpoints since it was asked last, as a metric; empty where there were none."""
-        spent, self._told = self.cost.seconds - self._told, self.cost.seconds
-        return {"time/checkpoint": spent} if spent else {}
 
     def write(self) -> Path | None:
         """Write where the run is, and remove what the settings do not keep; None where that is written already.

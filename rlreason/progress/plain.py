@@ -9,7 +9,6 @@ from typing import Any
 
 from rlreason.learner import Update
 from rlreason.progress.step import Step
-from rlreason.records.console import Stopwatch
 from rlreason.types import Collected, Grade, Response, Sample
 
 Plain = dict[str, Any]
@@ -83,13 +82,10 @@ def plain_step(step: Step) -> Plain:
         "weight_version": step.weight_version,
         "collected": plain_collected(step.collected),
         "updates": [shallow(update) for update in step.updates],
-        "laps": step.clock.laps,
     }
 
 
 def step_from(plain: Plain) -> Step:
-    """The step that `plain_step` was given; its clock goes on from here."""
-    clock = Stopwatch()
-    clock.laps.update(plain["laps"])
+    """The step that `plain_step` was given."""
     updates = [Update(**update) for update in plain["updates"]]
-    return Step(plain["number"], collected_from(plain["collected"]), plain["weight_version"], clock, updates)
+    return Step(plain["number"], collected_from(plain["collected"]), plain["weight_version"], updates)

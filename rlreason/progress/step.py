@@ -8,7 +8,6 @@ from rlreason.algorithms.rollouts import rollout_metrics
 from rlreason.grading.metrics import grading_metrics
 from rlreason.learner import Update
 from rlreason.optimization import averaged
-from rlreason.records.console import Stopwatch
 from rlreason.types import Collected, Sample
 
 
@@ -19,7 +18,6 @@ class Step:
     number: int  # 1, 2, ...
     collected: Collected
     weight_version: int  # of the engine when all was sampled
-    clock: Stopwatch
     updates: list[Update] = field(default_factory=list)
     synced: dict[str, float] = field(default_factory=dict)  # metrics of the weight sync
 
@@ -47,15 +45,15 @@ class Step:
         return self.collected.metrics | rollout_metrics(samples) | graded | {"rollout/staleness": staleness}
 
     def row(self) -> dict[str, float]:
-        """The newest update; the first one's row has what was sampled for the step, and the last one's its times."""
+        """The newest update; the first one's row has what was sampled for the step, and the last one's the sync."""
         newest = self.updates[-1].metrics if self.updates else {}
-        last = self.synced | self.clock.laps if len(self.updates) == self.count else {}
+        last = self.synced if len(self.updates) == self.count else {}
         return newest | (self.sampled if len(self.updates) < 2 else {}) | last
 
     @cached_property
     def metrics(self) -> dict[str, float]:
         """The whole step in numbers. Ask when it is over."""
-        return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced | self.clock.laps
+        return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced
 
 
 def tokens_of(samples: Sequence[Sample]) -> int:

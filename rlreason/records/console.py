@@ -50,24 +50,6 @@ def clock(seconds: float) -> str:
     return f"{s // 3600}h{s % 3600 // 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"
 
 
-class Stopwatch:
-    """Seconds per part of a step, as `time/NAME`."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        """Add the time since the last lap to `time/NAME`."""
-        now = time.monotonic()
-        self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + now - self._last
-        self._last = now
-
-    def skip(self) -> None:
-        """Begin a new lap; the time since the last one is counted nowhere."""
-        self._last = time.monotonic()
-
-
 class Wait:
     """An activity that takes a while, as it is shown: its name, its progress and its time so far."""
 

@@ -1,11 +1,12 @@
 """What stands in a run folder: its names, and the version of their contents. No other package spells these names.
 
     config.yaml provenance.json status.json objective.md metrics.jsonl curves.png summary.json log.txt
-    rollouts/step_00001.jsonl evals/step_00000.jsonl model/ checkpoints/
+    rollouts/step_00001.jsonl.gz evals/step_00000.jsonl.gz model/ checkpoints/
 
 A run with a reward, data or a loss of the user's own keeps their sources in `own_functions.txt`.
 A job that does not train leaves `responses.jsonl` and `pass_rates.jsonl` instead of the last line, best of N its curves
-as `best_of_n.csv` and `best_of_n.png`. `eval.card` adds a `compliance.md`.
+as `best_of_n.csv` and `best_of_n.png`. `eval.card` adds a `compliance.md`, `profile=true` a `profile.json.gz` and a
+`profile.md`.
 """
 
 import re
@@ -25,6 +26,7 @@ FUNCTIONS = "own_functions.txt"  # sources of the user's own rewards, data and l
 METRICS = "metrics.jsonl"  # grows by a row at a time
 SUMMARY = "summary.json"  # written last
 CURVES = "curves.png"
+PROFILE_TRACE, PROFILE_TABLE = "profile.json.gz", "profile.md"  # of one step, where profile=true
 INCIDENTS = "grading_incidents.jsonl"
 GROWING = (METRICS, INCIDENTS)  # by a line at a time; a checkpoint knows how long they were
 ENGINE_LOG = "vllm.log"
@@ -43,9 +45,9 @@ CASES = "inspect.md"
 COMPLIANCE = "compliance.md"  # of a run that is held to the rules of a leaderboard; its last line is the verdict
 #: `STACKS` is open before a run takes its folder, so it is none of them.
 CONTENTS = (
-    CONFIG, STATUS, PROVENANCE, CHANGES, OBJECTIVE, FUNCTIONS, METRICS, CURVES, INCIDENTS, ROLLOUTS, EVALS, MODEL,
-    f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, ENGINE_LOG, LOG, RESPONSES, UNFINISHED,
-    PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES, COMPLIANCE,
+    CONFIG, STATUS, PROVENANCE, CHANGES, OBJECTIVE, FUNCTIONS, METRICS, CURVES, PROFILE_TRACE, PROFILE_TABLE, INCIDENTS,
+    ROLLOUTS, EVALS, MODEL, f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, ENGINE_LOG, LOG, RESPONSES,
+    UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES, COMPLIANCE,
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
 
@@ -54,7 +56,7 @@ SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what 
 #: the classes that the settings in config.yaml are of.
 VERSION = 1
 
-_STEP_FILE = re.compile(r"step_(\d+)(?:_update_(\d+))?\.jsonl")
+_STEP_FILE = re.compile(r"step_(\d+)(?:_update_(\d+))?\.jsonl(?:\.gz)?")  # older runs have them uncompressed
 
 
 class ResponseFile(NamedTuple):
@@ -73,16 +75,16 @@ def step_name(step: int, update: int | None = None) -> str:
     """The name of a step's file of responses.
 
     >>> step_name(3), step_name(4, update=9)
-    ('step_00003.jsonl', 'step_00004_update_00009.jsonl')
+    ('step_00003.jsonl.gz', 'step_00004_update_00009.jsonl.gz')
     """
-    return f"step_{step:05d}{'' if update is None else f'_update_{update:05d}'}.jsonl"
+    return f"step_{step:05d}{'' if update is None else f'_update_{update:05d}'}.jsonl.gz"
 
 
 def response_files(folder: Path, kind: str) -> list[ResponseFile]:
     """The files of `rollouts/` or `evals/` in a run folder, in the order of their steps; [] where there are none."""
     found = [
         ResponseFile(path, kind, int(named[1]), int(named[2]) if named[2] else None)
-        for path in (folder / kind).glob("step_*.jsonl")
+        for path in (folder / kind).glob("step_*.jsonl*")
         if (named := _STEP_FILE.fullmatch(path.name)) and path.is_file()
     ]
     return sorted(found, key=lambda file: (file.step, file.update or -1))

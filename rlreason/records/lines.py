@@ -1,15 +1,95 @@
-"""JSON lines of a file that a killed process, a full disk or another program may have left broken."""
+"""JSON lines, plain or compressed, of a file that a killed process or another program may have left broken."""
 
+import gzip
 import json
-from collections.abc import Callable
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
+from rlreason.runtime.atomic_files import explained, whole
+from rlreason.runtime.signals import held, removed_if_left
 from rlreason.runtime.text import few
 
 NAMED = 3  # broken lines of a file that are reported one by one
 Checks = Callable[[dict[str, Any]], str]  # what is wrong with a row, empty where nothing is
+PACKED = ".gz"  # ends the name of a file that is compressed
+LEVEL = 1  # of zlib: token ids and log-probabilities hardly get smaller with more
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)  # what a compressed file that is cut or altered raises
+
+
+def opened(path: Path) -> BufferedIOBase:
+    """A file of lines to read, unpacked where it is compressed."""
+    return gzip.open(path, "rb") if path.suffix == PACKED else path.open("rb")
+
+
+@contextmanager
+def written(path: Path) -> Iterator[BufferedIOBase]:
+    """A file of lines to write, compressed where its name says so; it replaces the old one when the block ends.
+
+    The same lines give the same bytes. `UnwritableError` where the system refuses.
+    """
+    with whole(path) as partial, partial.open("wb") as file:
+        if path.suffix != PACKED:
+            yield file
+            return
+        with gzip.GzipFile("", "wb", LEVEL, file, mtime=0) as packed:
+            yield packed
+
+
+@contextmanager
+def growing(path: Path) -> Iterator[Callable[[Iterable[Mapping[str, Any]]], None]]:
+    """Yields a function that adds rows to what becomes the file when the block ends; where it fails, nothing is left.
+
+    Unlike in `written`, a signal ends the block between two additions. `UnwritableError` where the system refuses.
+    """
+    partial = path.with_name(path.name + ".partial")
+
+    def add(rows: Iterable[Mapping[str, Any]]) -> None:
+        with held(), explained(path), partial.open("ab") as file:
+            file.writelines(map(line_of, rows))
+
+    with removed_if_left(partial):
+        try:
+            partial.unlink(missing_ok=True)  # of a process that was killed
+            yield add
+            with held(), explained(path):
+                os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+
+
+def finite(value: Any) -> Any:
+    """The value with null for every number that is not finite: JSON has no word for them.
+
+    >>> finite({"a": [1.5, float("nan")]})
+    {'a': [1.5, None]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def line_of(row: Mapping[str, Any]) -> bytes:
+    """A row as a line of JSON, with null for every number that is not finite.
+
+    >>> line_of({"a": [1.5, float("inf")]})
+    b'{"a": [1.5, null]}\\n'
+    """
+    try:
+        text = json.dumps(row, allow_nan=False)
+    except ValueError:  # rare, and looking at every number of every row first would cost more than writing it
+        text = json.dumps(finite(row), allow_nan=False)
+    return text.encode() + b"\n"
 
 
 def read_lines(path: Path, wrong: Checks, say: Callable[[str], None]) -> list[tuple[int, dict[str, Any]]]:
@@ -17,9 +97,9 @@ def read_lines(path: Path, wrong: Checks, say: Callable[[str], None]) -> list[tu
 
     Raises `ConfigError` where the file cannot be opened.
     """
-    rows, broken = list[tuple[int, dict[str, Any]]](), list[str]()
+    rows, broken, number = list[tuple[int, dict[str, Any]]](), list[str](), 0
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -31,6 +111,8 @@ def read_lines(path: Path, wrong: Checks, say: Callable[[str], None]) -> list[tu
                     broken.append(f"{number} ({error})")
                 else:
                     rows.append((number, row))
+    except DAMAGED as error:
+        broken.append(f"{number + 1} and what follows ({type(error).__name__})")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): make it readable, or choose another") from error
     if broken:

@@ -35,8 +35,8 @@ from rlreason.runtime.atomic_files import explained, removed
 HARMLESS = ("threads", "log_generations", "micro_batch_tokens", "rollout.max_rows", "rollout.kv_cache_gb")
 #: Settings that a training run may go on with others of, by their names or those of their groups.
 MAY_CHANGE = (
-    "n_steps", "eval_every", "save_rollouts_every", "save_model", "threads", "log_generations", "checkpoint", "logger",
-    "waits", "monitors", "budget", "rollout.timeout_s",
+    "n_steps", "eval_every", "save_rollouts_every", "save_model", "threads", "log_generations", "profile", "checkpoint",
+    "logger", "waits", "monitors", "budget", "rollout.timeout_s",
 )  # fmt: skip
 
 

@@ -1,12 +1,10 @@
 """A graded response as a row of a file, there and back; and which fields a row must have to be used for something."""
 
-import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlreason.runtime.atomic_files import write_whole
+from rlreason.records.lines import finite, line_of, written
 from rlreason.types import Grade, Problem, Response, Sample
 
 Row = dict[str, Any]
@@ -57,22 +55,10 @@ def _fits(row: Row, name: str) -> bool:
     return not isinstance(value, list) or all(isinstance(number, numbers) for number in value)
 
 
-def finite(value: Any) -> Any:
-    """The value with null for every number that is not finite: JSON has no word for them.
-
-    >>> finite({"a": [1.5, float("nan")]})
-    {'a': [1.5, None]}
-    """
-    if isinstance(value, dict):
-        return {key: finite(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace a file by these rows, one a line; `ValueError` for a number that is not finite."""
-    write_whole(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+    """Replace a file by these rows, one a line; a number that is not finite becomes null."""
+    with written(path) as file:
+        file.writelines(map(line_of, rows))
 
 
 def response_row(step: int, s: Sample, problem: Problem) -> Row:

@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,17 @@ from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.checkpoints import read_state, set_aside_behind
 from rlreason.records.code_state import keep_changes
+from rlreason.records.lines import DAMAGED, finite, growing, line_of, opened, written
 from rlreason.records.loggers.guarded import Loggers
 from rlreason.records.loggers.resumed import Resumed
 from rlreason.records.provenance import code_differs, differences, part_line, provenance
 from rlreason.records.reader import RunFolder
 from rlreason.records.response_log import ResponseLog
 from rlreason.records.resume import cut_back, describe_place, goes_on, reopened, where_it_goes_on
-from rlreason.records.rows import Row, finite, response_row, write_rows
+from rlreason.records.rows import Row, response_row, write_rows
 from rlreason.records.status import how_it_ended, write_status
-from rlreason.runtime.atomic_files import append_line, whole, write_whole
+from rlreason.runtime.atomic_files import append_line, write_whole
+from rlreason.runtime.clock import Clock
 from rlreason.runtime.secrets import redacted
 from rlreason.runtime.signals import held
 from rlreason.runtime.stderr_log import log_stderr_in
@@ -37,6 +39,7 @@ class RunWriter:
     (`config.store.schemas_of`). `sources`: setting -> source of each function of the user's own. `trains`: whether it
     is a training run, which goes on from a checkpoint; None: it goes on from nothing. An interrupted run with the same
     settings goes on, in which case `resumed` is true; with others it is refused. `say` prints what is set aside.
+    `clock` says in each row where the time went.
     """
 
     def __init__(
@@ -49,7 +52,9 @@ class RunWriter:
         sources: Mapping[str, str] | None = None,
         trains: bool | None = None,
         say: Callable[[str], None] = print_stderr,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock = clock or Clock()
         self.checkpoint = None if not trains else where_it_goes_on(folder, config, say)  # to go on from
         if self.checkpoint is None:
             refuse_occupied(folder)
@@ -129,12 +134,14 @@ class RunWriter:
         return self.folder / files.MODEL
 
     def metrics(self, row: dict[str, float]) -> None:
-        """One flat row, every counter of `counters.py` in it."""
-        with held():
-            append_line(self.folder / files.METRICS, json.dumps(finite(row), allow_nan=False))
-            self.train_step = row.get("train_step", 0)
-            self.evaluated |= "eval/accuracy" in row
-        self.loggers.log(row)
+        """One flat row, every counter of `counters.py` in it, with what the clock has counted since the row before."""
+        with self.clock.phase("record"):
+            row = row | self.clock.row()
+            with held():
+                append_line(self.folder / files.METRICS, json.dumps(finite(row), allow_nan=False))
+                self.train_step = row.get("train_step", 0)
+                self.evaluated |= "eval/accuracy" in row
+            self.loggers.log(row)
 
     def responses(
         self,
@@ -152,16 +159,18 @@ class RunWriter:
         response to, where it is to stand in the file; rollouts have it as token ids alone, for their size.
         """
         by_id = {p.id: p for p in problems}
-        rows = [finite(response_row(step, s, by_id[s.group])) for s in samples]
-        for row, prompt in zip(rows, prompts, strict=False):
-            row["prompt"] = prompt
-        if kind == files.ROLLOUTS:  # what a loss on them divides by, where training scored them
-            for row, s in zip(rows, samples, strict=True):
-                row |= {"trainer_log_probs": [round(lp, 5) for lp in s.log_probs]} if s.log_probs else {}
-        path = self.folder / kind / files.step_name(step, update)
-        path.parent.mkdir(exist_ok=True)
-        write_rows(path, rows)
-        self.loggers.table(kind, step, rows[:ROWS_SENT])
+
+        def row_of(place: int, s: Sample) -> Row:
+            row = response_row(step, s, by_id[s.group]) | ({"prompt": prompts[place]} if prompts else {})
+            if kind == files.ROLLOUTS and s.log_probs:  # what a loss on them divides by, where training scored them
+                row["trainer_log_probs"] = [round(lp, 5) for lp in s.log_probs]
+            return row
+
+        with self.clock.phase("record"):
+            path = self.folder / kind / files.step_name(step, update)
+            path.parent.mkdir(exist_ok=True)
+            write_rows(path, (row_of(place, s) for place, s in enumerate(samples)))
+            self.loggers.table(kind, step, [finite(row_of(i, s)) for i, s in enumerate(samples[:ROWS_SENT])])
 
     def open_log(self, identity: str, problems: Sequence[Problem], n: int) -> ResponseLog:
         """The log of a job's responses as they end, with those that it goes on with; removed with the summary."""
@@ -169,10 +178,28 @@ class RunWriter:
         return self.log
 
     def rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A file of JSON lines: the responses of a job that does not train, or how often it solved each problem."""
-        write_rows(self.folder / name, rows)
-        if name == files.RESPONSES:
-            self.loggers.table(files.EVALS, 0, rows[:ROWS_SENT])
+        """A file of JSON lines, such as how often a job solved each problem."""
+        with self.clock.phase("record"):
+            write_rows(self.folder / name, rows)
+
+    @contextmanager
+    def growing(self, name: str) -> Iterator[Callable[[Iterable[Row]], None]]:
+        """Yields a function that adds rows to a file which is there when the block ends, and not before."""
+        shown = list[Row]()
+        with growing(self.folder / name) as add:
+
+            def written(rows: Iterable[Row]) -> None:
+                with self.clock.phase("record"):
+                    add(remembered(rows))
+
+            def remembered(rows: Iterable[Row]) -> Iterator[Row]:
+                for row in rows:
+                    if len(shown) < ROWS_SENT:
+                        shown.append(finite(row))
+                    yield row
+
+            yield written
+        self.loggers.table(files.EVALS, 0, shown)
 
     def document(self, name: str, text: str) -> None:
         """A text for people, such as the objective's card."""
@@ -226,11 +253,19 @@ def finish_provenance(folder: Path) -> None:
 
 
 def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:
-    """Replace lines of a file by these rows, by line number; every other line stays as it is, a broken one too."""
-    with whole(path) as partial, path.open("rb") as before, partial.open("wb") as after:
-        for number, line in enumerate(before, 1):
-            new = rows.get(number)
-            after.write(line if new is None else json.dumps(new).encode() + b"\n")
+    """Replace lines of a file by these rows, by line number; every other line stays as it is, a broken one too.
+
+    `ConfigError` where a compressed file is cut or altered.
+    """
+    try:
+        with opened(path) as before, written(path) as after:
+            for number, line in enumerate(before, 1):
+                new = rows.get(number)
+                after.write(line if new is None else line_of(new))
+    except DAMAGED as error:
+        raise ConfigError(
+            f"{path} is damaged ({type(error).__name__}): move it away, and the rest can be saved"
+        ) from error
 
 
 def refuse_occupied(folder: Path) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlreason.records import files
+from rlreason.records.lines import PACKED, opened
 from rlreason.records.reader import RunFolder
 
 #: Metrics that a clock decides. Nothing else may differ between two runs of the same words on the same machine.
-CLOCK = re.compile(r"time/|grading/ms_|eval/tokens_per_second")
+CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_second")
 
 
 class Compared(NamedTuple):
@@ -76,16 +77,16 @@ def _responses(one: Path, other: Path) -> Compared:
 
 
 def _response_files(folder: Path) -> dict[str, Path]:
-    """The files of responses by their names in the run folder."""
+    """The files of responses by their names in the run folder, compressed or not."""
     found = [file.path for kind in (files.ROLLOUTS, files.EVALS) for file in files.response_files(folder, kind)]
     if (whole := folder / files.RESPONSES).is_file():
         found.append(whole)
-    return {str(path.relative_to(folder)): path for path in found}
+    return {str(path.relative_to(folder)).removesuffix(PACKED): path for path in found}
 
 
 def _first_line(one: Path, other: Path) -> int | None:
     """The number of the first line in which two files differ; None where they are equal."""
-    with one.open("rb") as a, other.open("rb") as b:
+    with opened(one) as a, opened(other) as b:
         for number, (line, twin) in enumerate(zip_longest(a, b), 1):
             if line != twin:
                 return number

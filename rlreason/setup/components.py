@@ -23,6 +23,7 @@ from rlreason.model.scoring import LogProbScorer
 from rlreason.records.console import Console
 from rlreason.records.loggers.guarded import Loggers
 from rlreason.records.loggers.resumed import Resumed
+from rlreason.runtime.clock import Clock
 from rlreason.setup.data import Loaded, load_data
 from rlreason.setup.engine import check_engine, demand_of, make_engine
 from rlreason.setup.fits import Part, parts, room_of, too_long
@@ -76,12 +77,15 @@ class Components:
                 grader.close()
 
 
-def build_components(run: RunConfig, folder: Path, console: Console, logs: bool = True) -> Components:
+def build_components(
+    run: RunConfig, folder: Path, console: Console, logs: bool = True, clock: Clock | None = None
+) -> Components:
     """Everything that can be wrong in what was asked is found before a model is trained: cheapest checks first.
 
     `logs`: the loggers start too; in a run that goes on they wait until its records are cut back (`start_loggers`).
+    `clock`: the run's, which times sampling and grading.
     """
-    began = time.monotonic()
+    began, clock = time.monotonic(), clock or Clock()
     prepare(run)
     loggers = Loggers(console.say)
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
@@ -104,10 +108,10 @@ def build_components(run: RunConfig, folder: Path, console: Console, logs: bool 
         policy=policy,
         engine=engine,
         grader=graders.training,
-        rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part),
+        rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part, clock=clock),
         sampling=sampled(run.asking, policy),
         scorer=scorer(run, run.asking, policy),
-        evaluator=make_evaluator(run, policy, engine, graders, asked_ids, console),
+        evaluator=make_evaluator(run, policy, engine, graders, asked_ids, console, clock),
         train_problems=loaded.train,
         eval_problems=asked(evaluation, loaded.validation, evaluation.problems),
         final_problems=asked(evaluation, loaded.validation, evaluation.final_problems),
@@ -163,12 +167,18 @@ def read_all(run: RunConfig, graders: Graders, console: Console) -> tuple[Loaded
 
 
 def make_evaluator(
-    run: RunConfig, policy: Policy, engine: Engine, graders: Graders, asked_ids: PromptIds, console: Console
+    run: RunConfig,
+    policy: Policy,
+    engine: Engine,
+    graders: Graders,
+    asked_ids: PromptIds,
+    console: Console,
+    clock: Clock,
 ) -> Evaluator:
     """What evaluations ask and judge with; `asked_ids` makes their prompts."""
     return Evaluator(
         settings=run.evaluation,
-        rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.second),
+        rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.second, clock, "eval"),
         sampling=sampled(run.evaluation, policy),
         scorer=scorer(run, run.evaluation, policy),
         grader=graders.evaluation,

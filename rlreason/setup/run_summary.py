@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from rlreason.config.groups import PromptConfig
@@ -18,8 +19,12 @@ from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.records.console import Console, closing_table
-from rlreason.records.files import COMPLIANCE, CURVES, MODEL
+from rlreason.records.counters import Counters
+from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
 from rlreason.records.loggers.guarded import Loggers
+from rlreason.records.monitors import Monitors
+from rlreason.records.reader import RunFolder
+from rlreason.records.where_time_went import time_line, where_time_went
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.text import shorten
 from rlreason.setup.components import Components
@@ -83,7 +88,7 @@ def shown_generations(console: Console, samples: Sequence[Sample], problems: Seq
     """The first few responses of an evaluation, so that a wrong format or prompt is seen before hours are spent."""
     by_id = {p.id: p for p in problems}
     if samples[:count]:
-        console.say("\nThe first responses, before training (all of them: evals/step_00000.jsonl):")
+        console.say(f"\nThe first responses, before training (all of them: {EVALS}/{step_name(0)}):")
     for s in samples[:count]:
         problem = by_id[s.group]
         entropy = "" if s.entropy is None else f", entropy {s.entropy:.2f}"
@@ -145,6 +150,17 @@ def summed_up(components: Components, status: str, reason: str, before: Evaluate
     }
 
 
+def course_of(monitors: Monitors, counters: Counters) -> dict[str, Any]:
+    """What the summary says of the run's course: notices, counters, and where the time went."""
+    return {
+        "notices": dict(monitors.counts),
+        "alarm": monitors.alarm(),
+        **{name: round(value, 1) for name, value in counters.row().items()},
+        **where_time_went(counters.clock),
+        "threads": torch.get_num_threads(),
+    }
+
+
 def say_why_it_ended(console: Console, folder: Path, status: str, reason: str) -> None:
     """What ended a run before its last step, and how it goes on all the same; nothing where nothing did."""
     if status == "finished":
@@ -180,6 +196,10 @@ def closing(
         console.table(f"{'protocol':22} {summary['protocol']['hash']:>37}")
     for line in describe_accuracies(summary["accuracy"], summary):
         console.say(line)
+    if told := time_line(summary):
+        console.say(told)
+    if run.profile and (table := RunFolder(folder).profile):
+        console.table(f"\n{table}")
     if summary["notices"]:
         seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
         console.say(f"notices    {seen}")

@@ -80,8 +80,8 @@ def estimate(tried: RunFolder, run: RunConfig) -> Probe:
     before = [row for row in rows if row not in steps]
     if not steps or not before:
         return Probe(None, f"the trial ended as {tried.status} before its second step")
-    evaluation = float(rows[0].get("time/eval") or 0.0)
-    each = _seconds(steps[-1]) - _seconds(before[-1]) - float(steps[-1].get("time/eval") or 0.0)
+    evaluation = _evaluating(rows[0])
+    each = _seconds(steps[-1]) - _seconds(before[-1]) - _evaluating(steps[-1])
     each = max(each, 1e-3)
     start = max(0.0, _seconds(rows[0]) - evaluation)
     if training.n_steps is None:
@@ -92,6 +92,10 @@ def estimate(tried: RunFolder, run: RunConfig) -> Probe:
     asked = on_the_way * (run.evaluation.problems or last) + last
     total = start + training.n_steps * each + asked * evaluation / PROBLEMS
     return Probe(total, f"a trial of two steps: {each:.2g} s a step, {duration(start)} to start (rough)")
+
+
+def _evaluating(row: dict[str, float]) -> float:
+    return float(row.get("time/eval") or 0.0) + float(row.get("time/grading") or 0.0)
 
 
 def _seconds(row: dict[str, float]) -> float:

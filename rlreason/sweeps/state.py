@@ -13,8 +13,8 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.files import SUMMARY
+from rlreason.records.lines import finite
 from rlreason.records.reader import RunFolder, runs_in
-from rlreason.records.rows import finite
 from rlreason.records.status import ending, how_it_ended, known, read_status
 from rlreason.runtime.atomic_files import write_whole
 from rlreason.runtime.lock import holder

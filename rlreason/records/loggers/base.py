@@ -19,7 +19,17 @@ COLUMNS = (
 
 #: Counter -> the metrics that are drawn over it. Every row carries every counter, so any other axis can be chosen too.
 AXES: dict[str, tuple[str, ...]] = {
-    "rollout_step": ("rollout/*", "reward/*", "grading/*", "ei/*", "time/*", "generations/rollouts"),
+    "rollout_step": (
+        "rollout/*",
+        "reward/*",
+        "grading/*",
+        "ei/*",
+        "time/*",
+        "busy/*",
+        "perf/*",
+        "memory/*",
+        "generations/rollouts",
+    ),
     "train_step": ("train/*", "sft/*", "tokens/*", "eval/*", "final/*", "generations/evals"),
 }
 COUNTERS = ("rollout_step", "train_step", "eval_step")
