@@ -92,4 +92,6 @@ def test_the_last_evaluation_ends_inside_the_hours(tmp_path):
     summary = summary_of(tmp_path / "timed")
     assert summary["status"] == "budget"
     assert summary["rollout_step"] > 1
-    assert summary["time/total"] <= hours * 3600
+    rows = [json.loads(line) for line in (tmp_path / "timed/metrics.jsonl").read_text().splitlines()]
+    assert "final/accuracy" in rows[-1]
+    assert rows[-1]["time/total"] <= hours * 3600

@@ -49,7 +49,7 @@ def part(folder: Path, name: str, first: int, last: int | None, pause: float = 0
         (folder / METRICS).write_text("".join(lines[:first]))
         resumed = Resumed(sent - first, frozenset(("evals", step) for step in range(first, sent) if step % 5 == 0))
         for path in (folder / "evals").glob("*"):
-            if int(path.stem[5:]) >= first:
+            if int(path.name[5:10]) >= first:
                 path.unlink()
     loggers = Loggers(said.append)
     loggers.start(LoggerConfig(**{name: True}, mode="offline" if name == "wandb" else None), folder, {}, resumed)

@@ -160,7 +160,7 @@ def test_the_words_of_a_sweep_reach_no_run(tmp_path, monkeypatch):
 
 def test_the_embedded_block_is_read_at_its_scale_alone_and_typed_words_win():
     rates = {run.setting["learning_rate"] for run in designed("sweep=grpo_learning_rate").runs}
-    assert rates == {"3e-5", "1e-4", "3e-4", "1e-3", "1e-2"}
+    assert rates == {"3e-5", "1e-4", "3e-4", "1e-3", "0.01"}
     paper = designed("sweep=grpo_learning_rate", "experiment=cs336_2025")
     assert paper.runs[0].words == ["sweep=grpo_learning_rate", "experiment=cs336_2025", "learning_rate=1e-6", "seed=0"]
     assert paper.reference == {"learning_rate": "1e-5"}
