@@ -326,14 +326,15 @@ def test_trained_in_one_way_and_validated_in_another(tmp_path):
     )  # fmt: skip
     assert (asked["problems"], asked["samples per problem"]) == (12, 2)
     assert summary["rewards"] == {"accuracy": "mine:longer", "accuracy_prompt_reward": "question_only"}
-    rows = [json.loads(line) for line in gzip.open(tmp_path / "run/evals/step_00002.jsonl.gz", "rt")]
+    evals, rollouts = tmp_path / "run/evals/step_00002.jsonl.gz", tmp_path / "run/rollouts/step_00001.jsonl.gz"
+    rows = [json.loads(line) for line in gzip.decompress(evals.read_bytes()).splitlines()]
     assert len(rows) == 24
     assert summary["accuracy"] == sum(row["outcome"] == "correct" for row in rows) / 24
     apart = sum(row["outcome"] != row["prompt_reward"]["outcome"] == "correct" for row in rows)
     apart += sum(row["prompt_reward"]["outcome"] != row["outcome"] == "correct" for row in rows)
     assert summary["disagreements"] == apart
     assert all(row["prompt"] == row["question"] for row in rows)
-    learned = json.loads(gzip.open(tmp_path / "run/rollouts/step_00001.jsonl.gz", "rt").readline())
+    learned = json.loads(gzip.decompress(rollouts.read_bytes()).splitlines()[0])
     assert "prompt_reward" not in learned
     assert learned["prompt_ids"] != rows[0]["prompt_ids"]
     assert f"by mine:longer {summary['accuracy']:.3f}, which counts; by question_only " in done.stdout
