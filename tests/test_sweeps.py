@@ -105,7 +105,7 @@ def state_of(*runs: RunState, reference: dict[str, str] | None = None) -> SweepS
     return SweepState("grid", "", ["lr"], reference, "finished", 2, "basic", list(runs))
 
 
-def test_the_table_has_a_line_for_each_setting_best_first():
+def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
     def run(lr: str, seed: int, accuracy: float | None, status: str = "finished", reason: str = "") -> RunState:
         name, interval = f"lr={lr},seed={seed}", None if accuracy is None else (accuracy - 0.1, accuracy + 0.1)
         return RunState(
@@ -125,6 +125,11 @@ def test_the_table_has_a_line_for_each_setting_best_first():
     assert "1 run waits; type the sweep again, and they go on" in text
     assert "a setting with one seed has no interval over seeds" in text
     assert "wall clock" not in text
+    (tmp_path / "lr=1e-3,seed=0").mkdir()
+    (tmp_path / "lr=1e-3,seed=0/compliance.md").write_text("# Compliance\n\nleaderboard: FAIL (hours); accuracy 0.8\n")
+    card = tmp_path / "lr=1e-3,seed=0/compliance.md"
+    said = f"lr=1e-3,seed=0: leaderboard: FAIL (hours); accuracy 0.8; see {card}"
+    assert closing(state, tmp_path).endswith(said)
     alone = state_of(run("1", 0, 0.5), run("2", 0, 0.6))
     alone.runs[0].shared_machine = True
     text = closing(alone, Path("nowhere"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlreason.evaluation.protocol import Protocol, refuse_mixture
-from rlreason.records.files import SUMMARY
+from rlreason.records.files import COMPLIANCE, SUMMARY
 from rlreason.records.reader import RunFolder
 from rlreason.statistics import mean_interval
 from rlreason.sweeps.design import Key, Setting
@@ -119,7 +119,14 @@ def closing(state: SweepState, folder: Path) -> str:
         lines.append(
             "! runs shared the machine: their times compare with nothing, and no verdict on wall clock is given"
         )
-    return "\n".join([*lines, *_protocols(state, folder)])
+    return "\n".join([*lines, *_protocols(state, folder), *_cards(state, folder)])
+
+
+def _cards(state: SweepState, folder: Path) -> list[str]:
+    """The verdict of each run that was held to the rules of a leaderboard."""
+    cards = {run.name: folder / run.name / COMPLIANCE for run in state.runs}
+    verdicts = {name: path.read_text(encoding="utf-8").splitlines() for name, path in cards.items() if path.exists()}
+    return [f"{name}: {lines[-1]}; see {cards[name]}" for name, lines in verdicts.items() if lines]
 
 
 def _protocols(state: SweepState, folder: Path) -> list[str]:
