@@ -52,6 +52,7 @@ def weights_of(run: Path) -> dict[str, bytes]:
 def summary_of(run: Path) -> dict[str, Any]:
     """What the summary says of the run's course."""
     summary = json.loads((run / "summary.json").read_text())
+    (summary.get("start") or {}).pop("seconds", None)  # that making the start model took
     return {k: v for k, v in summary.items() if not k.startswith(UNEQUAL) and k not in OF_THE_MACHINE}
 
 

@@ -224,8 +224,12 @@ def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
         for overrides in runs(typed):
             assert train(*overrides, quiet=True).status == "finished"
         return
-    n_runs = len(runs(typed)) if starts else 0
-    assert rlreason(*typed, cwd=tmp_path, n_runs=n_runs)
+    carried = [f"sweep={word.partition('=')[2]}" for word in words if word.startswith("carry=")]
+    before = [small(["-m", sweep, "learning_rate=3e-4,1e-4", "seed=0"], real) for sweep in carried]  # 3e-4: reference
+    n_runs = 0
+    for each in [*before, typed]:
+        n_runs += len(runs(each)) if starts else 0
+        assert rlreason(*each, cwd=tmp_path, n_runs=n_runs)
     ends = [json.loads(path.read_text())["status"] for path in (tmp_path / "runs").rglob("summary.json")]
     assert len(ends) == n_runs
     assert set(ends) <= ({"finished", "diverged:accuracy"} if n_runs > 1 else {"finished"})  # sweeps have steep rates

@@ -9,12 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlreason.algorithms.prefetch import RolloutPrefetcher
+from rlreason.engines.vllm import isolation
+from rlreason.engines.vllm.single_thread import SingleThread
 from rlreason.grading.workers.pool import Pool
 from rlreason.runtime import signals
 from rlreason.runtime.stacks import write_stacks
@@ -261,6 +264,23 @@ def command():
 
 run_cli(command, limit_s=float(sys.argv[1]))
 """
+
+
+def test_the_folder_of_a_start_that_was_given_up_stays_while_it_runs():
+    """In a folder that is gone torch waits for a file with Python's lock held, and no signal is heeded."""
+    left: list[Path] = []
+    for given_up in (True, False):
+        thread, ended, files = SingleThread("start", lambda: None), threading.Event(), ExitStack()
+        folder = Path(files.enter_context(isolation.folder_for_files()))
+        with pytest.raises(TimeoutError) if given_up else nullcontext():
+            thread.run(ended.wait if given_up else ended.is_set, 0.1 if given_up else 10)
+        isolation.remove_files(files, thread)
+        assert folder.exists() == given_up
+        left.append(folder)
+        ended.set()
+        thread.stop()
+    isolation._in_use.close()  # what is called at the process's end
+    assert not any(folder.exists() for folder in left)
 
 
 @pytest.mark.parametrize("limit_s", [600.0, 1.0])

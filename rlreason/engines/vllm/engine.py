@@ -19,7 +19,13 @@ from rlreason.engines.stops import Stops
 from rlreason.engines.vllm.arguments import llm_arguments, plan_memory, sampling_arguments, write_model
 from rlreason.engines.vllm.engine_thread import EngineThread
 from rlreason.engines.vllm.installation import hide_secrets, import_vllm, stderr_into
-from rlreason.engines.vllm.isolation import folder_for_files, generators_kept, process_state_kept, temporary_files_in
+from rlreason.engines.vllm.isolation import (
+    folder_for_files,
+    generators_kept,
+    process_state_kept,
+    remove_files,
+    temporary_files_in,
+)
 from rlreason.engines.vllm.weight_transfer import WeightTransfer
 from rlreason.engines.weight_check import (
     PROBE,
@@ -239,7 +245,7 @@ class VLLMEngine:
 
         self.transfer.close(failed, shut_down)
         self._thread.stop()
-        self._files.close()
+        remove_files(self._files, self._thread)
         hide_secrets(self.log, self.say)
 
 

@@ -1,5 +1,6 @@
 """What keeps a vLLM engine from changing the trainer's process: its temporary files, random generators, threads."""
 
+import atexit
 import contextlib
 import os
 import random
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from rlreason.engines.vllm.single_thread import SingleThread
 from rlreason.runtime.signals import temporary_folder
 
 FILES = "rlreason-vllm-"  # how folders for an engine's temporary files begin
@@ -21,6 +23,22 @@ def folder_for_files() -> contextlib.AbstractContextManager[str]:
     The path of a socket takes 107 characters at most, so a long name of the temporary folder is left for /tmp.
     """
     return temporary_folder(FILES, Path("/tmp") if len(tempfile.gettempdir()) > 40 else None)
+
+
+_in_use = contextlib.ExitStack()  # what calls that nobody waits for may still open
+atexit.register(_in_use.close)
+
+
+def remove_files(files: contextlib.ExitStack, thread: SingleThread) -> None:
+    """Close what holds an engine's folder: now, or with the process where a start that was given up still runs.
+
+    Such a start would meet its parts in a file there, and where the folder is gone torch waits minutes for that file,
+    in C++ with Python's lock held: no signal would be heeded any more.
+    """
+    if thread.busy:
+        _in_use.push(files.pop_all())
+    else:
+        files.close()
 
 
 @contextlib.contextmanager

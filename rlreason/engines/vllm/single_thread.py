@@ -18,6 +18,7 @@ class SingleThread:
     def __init__(self, name: str, check: Callable[[], None]) -> None:
         self._check = check
         self._stopped = False
+        self._last: Future[Any] | None = None
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
@@ -38,6 +39,7 @@ class SingleThread:
         future: Future[T] = Future()
         if self._stopped:
             raise RuntimeError("the thread was stopped")
+        self._last = future
         self._calls.put((future, function))
         deadline = time.monotonic() + timeout_s
         while True:
@@ -48,6 +50,11 @@ class SingleThread:
             self._check()
             if time.monotonic() >= deadline:
                 raise TimeoutError
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call that was given up still runs."""
+        return self._last is not None and not self._last.done()
 
     def stop(self) -> None:
         """End the thread after the calls that were made."""
