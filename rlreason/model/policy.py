@@ -18,7 +18,7 @@ from rlreason.model.lora import merged_weights
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
 from rlreason.model.parameters import model_size, round_weights
 from rlreason.model.policy_checks import check_kernel, check_model, check_sharing
-from rlreason.model.products import linear
+from rlreason.model.products import linear, use_fast_products
 from rlreason.runtime.atomic_files import whole
 from rlreason.runtime.lock import alive
 from rlreason.runtime.text import first_line
@@ -89,6 +89,7 @@ class Policy:
 
     def _move(self) -> None:
         self.model.to(device=self.device)  # type: ignore[arg-type, call-arg]  # the wrapper hides torch's signature
+        use_fast_products(self.model)
 
     @property
     def head(self) -> Tensor:

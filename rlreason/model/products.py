@@ -1,46 +1,95 @@
-"""Products with weights in float32, without gradient, by the library that is fast on this processor.
+"""Products with weights in float32, there and back, by the library that is fast on this processor.
 
 torch multiplies float32 matrices with MKL, which uses the widest vector registers of Intel's processors alone: on
 others with AVX-512 oneDNN, which torch has too, takes half the time. Sums are of float32 in both.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache, partial
+import os
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+# oneDNN, and torch's layer above it, keep a program with its working memory for each of the last 1024 shapes. The
+# tokens of a row differ from row to row, so few come again: a third of a run's memory went there. Read at first use.
+for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_variable, "32")
 
 LEAST = 1 << 20  # multiplications from which on oneDNN makes up for its longer call: measured, 64 x 128 x 128
 
 
-def product(module: nn.Linear, x: Tensor) -> Tensor:
-    """What a linear layer returns for x (..., in): (..., out)."""
-    return linear(x, module.weight, module.bias)
+class Linear(nn.Linear):
+    """A linear layer that multiplies by `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input (..., in) -> (..., out)"""
+        return linear(input, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of x (..., in), weight (out, in), bias (out,): the same sum, rounded in another order."""
-    large = x.numel() * weight.shape[0] >= LEAST
-    if large and x.dtype == weight.dtype == torch.float32 and not torch.is_grad_enabled() and _helps(x.device.type):
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    """`F.linear` of x (..., in), weight (out, in), bias (out,): the same sum, rounded in another order. Differentiable.
+
+    As `F.linear` does, it computes in the dtype that an autocast around it asks for.
+    """
+    if not _is_for_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        result: Tensor = _Linear.apply(x, weight, bias)
         return result
-    return F.linear(x, weight, bias)
+    return _onednn(x, weight, bias)
 
 
-@contextmanager
-def fast_products(model: nn.Module) -> Iterator[None]:
-    """In the block the model's linear layers are computed by `linear`, where that helps. Without gradient only."""
-    layers = [m for m in model.modules() if type(m) is nn.Linear and _helps(m.weight.device.type)]
-    for layer in layers:
-        layer.forward = partial(product, layer)  # type: ignore[method-assign]  # of this object alone
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
+class _Linear(torch.autograd.Function):
+    """y = x W^T + b,   dL/dx = g W,   dL/dW = g^T x,   dL/db = sum of g over rows, where g = dL/dy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        rows = grad.flatten(end_dim=-2)
+        return (
+            _onednn(grad, weight.t()) if of_x else None,
+            _outer(rows, x.flatten(end_dim=-2)) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+        )
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    """a^T b of a (rows, n) and b (rows, m); oneDNN is faster with the smaller one in front."""
+    return _onednn(a.t(), b.t()) if a.shape[1] <= b.shape[1] else _onednn(b.t(), a.t()).t()
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
+def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is large enough, in float32, and on a processor where oneDNN is the faster one."""
+    return (
+        x.numel() * weight.shape[0] >= LEAST
+        and x.dtype == weight.dtype == torch.float32
+        and _helps(x.device.type)
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()  # the compiler chooses by itself
+    )
+
+
+def use_fast_products(model: nn.Module) -> None:
+    """From now on the model's linear layers on this processor compute by `linear`, where that helps."""
+    for module in model.modules():
+        if type(module) is nn.Linear and _helps(module.weight.device.type):
+            module.__class__ = Linear
 
 
 @cache

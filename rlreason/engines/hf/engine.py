@@ -8,7 +8,6 @@ on its prompt's seed and its place in the group only, so neither the batch nor t
 from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from rlreason.engines.hf.compiled import CompiledStep
 from rlreason.engines.hf.decoding import Batch, Counts, SampleUnderWay
 from rlreason.engines.stops import Stops
 from rlreason.model.policy import Policy
-from rlreason.model.products import fast_products
 from rlreason.runtime import lock
 from rlreason.types import FinishReason, Response
 
@@ -71,8 +69,7 @@ class HFEngine:
         # One region for all steps, so that weights are cast once. Inference mode has less overhead, but there autocast
         # would not keep what it has cast.
         casts = self.policy.compute_dtype != torch.float32
-        fast = nullcontext() if casts or self.compiled else fast_products(self.policy.model)
-        with torch.no_grad() if casts or self.compiled else torch.inference_mode(), self.policy.autocast(), fast:
+        with torch.no_grad() if casts or self.compiled else torch.inference_mode(), self.policy.autocast():
             self._sample(prompts, sampling, n, stops, collect)
         return [responses[place] for place in range(len(prompts) * n)]
 
