@@ -70,8 +70,13 @@ def _outer(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(_dense(x), _dense(weight), bias, "none", [], "")
     return result
+
+
+def _dense(x: Tensor) -> Tensor:
+    """The same values without gaps: for a slice or an expanded tensor oneDNN takes a thousand times as long."""
+    return x if x.is_contiguous() or x.dim() == 2 and x.t().is_contiguous() else x.contiguous()
 
 
 def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:

@@ -125,11 +125,17 @@ def _heads_first(x: Tensor) -> Tensor:
     return x.transpose(0, 1)[None]
 
 
+def _at_least_float32(x: Tensor) -> Tensor:
+    """The processor's kernel takes half as long again for its backward pass in bfloat16 as in float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, cut: Cut, causal: bool, scale: float) -> Attended:
     """A call for each stretch, written into one tensor."""
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = q.new_empty(q.shape[1], q.shape[0], dtype=torch.promote_types(q.dtype, torch.float32))
+    q, k, v = map(_at_least_float32, (q, k, v))
+    lse = q.new_empty(q.shape[1], q.shape[0])
     at = 0
     for one, keys, values in zip(q.split(cut.queries), k.split(cut.keys), v.split(cut.keys), strict=True):
         found, norm = attend(*map(_heads_first, (one, keys, values)), 0.0, causal, scale=scale)
@@ -143,14 +149,14 @@ def _cpu_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, attended: Attended, cut: Cut, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    by_query = [x.split(cut.queries) for x in (grad, q, attended.out, attended.lse.t())]
-    by_key = [x.split(cut.keys) for x in (k, v)]
+    by_query = [_at_least_float32(x).split(cut.queries) for x in (grad, q, attended.out, attended.lse.t())]
+    by_key = [_at_least_float32(x).split(cut.keys) for x in (k, v)]
     found: list[list[Tensor]] = [[], [], []]
     for g, one, out, norm, keys, values in zip(*by_query, *by_key, strict=True):
         heads = map(_heads_first, (g, one, keys, values, out, norm))
         for parts, part in zip(found, differentiate(*heads, 0.0, causal, scale=scale), strict=True):
             parts.append(part[0].transpose(0, 1))
-    dq, dk, dv = map(torch.cat, found)
+    dq, dk, dv = (torch.cat(parts).to(q.dtype) for parts in found)
     return dq, dk, dv
 
 
