@@ -64,7 +64,8 @@ def make_policy(args: argparse.Namespace, dtype: torch.dtype, attention: str = "
         config = AutoConfig.from_pretrained(args.model)
         for name, value in json.loads(args.shape).items():
             setattr(config, name, value)
-        model = AutoModelForCausalLM.from_config(config)
+        with pick_device():  # random weights of a large model take a processor a minute
+            model = AutoModelForCausalLM.from_config(config)
     return Policy(model, load_tokenizer(args.model), dtype, pick_device(), attention=attention)
 
 
@@ -93,14 +94,16 @@ def synchronized() -> float:
 
 
 @contextmanager
-def waits() -> Iterator[Callable[[], int]]:
-    """How often the processor waits for the device in the block."""
+def waits() -> Iterator[Callable[[], list[str]]]:
+    """Where the processor waits for the device in the block, once for each time."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield lambda: sum("called a synchronizing" in str(w.message) for w in caught)
+            yield lambda: [
+                f"{Path(w.filename).name}:{w.lineno}" for w in caught if "called a synchronizing" in str(w.message)
+            ]
         finally:
             if torch.cuda.is_available():
                 torch.cuda.set_sync_debug_mode("default")
@@ -151,18 +154,17 @@ def training(args: argparse.Namespace) -> dict[str, Any]:
             began = synchronized()
             learner.update(samples)
             seconds.append(synchronized() - began)
-        with waits() as count:
+        with waits() as places:
             learner.update(samples)
         rows["shared" if share else "repeated"] = row = {
             "shares": policy.shares_prompts,
-            "positions": sum(
-                policy.pack([(s.response.prompt_ids, s.response.token_ids) for s in samples]).input_ids.shape
-            )
-            - 1,
+            "positions": policy.pack(
+                [(s.response.prompt_ids, s.response.token_ids) for s in samples]
+            ).input_ids.numel(),
             "seconds": statistics.median(seconds),
             "peak_gb": torch.cuda.max_memory_allocated() / 2**30 if policy.device.type == "cuda" else None,
             "gradient_error": float((found - exact).norm() / exact.norm()),
-            "waits": count(),
+            "waits": places(),
             "micro_batches": len(learner.micro_batches(samples)),
         }
         size = size_of(policy)
@@ -189,12 +191,14 @@ def sampling(args: argparse.Namespace) -> dict[str, float]:
 
     engine = HFEngine(policy)
     found = {"ours": rate(lambda: engine.generate(prompts, wanted, args.samples))}
-    with waits() as count:
+    with waits() as places:
         engine.generate(prompts, wanted, args.samples)
-    found["waits_per_step"] = count() / engine.counts.steps
+    found["steps"], found["waits_per_step"] = float(engine.counts.steps), len(places()) / engine.counts.steps
+    print(json.dumps(found), flush=True)
     if args.compile:
         compiled = HFEngine(policy, compile=True)
         found["compiled"] = rate(lambda: compiled.generate(prompts, wanted, args.samples))
+        print(json.dumps(found), flush=True)
     ids = torch.tensor([p.token_ids for p in prompts for _ in range(args.samples)], device=policy.device)
     pad = {"pad_token_id": policy.tokenizer.eos_token_id, "attention_mask": torch.ones_like(ids)}
     exactly = {"min_new_tokens": args.new_tokens, "max_new_tokens": args.new_tokens, "do_sample": True, "top_k": 0}

@@ -7,12 +7,14 @@ memory and nothing else.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlreason.config.optimization import OptimizationConfig
+from rlreason.model.on_device import lists_on_device
 from rlreason.model.packing import PackedBatch
 from rlreason.model.policy import Policy
 from rlreason.objectives.aggregation import aggregate_loss, step_divisors
@@ -209,7 +211,8 @@ class Learner:
         log_probs, entropy, mask = batch.to_rows(flat), batch.to_rows(flat_entropy), batch.response_mask
         on_policy = all(s.old_log_probs is None for s in samples)
         old = log_probs.detach() if on_policy else self._rows(batch, [s.old_log_probs or [] for s in samples])
-        advantages = torch.tensor([[s.advantage] for s in samples], device=flat.device)  # (batch, 1)
+        (advantages,) = lists_on_device([[s.advantage for s in samples]], flat.device, torch.float32)
+        advantages = advantages[:, None]  # (batch, 1)
         per_token, stats = loss_named(o.loss.loss_type)(advantages, log_probs, old, mask, **o.loss.numbers())
         if o.has_mismatch_weights:
             engine = self._rows(batch, [s.response.log_probs for s in samples])
@@ -240,7 +243,7 @@ class Learner:
 
     def _flat(self, values: list[list[float]]) -> Tensor:
         """Numbers per response token, sample by sample -> (scored,)"""
-        return torch.tensor([v for row in values for v in row], device=self.policy.device)
+        return lists_on_device([list(chain.from_iterable(values))], self.policy.device, torch.float32)[0]
 
     def _step(self, samples: Sequence[Sample], n_tokens: int, done: StepSums) -> Update:
         """Clip, step, forget the gradient. Without any loss, or with a gradient that is not finite, nothing moves."""

@@ -7,12 +7,13 @@ the responses of all of them.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 
 from rlreason.model.free_space import FreeSpace
+from rlreason.model.on_device import lists_on_device
 from rlreason.model.shared_prompts import Cut, Layout, SharedPrompts
 
 Pair = tuple[Sequence[int], Sequence[int]]  # prompt ids, response ids
@@ -72,16 +73,16 @@ class _Row:
         self.ids.extend(ids)
         self.positions.extend(range(position, position + len(ids)))
 
-    def layout(self, device: torch.device | str) -> Layout:
-        """How prompts and responses belong together."""
-        parts = Cut.of(self.parts, self.parts, device)
-        if not self.groups:
-            return Layout(parts, self.longest)
-        prompts = [token for first, size, _ in self.groups for token in range(first, first + size)]
+    @property
+    def stretches(self) -> tuple[list[int], list[int], list[int]]:
+        """Tokens of each part, of all responses of each group, and of each group's prompt."""
+        return self.parts, [more for *_, more in self.groups], [size for _, size, _ in self.groups]
+
+    def shared_places(self) -> tuple[list[int], list[int]]:
+        """Where the tokens of responses stand that have their prompt in another part, and those of such prompts."""
         responses = [token for first, size, more in self.groups for token in range(first + size, first + size + more)]
-        across = Cut.of([more for *_, more in self.groups], [size for _, size, _ in self.groups], device)
-        places = torch.tensor(responses, device=device), torch.tensor(prompts, device=device)
-        return Layout(parts, self.longest, SharedPrompts(across, *places))
+        prompts = [token for first, size, _ in self.groups for token in range(first, first + size)]
+        return responses, prompts
 
 
 def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompts: bool = False) -> PackedBatch:
@@ -103,17 +104,23 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
             raise ValueError("a prompt without tokens has no position that predicts the first response token")
         row.add(prompt, responses)
 
-    def tensor(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
     lengths = [len(response) for _, response in pairs]
-    response_lengths = tensor(lengths)
+    labels = [token for _, response in pairs for token in response]
+    bounds = [[0, *accumulate(sizes)] for sizes in row.stretches]
+    tensors = lists_on_device([row.ids, row.positions, row.score_at, labels, lengths, *bounds], device)
+    ids, positions, score_at, targets, response_lengths, *ends = tensors
+    part_bounds, response_bounds, prompt_bounds = (x.to(torch.int32) for x in ends)
+    parts, of_group, of_prompt = (tuple(several) for several in row.stretches)
+    shared = None
+    if row.groups:
+        across = Cut(of_group, of_prompt, response_bounds, prompt_bounds)
+        shared = SharedPrompts(across, *lists_on_device(row.shared_places(), device))
     return PackedBatch(
-        input_ids=tensor(row.ids)[None],
-        position_ids=tensor(row.positions)[None],
-        layout=row.layout(device),
-        score_at=tensor(row.score_at),
-        labels=tensor([token for _, response in pairs for token in response]),
+        input_ids=ids[None],
+        position_ids=positions[None],
+        layout=Layout(Cut(parts, parts, part_bounds, part_bounds), row.longest, shared),
+        score_at=score_at,
+        labels=targets,
         lengths=response_lengths,
         response_mask=torch.arange(max(lengths, default=0), device=device) < response_lengths[:, None],
     )

@@ -76,17 +76,17 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _dense(x: Tensor) -> Tensor:
     """The same values without gaps: for a slice or an expanded tensor oneDNN takes a thousand times as long."""
-    return x if x.is_contiguous() or x.dim() == 2 and x.t().is_contiguous() else x.contiguous()
+    return x if x.is_contiguous() or (x.dim() == 2 and x.t().is_contiguous()) else x.contiguous()
 
 
 def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether a product is large enough, in float32, and on a processor where oneDNN is the faster one."""
     return (
-        x.numel() * weight.shape[0] >= LEAST
+        not torch.compiler.is_compiling()  # the compiler chooses by itself
+        and x.numel() * weight.shape[0] >= LEAST
         and x.dtype == weight.dtype == torch.float32
         and _helps(x.device.type)
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()  # the compiler chooses by itself
     )
 
 

@@ -7,9 +7,8 @@ backward pass is right as soon as it is given the *merged* output and log-sum-ex
 product of output and gradient are all that it takes from them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -22,17 +21,8 @@ class Cut:
 
     queries: tuple[int, ...]  # tokens of each stretch
     keys: tuple[int, ...]
-    query_bounds: Tensor  # (stretches + 1,) int32, on the device
+    query_bounds: Tensor  # (stretches + 1,) int32, where each begins and ends, on the device
     key_bounds: Tensor
-
-    @classmethod
-    def of(cls, queries: Sequence[int], keys: Sequence[int], device: torch.device | str) -> "Cut":
-        """The cut into stretches of so many tokens."""
-
-        def bounds(sizes: Sequence[int]) -> Tensor:
-            return torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device)
-
-        return cls(tuple(queries), tuple(keys), bounds(queries), bounds(keys))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicCache
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.draw import draw
 from rlreason.engines.hf.kv_cache import PreallocatedCache
+from rlreason.model.on_device import on_device
 from rlreason.model.packing import pack
 from rlreason.model.policy import Policy
 
@@ -120,7 +121,7 @@ class Batch:
         drawn = np.stack([s.uniforms(self.sampling.max_tokens) for s in new]) if new else None
         self.uniforms = self.uniforms[kept]
         if drawn is not None:  # of sequences that wait: none
-            self.uniforms = torch.cat([self.uniforms, torch.from_numpy(drawn).to(self.policy.device)])
+            self.uniforms = torch.cat([self.uniforms, on_device(torch.from_numpy(drawn), self.policy.device)])
 
         def grown(rows: Tensor) -> Tensor:
             return torch.cat([rows[kept], rows.new_zeros(len(new), rows.shape[1])])
@@ -184,7 +185,7 @@ class Batch:
         self.counts.steps += 1
 
     def _on_device(self, numbers: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(numbers).to(self.policy.device)
+        return on_device(torch.from_numpy(numbers), self.policy.device)
 
     def _on_host(self, values: Tensor) -> NDArray[Any]:
         self.counts.host_reads += 1
