@@ -11,7 +11,14 @@ from rlreason.engines.hf.engine import HFEngine
 from rlreason.model.policy import Policy
 from rlreason.model.products import linear
 
-WAITS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default}
+aten = torch.ops.aten
+WAITS = {
+    aten._local_scalar_dense.default,
+    aten.equal.default,
+    aten.nonzero.default,  # and whatever else has a shape that depends on values
+    aten.masked_select.default,
+    aten.masked_scatter_backward.default,
+}
 
 
 class Waits(TorchDispatchMode):

@@ -30,6 +30,7 @@ class PackedBatch:
     labels: Tensor  # (scored,)
     lengths: Tensor  # (sequences,) response lengths
     response_mask: Tensor  # (sequences, longest response) bool: made from lengths, never from token values
+    row_at: Tensor  # (scored,) where each response token stands in the mask, row after row
 
     @property
     def bounds(self) -> Tensor:
@@ -38,7 +39,8 @@ class PackedBatch:
 
     def to_rows(self, flat: Tensor) -> Tensor:
         """(scored,) -> (sequences, longest response), zero where a row has ended. Differentiable."""
-        return flat.new_zeros(self.response_mask.shape).masked_scatter(self.response_mask, flat)
+        rows = flat.new_zeros(self.response_mask.numel())
+        return rows.scatter(0, self.row_at, flat).view(self.response_mask.shape)  # through a mask backward would wait
 
 
 @dataclass(slots=True)
@@ -107,8 +109,10 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     lengths = [len(response) for _, response in pairs]
     labels = [token for _, response in pairs for token in response]
     bounds = [[0, *accumulate(sizes)] for sizes in row.stretches]
-    tensors = lists_on_device([row.ids, row.positions, row.score_at, labels, lengths, *bounds], device)
-    ids, positions, score_at, targets, response_lengths, *ends = tensors
+    longest = max(lengths, default=0)
+    row_at = [i * longest + place for i, length in enumerate(lengths) for place in range(length)]
+    tensors = lists_on_device([row.ids, row.positions, row.score_at, labels, lengths, row_at, *bounds], device)
+    ids, positions, score_at, targets, response_lengths, places, *ends = tensors
     part_bounds, response_bounds, prompt_bounds = (x.to(torch.int32) for x in ends)
     parts, of_group, of_prompt = (tuple(several) for several in row.stretches)
     shared = None
@@ -122,7 +126,8 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
         score_at=score_at,
         labels=targets,
         lengths=response_lengths,
-        response_mask=torch.arange(max(lengths, default=0), device=device) < response_lengths[:, None],
+        response_mask=torch.arange(longest, device=device) < response_lengths[:, None],
+        row_at=places,
     )
 
 
