@@ -21,6 +21,7 @@ from rlreason.model.on_device import on_device
 from rlreason.model.packing import pack
 from rlreason.model.policy import Policy
 
+PROMPT_TOKENS = 8192  # read in one pass, whose memory grows with them
 COMPACT_BELOW = 0.8  # the share of sequences alive below which ended ones are dropped and others admitted
 
 
@@ -100,7 +101,7 @@ class Batch:
         self.ended = np.zeros(len(lengths), np.bool_)
         needed = max(1, self.sampling.max_tokens - width + int(self.begun.max()))
         index = self._on_device(kept)
-        columns, packed = index.new_zeros(0, width), None
+        columns, packed = index.new_zeros(0, width), list[DynamicCache]()
         if new:
             packed, first, ends = self._read_prompts([group[0].prompt for group in admitted])
             group_of = self._on_device(np.repeat(np.arange(len(admitted)), [len(group) for group in admitted]))
@@ -130,15 +131,21 @@ class Batch:
         self.log_probs = grown(self.log_probs)
         self.prompt_lengths = torch.cat([self.prompt_lengths[kept], self._on_device(sizes)[:, None]])
 
-    def _read_prompts(self, prompts: Sequence[Prompt]) -> tuple[DynamicCache, Tensor, Tensor]:
-        """The cache of the prompts end to end in one row, without padding; their next logits; where each ends."""
-        batch = pack([(prompt.token_ids, []) for prompt in prompts], self.policy.device)
-        cache = DynamicCache()
-        hidden = self.policy.hidden_states(batch, cache)
-        ends = batch.bounds[1:].long()
-        self.counts.prompts += 1
-        self.counts.prompt_tokens += hidden.shape[0]
-        return cache, self.policy.logits(hidden[ends - 1]), ends
+    def _read_prompts(self, prompts: Sequence[Prompt]) -> tuple[list[DynamicCache], Tensor, Tensor]:
+        """The caches of the prompts end to end, without padding, row after row; their next logits; where each ends."""
+        caches: list[DynamicCache] = []
+        logits, ends, before = list[Tensor](), list[Tensor](), 0
+        for some in _rows_of(prompts):
+            batch = pack([(prompt.token_ids, []) for prompt in some], self.policy.device)
+            caches.append(DynamicCache())
+            hidden = self.policy.hidden_states(batch, caches[-1])
+            bounds = batch.bounds[1:].long()
+            logits.append(self.policy.logits(hidden[bounds - 1]))
+            ends.append(bounds + before)
+            before += len(hidden)
+        self.counts.prompts += len(caches)
+        self.counts.prompt_tokens += before
+        return caches, torch.cat(logits), torch.cat(ends)
 
     def draw(self, banned: Tensor) -> NDArray[np.int64]:
         """Draw every row's next token; which rows it may have ended. `banned` tokens only from `min_tokens` on."""
@@ -190,3 +197,16 @@ class Batch:
     def _on_host(self, values: Tensor) -> NDArray[Any]:
         self.counts.host_reads += 1
         return values.cpu().numpy()
+
+
+def _rows_of(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+    """The prompts, in order, in rows of at most `PROMPT_TOKENS` tokens; one that is longer has a row to itself."""
+    rows, free = list[list[Prompt]](), 0
+    for prompt in prompts:
+        size = len(prompt.token_ids)
+        if not rows or size > free:
+            rows.append([])
+            free = PROMPT_TOKENS
+        rows[-1].append(prompt)
+        free -= size
+    return rows

@@ -5,6 +5,7 @@ the column that makes it end with the others, whatever its length, so that one c
 and sequences of any age run in one batch.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,43 +44,37 @@ class PreallocatedLayer(DynamicLayer):
         return self.keys, self.values
 
     def compact_and_admit(
-        self, kept: Tensor, width: int, room: int, packed: DynamicLayer | None, columns: Tensor
+        self, kept: Tensor, width: int, room: int, packed: Sequence[DynamicLayer], columns: Tensor
     ) -> None:
         """Keep the last `width` columns of these rows; add a row for each row of `columns`, read from `packed`."""
-        keys, values = (packed.keys, packed.values) if packed else (None, None)
-        source = self.values if values is None else values
-        assert source is not None
-        like = source.new_empty(0, *source.shape[1:], dtype=self.dtype)
         shape = (width, width + room)
-        self.keys = _reallocated(self.keys, self.length, kept, shape, keys, columns, like)
-        self.values = _reallocated(self.values, self.length, kept, shape, values, columns, like)
+        read = [(layer.keys, layer.values) for layer in packed]
+        keys, values = (torch.cat(parts, 2) for parts in zip(*read, strict=True)) if read else (None, None)
+        self.keys = self._reallocated(self.keys, kept, shape, keys, columns)
+        self.values = self._reallocated(self.values, kept, shape, values, columns)
         self.length = width
+
+    def _reallocated(
+        self, old: Tensor | None, kept: Tensor, shape: tuple[int, int], fresh: Tensor | None, columns: Tensor
+    ) -> Tensor:
+        """A tensor of the kept rows of `old`, then of rows read from `fresh`; `shape`: columns in use, and of all."""
+        width, room = shape
+        source = old if fresh is None else fresh
+        assert source is not None
+        new = source.new_empty(len(kept) + len(columns), source.shape[1], room, source.shape[3], dtype=self.dtype)
+        new[:, :, width:] = 0  # masked, but still multiplied: it must be finite
+        if old is not None:
+            used = min(width, self.length)
+            new[: len(kept), :, : width - used] = 0
+            newest = old[:, :, self.length - used : self.length]
+            new[: len(kept), :, width - used : width] = newest.index_select(0, kept)
+        if fresh is not None:
+            new[len(kept) :, :, :width] = fresh[0][:, columns].transpose(0, 1)
+        return new
 
     def get_seq_length(self) -> int:
         """Columns in use."""
         return self.length
-
-
-def _reallocated(
-    old: Tensor | None,
-    length: int,
-    kept: Tensor,
-    shape: tuple[int, int],
-    fresh: Tensor | None,
-    columns: Tensor,
-    like: Tensor,
-) -> Tensor:
-    """A tensor of the kept rows of `old`, then of rows read from `fresh`; `shape`: columns in use, and of all."""
-    width, room = shape
-    new = like.new_empty(len(kept) + len(columns), like.shape[1], room, like.shape[3])
-    new[:, :, width:] = 0  # masked, but still multiplied: it must be finite
-    if old is not None:
-        used = min(width, length)
-        new[: len(kept), :, : width - used] = 0
-        new[: len(kept), :, width - used : width] = old[:, :, length - used : length].index_select(0, kept)
-    if fresh is not None:
-        new[len(kept) :, :, :width] = fresh[0][:, columns].transpose(0, 1)
-    return new
 
 
 class PreallocatedCache(Cache):
@@ -117,20 +112,21 @@ class PreallocatedCache(Cache):
             layer.length = self.length
 
     def compact_and_admit(
-        self, kept: Tensor, width: int, needed: int, packed: DynamicCache | None, columns: Tensor
+        self, kept: Tensor, width: int, needed: int, packed: Sequence[DynamicCache], columns: Tensor
     ) -> None:
         """Drop all rows but `kept` and add new ones: row i reads the columns `columns[i]` (width) of `packed`.
 
-        `packed` is what the model cached of one row of packed sequences; `needed` columns are the most that are still
-        written. One layer at a time, so that the old and the new tensors of only one layer exist at once.
+        `packed` is what the model cached of rows of packed sequences, counted as one; `needed` columns are the most
+        that are still written. One layer at a time, so that only one tensor exists twice at once.
         """
-        while packed is not None and len(self.preallocated) < len(packed.layers):
+        while packed and len(self.preallocated) < len(packed[0].layers):
             self.preallocated.append(PreallocatedLayer(self.at if self.whole else None, self.dtype))
         room = min(needed, max(HEADROOM, width // 4))
         for i, layer in enumerate(self.preallocated):
-            source = packed.layers[i] if packed is not None else None
-            assert source is None or isinstance(source, DynamicLayer)
-            layer.compact_and_admit(kept, width, room, source, columns)
+            read = [source for cache in packed if isinstance(source := cache.layers[i], DynamicLayer)]
+            layer.compact_and_admit(kept, width, room, read, columns)
+            for cache in packed:
+                cache.layers[i] = DynamicLayer()  # read once: its memory is the next layer's
         self.length, self.room = width, width + room
         self.at.fill_(width)
         self.reallocations += 1
