@@ -58,7 +58,7 @@ NOT_EXECUTED = {
     r"make ": "installs and runs everything: CI's first steps",
     r"(uv )?pip (un)?install": "changes the environment that the tests run in: CI installs by pip",
     r"uv run": "needs uv, and starts what `python -m rlreason` starts",
-    r"python benchmarks/gpu_check\.py": "is the check to run on a GPU",
+    r"python benchmarks/(gpu_check|gpu_training)\.py": "is to be run on a GPU",
     r"python benchmarks/(grpo|sft)_vs_trl\.py": "installs TRL; tests/test_benchmarks.py runs the other side",
     r"python benchmarks/(growth|task_effects)\.py": "measures for minutes or hours",
     r"(tensorboard|trackio|wandb) ": "needs a browser or an account; tests/test_loggers.py reads what was logged",

@@ -147,8 +147,8 @@ def test_a_sweep_that_is_stopped_stops_its_run_and_shows_what_there_is(tmp_path)
     assert len(list((tmp_path / "grid").glob("*/metrics.jsonl"))) == 1  # the second run was not begun
 
 
-def wait_for(done: Callable[[], object], seconds: float = 90) -> None:
+def wait_for(done: Callable[[], object], seconds: float = 90, every: float = 0.2) -> None:
     began = time.monotonic()
     while not done():
         assert time.monotonic() - began < seconds
-        time.sleep(0.2)
+        time.sleep(every)

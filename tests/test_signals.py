@@ -394,7 +394,9 @@ def test_every_phase_ends_politely(tmp_path, engine, phase, number):
         (place / "slow_reward.py").write_text(SLOW_REWARD)
         process, folder = Process(place, *RUN[:2], *given.values()), place / "run"
         wait_for(
-            lambda process=process, folder=folder: process.popen.poll() is not None or begun(folder, process.said), 300
+            lambda process=process, folder=folder: process.popen.poll() is not None or begun(folder, process.said),
+            seconds=300,
+            every=0.005 if phase == "saving" else 0.2,  # 110 MB are written in a moment
         )
         if phase != "saving" or process.popen.poll() is None:
             break
