@@ -60,7 +60,7 @@ NOT_EXECUTED = {
     r"uv run": "needs uv, and starts what `python -m rlreason` starts",
     r"python benchmarks/(gpu_check|gpu_training)\.py": "is to be run on a GPU",
     r"python benchmarks/(grpo|sft)_vs_trl\.py": "installs TRL; tests/test_benchmarks.py runs the other side",
-    r"python benchmarks/(growth|task_effects)\.py": "measures for minutes or hours",
+    r"python benchmarks/(growth|rollout|task_effects)\.py": "measures for minutes or hours",
     r"(tensorboard|trackio|wandb) ": "needs a browser or an account; tests/test_loggers.py reads what was logged",
     r"source \.venv/bin/activate": "changes the shell that it is typed into: the tests run in that environment",
     r'eval "\$\(~': "names an environment of the reader's own",
