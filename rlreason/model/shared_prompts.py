@@ -115,23 +115,26 @@ def _heads_first(x: Tensor) -> Tensor:
     return x.transpose(0, 1)[None]
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    """The processor's kernel takes half as long again for its backward pass in bfloat16 as in float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _stretches(x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """(tokens, heads, ...) cut into parts (1, heads, size, ...) for the processor's kernel.
+
+    In bfloat16 it takes half as long again for its backward pass as in float32, which is therefore the least.
+    """
+    parts: tuple[Tensor, ...] = _heads_first(x.to(torch.promote_types(x.dtype, torch.float32))).split(sizes, 2)
+    return parts
 
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, cut: Cut, causal: bool, scale: float) -> Attended:
     """A call for each stretch, written into one tensor."""
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    q, k, v = map(_at_least_float32, (q, k, v))
-    lse = q.new_empty(q.shape[1], q.shape[0])
-    at = 0
-    for one, keys, values in zip(q.split(cut.queries), k.split(cut.keys), v.split(cut.keys), strict=True):
-        found, norm = attend(*map(_heads_first, (one, keys, values)), 0.0, causal, scale=scale)
-        out[at : at + len(one)] = found[0].transpose(0, 1)
-        lse[:, at : at + len(one)] = norm[0]
-        at += len(one)
+    lse = q.new_empty(q.shape[1], q.shape[0], dtype=torch.promote_types(q.dtype, torch.float32))
+    heads = _stretches(q, cut.queries), _stretches(k, cut.keys), _stretches(v, cut.keys)
+    into = _heads_first(out).split(cut.queries, 2), lse[None].split(cut.queries, 2)
+    for one, keys, values, to, norm_to in zip(*heads, *into, strict=True):
+        found, norm = attend(one, keys, values, 0.0, causal, scale=scale)
+        to.copy_(found)
+        norm_to.copy_(norm)
     return Attended(out, lse)
 
 
@@ -139,14 +142,12 @@ def _cpu_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, attended: Attended, cut: Cut, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    by_query = [_at_least_float32(x).split(cut.queries) for x in (grad, q, attended.out, attended.lse.t())]
-    by_key = [_at_least_float32(x).split(cut.keys) for x in (k, v)]
-    found: list[list[Tensor]] = [[], [], []]
+    by_query = [_stretches(x, cut.queries) for x in (grad, q, attended.out, attended.lse.t())]
+    by_key = [_stretches(x, cut.keys) for x in (k, v)]
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
     for g, one, out, norm, keys, values in zip(*by_query, *by_key, strict=True):
-        heads = map(_heads_first, (g, one, keys, values, out, norm))
-        for parts, part in zip(found, differentiate(*heads, 0.0, causal, scale=scale), strict=True):
-            parts.append(part[0].transpose(0, 1))
-    dq, dk, dv = (torch.cat(parts).to(q.dtype) for parts in found)
+        found.append(differentiate(g, one, keys, values, out, norm, 0.0, causal, scale=scale))
+    dq, dk, dv = (torch.cat(parts, 2)[0].transpose(0, 1).to(q.dtype) for parts in zip(*found, strict=True))
     return dq, dk, dv
 
 

@@ -62,7 +62,8 @@ class PreallocatedLayer(DynamicLayer):
         source = old if fresh is None else fresh
         assert source is not None
         new = source.new_empty(len(kept) + len(columns), source.shape[1], room, source.shape[3], dtype=self.dtype)
-        new[:, :, width:] = 0  # masked, but still multiplied: it must be finite
+        if self.at is not None:
+            new[:, :, width:] = 0  # masked, but still multiplied: it must be finite
         if old is not None:
             used = min(width, self.length)
             new[: len(kept), :, : width - used] = 0
