@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from rlreason.model.cached_prompts import CachedPrompts, single_query
 from rlreason.model.kernels import HALF, KERNELS, end_to_end
 from rlreason.model.shared_prompts import CPU, GPU, Layout, attention_by_layout
 
@@ -31,6 +32,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     layout: Layout | None = None,  # of packed sequences
+    prompts: CachedPrompts | None = None,  # of sequences that are decoded
     sliding_window: int | None = None,
     kernel: str = "sdpa",
     **kwargs: Any,
@@ -44,7 +46,8 @@ def packed_attention(
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if layout is None:
         if query.shape[2] == 1 and attention_mask is not None:
-            return _single_query(query, key, value, attention_mask, scaling), None
+            layer: Any = module.layer_idx
+            return single_query(query, key, value, attention_mask, scaling, prompts, layer), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if sliding_window is not None and layout.longest > sliding_window:
         raise ValueError(
@@ -77,19 +80,6 @@ def one_by_one(
         for q, k, v in zip(*(x.split(sizes, dim=2) for x in (query, key, value)), strict=True)
     ]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
-
-
-def _single_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    """Attention of one new token per row; the general kernel would copy shared keys once per query head."""
-    rows, heads, _, width = q.shape
-    kv_heads = k.shape[1]
-    if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))
-    grouped = q.reshape(rows, kv_heads, heads // kv_heads, width)
-    # One pass scales, masks and makes float32 of the products: each pass costs as much as the softmax.
-    scores = torch.add(mask, grouped @ k.transpose(-1, -2), alpha=scale if scale is not None else width**-0.5)
-    out = scores.softmax(-1).to(v.dtype) @ v
-    return out.reshape(rows, 1, heads, width)
 
 
 def _mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:

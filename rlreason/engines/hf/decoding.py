@@ -16,7 +16,8 @@ from transformers.cache_utils import DynamicCache
 
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.draw import draw
-from rlreason.engines.hf.kv_cache import PreallocatedCache
+from rlreason.engines.hf.kv_cache import Move, PreallocatedCache
+from rlreason.model.cached_prompts import CachedPrompts
 from rlreason.model.on_device import on_device
 from rlreason.model.packing import pack
 from rlreason.model.policy import Policy
@@ -50,7 +51,10 @@ class Counts:
 
 
 class Batch:
-    """The sequences under way, one to a row; all have their newest token in the newest column of the cache."""
+    """The sequences under way, one to a row; all have their newest token in the newest column of the cache.
+
+    Samples of one prompt follow each other, so that it is kept, and attended to, once for all of them.
+    """
 
     def __init__(
         self, policy: Policy, sampling: Sampling, kinds: Tensor, compiled: Callable[..., Tensor] | None = None
@@ -60,14 +64,15 @@ class Batch:
         `compiled` computes the hidden states of a step; left out: the model's backbone.
         """
         self.policy, self.sampling, self.kinds = policy, sampling, kinds
+        self.compiled = compiled is not None
         self.read = compiled or (lambda **inputs: policy.backbone(**inputs).last_hidden_state)
         self.counts = Counts()
         self.sequences: list[SampleUnderWay] = []
-        self.cache = PreallocatedCache(policy.compute_dtype, policy.device, whole=compiled is not None)
-        # On the host, so that planning waits for nothing: (rows,) the columns of each sequence's and response's first
-        # token, and whether it has ended and waits to be dropped.
-        self.starts, self.begun = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self.ended = np.zeros(0, np.bool_)
+        self.cache = PreallocatedCache(policy.compute_dtype, policy.device, whole=self.compiled)
+        # On the host, so that planning waits for nothing: (rows,) the column of each response's first token, which of
+        # the prompts it has, and whether it has ended and waits to be dropped; (prompts,) their tokens.
+        self.begun, self.asked = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self.ended, self.sizes = np.zeros(0, np.bool_), np.zeros(0, np.int64)
         rows = torch.zeros(0, 1, dtype=torch.int64, device=policy.device)
         self.turn = rows  # (rows, 1) tokens that each has, its last one's number where it waits to be dropped
         self.prompt_lengths = rows  # (rows, 1)
@@ -75,7 +80,8 @@ class Batch:
         self.tokens = rows.expand(0, sampling.max_tokens)  # (rows, max_tokens) all that were drawn
         self.log_probs = self.tokens.float()  # (rows, max_tokens)
         self.uniforms = self.tokens.double()  # (rows, max_tokens)
-        self.mask = self.log_probs[:, None, None]  # (rows, 1, 1, columns) 0 where a row attends, else -inf
+        self.mask = self.log_probs[:, None, None]  # (rows, 1, 1, prompt columns + columns) 0: attended to, else -inf
+        self.prompts = CachedPrompts([], [], rows, rows)
         self.logits = torch.zeros(0, policy.head.shape[0], device=policy.device)  # (rows, vocab) of the next tokens
 
     @property
@@ -90,32 +96,51 @@ class Batch:
     def compact_and_admit(self, admitted: Sequence[Sequence[SampleUnderWay]] = ()) -> None:
         """Drop the sequences that have ended; admit whole groups (after a step, so that every row waits for a draw)."""
         kept = np.flatnonzero(~self.ended)
+        asked = np.unique(self.asked[kept])  # prompts that a kept row has
         new = [sequence for group in admitted for sequence in group]
-        self.sequences = [self.sequences[i] for i in kept] + new
-        sizes = np.array([len(s.prompt.token_ids) for s in new], np.int64)
-        lengths = np.concatenate([self.cache.length - self.starts[kept], sizes])
+        sizes = np.array([len(group[0].prompt.token_ids) for group in admitted], np.int64)
+        groups = np.repeat(np.arange(len(admitted)), [len(group) for group in admitted])
+        lengths = np.concatenate([self.cache.length - self.begun[kept], np.zeros(len(new), np.int64)])
         width = int(lengths.max())
-        shift = width - self.cache.length
-        self.starts = width - lengths
-        self.begun = np.concatenate([self.begun[kept] + shift, np.full(len(new), width)])
-        self.ended = np.zeros(len(lengths), np.bool_)
-        needed = max(1, self.sampling.max_tokens - width + int(self.begun.max()))
-        index = self._on_device(kept)
-        columns, packed = index.new_zeros(0, width), list[DynamicCache]()
+        self.sequences = [self.sequences[i] for i in kept] + new
+        self.begun, self.ended = width - lengths, np.zeros(len(lengths), np.bool_)
+        self.asked = np.concatenate([np.searchsorted(asked, self.asked[kept]), len(asked) + groups])
+        self.sizes = np.concatenate([self.sizes[asked], sizes])
+        index, packed, ends = self._on_device(kept), list[DynamicCache](), self._on_device(sizes)
+        self.logits = self.logits[index]
         if new:
             packed, first, ends = self._read_prompts([group[0].prompt for group in admitted])
-            group_of = self._on_device(np.repeat(np.arange(len(admitted)), [len(group) for group in admitted]))
-            columns = ends[group_of][:, None] + torch.arange(-width, 0, device=self.policy.device)
-            self.logits = torch.cat([self.logits[index], first[group_of]])
-        else:
-            self.logits = self.logits[index]
-        self._move_rows(index, new, sizes)
-        self.cache.compact_and_admit(index, width, needed, packed, columns.clamp(min=0))  # before a start: anything
+            self.logits = torch.cat([self.logits, first[self._on_device(groups)]])
+        self._move_rows(index, new, sizes[groups])
+        before = torch.arange(-int(self.sizes.max()), 0, device=self.policy.device)
+        columns = (ends[:, None] + before).clamp(min=0)  # of shorter prompts, anything stands before their start
+        needed = max(1, self.sampling.max_tokens - int(lengths.min()))
+        self.cache.compact_and_admit(Move(index, len(new), width, needed, self._on_device(asked), columns, packed))
         self.counts.reallocations += 1
-        column = torch.arange(self.cache.room, device=self.policy.device)
-        attends = (column >= self._on_device(self.starts)[:, None]) & (column < width)
+        self.prompts = self._place_rows()
+        own = torch.arange(self.cache.room, device=self.policy.device)
+        attends = torch.cat(
+            [
+                before >= -self._on_device(self.sizes[self.asked])[:, None],
+                (own >= self._on_device(self.begun)[:, None]) & (own < width),
+            ],
+            1,
+        )
         self.mask = torch.zeros(attends.shape, device=self.policy.device).masked_fill_(~attends, float("-inf"))
         self.mask = self.mask[:, None, None]
+
+    def _place_rows(self) -> CachedPrompts:
+        """Which rows have which prompt; rows of one prompt follow each other, more of them or fewer."""
+        keys, values = self.cache.prompts
+        if self.compiled:  # a copy for each row: a program for any number of rows of a prompt would be many
+            asked, own = self._on_device(self.asked), self._on_device(np.arange(len(self.asked)))
+            return CachedPrompts([k[asked] for k in keys], [v[asked] for v in values], own, own)
+        counts = np.bincount(self.asked)
+        most, first = int(counts.max()), np.cumsum(counts) - counts
+        place = self.asked * most + np.arange(len(self.asked)) - first[self.asked]
+        rows = np.zeros(len(counts) * most, np.int64)
+        rows[place] = np.arange(len(place))
+        return CachedPrompts(keys, values, self._on_device(rows), self._on_device(place))
 
     def _move_rows(self, kept: Tensor, new: Sequence[SampleUnderWay], sizes: NDArray[np.int64]) -> None:
         """Keep these rows of what is kept for each sequence, and begin the new ones'; their random numbers, too."""
@@ -177,11 +202,13 @@ class Batch:
 
     def step(self) -> None:
         """Read the token just drawn for each row."""
-        self.mask[..., self.cache.length] = 0.0
+        before = self.mask.shape[-1] - self.cache.room  # columns of the prompts
+        self.mask[..., before + self.cache.length] = 0.0
         hidden = self.read(
             input_ids=self.ids,
             position_ids=self.prompt_lengths + self.turn,
-            attention_mask=self.mask[..., : self.cache.seen],
+            attention_mask=self.mask[..., : before + self.cache.seen],
+            prompts=self.prompts,
             past_key_values=self.cache,
             use_cache=True,
         )[:, 0]
