@@ -35,6 +35,7 @@ from rlreason.objectives.objective import LossConfig, Objective  # noqa: E402
 from rlreason.runtime.throughput import ModelSize, Work, flops, group_work, peak_tflops  # noqa: E402
 from rlreason.types import Grade, Response, Sample  # noqa: E402
 
+WAITS = 2  # of an update, whatever its micro-batches: the read of its metrics, and one to spare
 SHARED_IS_NO_WORSE = 1.5  # the error of its gradient, in errors of the repeated prompt's
 
 
@@ -210,7 +211,7 @@ def sampling(args: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print, write down, and fail where sharing is worse than repeating."""
+    """Print, write down, and fail where sharing is worse than repeating, given up on a GPU, or a micro-batch waits."""
     args = arguments()
     figures: dict[str, Any] = {"settings": vars(args), "torch": torch.__version__, "training": training(args)}
     if args.new_tokens:
@@ -220,6 +221,10 @@ def main() -> None:
     shared, repeated = figures["training"]["shared"], figures["training"]["repeated"]
     if not shared["gradient_error"] < SHARED_IS_NO_WORSE * repeated["gradient_error"]:
         sys.exit(f"sharing the prompt gives a worse gradient: {shared['gradient_error']:.3g} from float32's")
+    if torch.cuda.is_available() and not shared["shares"]:
+        sys.exit("this GPU does not share prompts: its kernel was tried and is not there, or not exact")
+    if len(shared["waits"]) > WAITS:
+        sys.exit(f"{len(shared['waits'])} waits for the device in an update: {'; '.join(shared['waits'])}")
 
 
 if __name__ == "__main__":

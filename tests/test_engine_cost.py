@@ -6,6 +6,7 @@ from conftest import random_pairs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.hf.decoding import PROMPT_TOKENS
 from rlreason.engines.hf.draw import BLOCK, draw
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model.policy import Policy
@@ -51,6 +52,26 @@ def test_a_step_is_one_forward_pass_and_one_small_read(policy):
     assert counts.host_reads == steps + 2  # which rows may have ended, each step; tokens and log-probabilities once
     assert waits.count == few.count  # none of them in a step
     assert counts.reallocations == 2  # the first gives 64 columns
+
+
+def test_many_prompts_are_read_in_rows_of_bounded_length(policy):
+    """Whichever row a prompt was read in, its samples are those that it has when it is read with few others."""
+    g = torch.Generator().manual_seed(1)
+    sizes = torch.randint(200, 400, (40,), generator=g).tolist()
+    ids = [torch.randint(5, policy.head.shape[0], (size,), generator=g).tolist() for size in sizes]
+    prompts = [Prompt(str(i), one, seed=i) for i, one in enumerate(ids)]
+    rows = []
+    handle = policy.backbone.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    together, apart = HFEngine(policy), HFEngine(policy, max_rows=4)
+    several, few = (engine.generate(prompts, Sampling(1.0, 0, 8), 2) for engine in (together, apart))
+    handle.remove()
+    assert [r.token_ids for r in several] == [r.token_ids for r in few]
+    for one, other in zip(several, few, strict=True):
+        torch.testing.assert_close(torch.tensor(one.log_probs), torch.tensor(other.log_probs), atol=1e-4, rtol=0)
+    assert together.counts.prompts == 2 < apart.counts.prompts
+    assert max(rows) <= PROMPT_TOKENS < sum(sizes) == together.counts.prompt_tokens
 
 
 def test_ended_rows_cost_reads_of_their_own_only(policy):

@@ -4,10 +4,31 @@ import copy
 
 import pytest
 import torch
+from test_learner import make_samples
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlreason.model.products import Linear, linear, use_fast_products
+from rlreason.config.optimization import OptimizationConfig
+from rlreason.learner import Learner
+from rlreason.model.policy import Policy
+from rlreason.model.products import _helps, _Linear, linear, use_fast_products
+from rlreason.model.tiny import build_model
+from rlreason.objectives.objective import Objective
+
+product = torch.ops.mkldnn._linear_pointwise.default if hasattr(torch.ops.mkldnn, "_linear_pointwise") else None
+needs_onednn = pytest.mark.skipif(product is None, reason="this torch has no oneDNN")
+needs_gain = pytest.mark.skipif(not _helps("cpu"), reason="oneDNN is not faster on this processor")
+
+
+class Products(TorchDispatchMode):
+    """Counts products by oneDNN."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is product
+        return func(*args, **(kwargs or {}))
 
 
 def tensors(*shape_of_x, out=128, dtype=torch.float32):
@@ -17,18 +38,49 @@ def tensors(*shape_of_x, out=128, dtype=torch.float32):
     return x, weight, torch.randn(out, generator=g, dtype=dtype).requires_grad_()
 
 
+@needs_onednn
+@pytest.mark.parametrize("shape", [(2, 64, 256), (64, 256), (256,)])
 @pytest.mark.parametrize("out", [128, 320])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_a_product_and_its_gradients_are_torchs(out, with_bias):
-    x, weight, bias = tensors(2, 64, 256, out=out)
+def test_a_product_and_its_gradients_are_torchs(shape, out, with_bias):
+    x, weight, bias = tensors(*shape, out=out)
     given = (x, weight, bias) if with_bias else (x, weight)
-    ours, theirs = linear(*given), F.linear(*given)
+    ours, theirs = _Linear.apply(x, weight, bias if with_bias else None), F.linear(*given)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
     along = torch.randn_like(ours)
     for mine, other in zip(
         torch.autograd.grad(ours, given, along), torch.autograd.grad(theirs, given, along), strict=True
     ):
         torch.testing.assert_close(mine, other, atol=2e-4, rtol=0)
+
+
+@needs_onednn
+def test_tensors_with_gaps_are_read_as_they_are():
+    wide, weight, bias = (x.detach() for x in tensors(64, 512, out=256))
+    for x, w, b in [
+        (wide[:, ::2], weight[:, :256], bias),
+        (wide[:1].expand(64, 512), weight, bias),
+        (wide, weight[::2], bias[::2]),
+        (wide, weight, bias[:1].expand(256)),
+    ]:
+        torch.testing.assert_close(_Linear.apply(x, w, b), F.linear(x, w, b), atol=2e-4, rtol=0)
+
+
+def test_a_bias_alone_can_be_trained():
+    x, weight, bias = tensors(64, 512)
+    linear(x.detach(), weight.detach(), bias).sum().backward()
+    torch.testing.assert_close(bias.grad, torch.full_like(bias, 64))
+
+
+@needs_gain
+def test_training_multiplies_by_it_there_and_back(tokenizer):
+    policy = Policy(build_model(len(tokenizer), width=256), tokenizer, torch.float32)
+    layers = sum(isinstance(module, nn.Linear) for module in policy.backbone.modules())
+    samples = make_samples(policy)
+    with Products() as products:
+        micro = Learner(policy, Objective(), OptimizationConfig(1e-3)).update(samples)["train/micro_batches"]
+    # Outputs, and gradients of inputs and of weights; the head makes its logits anew in its backward pass.
+    assert products.count == (3 * layers + 4) * micro
 
 
 def test_a_frozen_weight_gets_no_gradient_and_lets_that_of_its_input_through():
@@ -50,7 +102,6 @@ def test_layers_keep_their_names_weights_and_copies():
     names, x = list(model.state_dict()), torch.randn(64, 256)
     before = model(x)
     use_fast_products(model)
-    assert {type(m) for m in model if isinstance(m, nn.Linear)} <= {nn.Linear, Linear}
     assert list(model.state_dict()) == names
     for one in (model, copy.deepcopy(model)):
         torch.testing.assert_close(one(x), before, atol=1e-4, rtol=0)

@@ -1,15 +1,21 @@
 """What a step costs, in counts: no micro-batch waits for the device, and weights are not copied."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 from test_engine_cost import Waits
 from test_learner import make_samples
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlreason import learner as learner_module
 from rlreason.config.optimization import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.hf import decoding, kv_cache
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.learner import Learner
+from rlreason.model import packing
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import LossConfig, Objective
 
@@ -30,6 +36,20 @@ def test_no_micro_batch_waits_for_the_device(policy, loss):
         counts.append(waits.count)
         assert (micro > 3) == (tokens == 40)
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("module", [learner_module, packing, decoding, kv_cache])
+def test_lists_reach_the_device_by_copies_that_nobody_waits_for(module):
+    """On a GPU `torch.tensor(..., device=...)` and `.to(device)` wait for all that it has to do."""
+    calls = [node for node in ast.walk(ast.parse(Path(module.__file__).read_text())) if isinstance(node, ast.Call)]
+    named = [(call, call.func.attr) for call in calls if isinstance(call.func, ast.Attribute)]
+    assert any(isinstance(c.func, ast.Name | ast.Attribute) and "on_device" in ast.unparse(c.func) for c in calls) or (
+        module is kv_cache
+    )
+    for call, name in named:
+        given = [ast.unparse(argument) for argument in [*call.args, *(k.value for k in call.keywords)]]
+        if name in ("tensor", "as_tensor", "to", "cuda"):
+            assert not any("device" in one for one in given), ast.unparse(call)
 
 
 def test_a_wait_in_a_backward_pass_is_seen():

@@ -1,4 +1,4 @@
-"""Numbers of the processor, brought to the device in one copy for which nobody waits.
+"""Numbers of the processor, brought to the device in copies for which nobody waits.
 
 A copy out of ordinary memory waits for everything that the GPU still has to do; one out of pinned memory takes its
 turn there, so that the next micro-batch is laid out while the GPU computes the one before.

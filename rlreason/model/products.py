@@ -19,7 +19,7 @@ from torch.nn import functional as F
 for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_variable, "32")
 
-LEAST = 1 << 20  # multiplications from which on oneDNN makes up for its longer call: measured, 64 x 128 x 128
+LEAST = 1 << 21  # multiplications from which on oneDNN makes up for its longer call, there and back: 128 x 128 x 128
 
 
 class Linear(nn.Linear):
@@ -31,13 +31,15 @@ class Linear(nn.Linear):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of x (..., in), weight (out, in), bias (out,): the same sum, rounded in another order. Differentiable.
+    """`F.linear` of x (..., in), weight (out, in), bias (out,): the same sum, rounded in another order.
 
-    As `F.linear` does, it computes in the dtype that an autocast around it asks for.
+    As `F.linear` does, it computes in the dtype that an autocast around it asks for. Differentiable once, and not by
+    the transforms of `torch.func`: what asks for more wants torch's own layers, or weights in float64.
     """
     if not _is_for_onednn(x, weight):
         return F.linear(x, weight, bias)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    if learns:
         result: Tensor = _Linear.apply(x, weight, bias)
         return result
     return _onednn(x, weight, bias)
@@ -56,10 +58,10 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows = grad.flatten(end_dim=-2)
+        rows = grad.reshape(-1, grad.shape[-1])
         return (
             _onednn(grad, weight.t()) if of_x else None,
-            _outer(rows, x.flatten(end_dim=-2)) if of_weight else None,
+            _outer(rows, x.reshape(-1, x.shape[-1])) if of_weight else None,
             rows.sum(0) if of_bias else None,
         )
 
@@ -70,6 +72,7 @@ def _outer(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    bias = None if bias is None else bias.contiguous()
     result: Tensor = torch.ops.mkldnn._linear_pointwise(_dense(x), _dense(weight), bias, "none", [], "")
     return result
 

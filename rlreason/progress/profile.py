@@ -18,6 +18,7 @@ from rlreason.runtime.clock import Clock
 from rlreason.runtime.signals import temporary_folder
 
 LARGEST = 10
+NAME = 60  # letters of an operation's name: the backward pass of attention differs from the forward one in the last
 
 
 class Cost(NamedTuple):
@@ -46,7 +47,7 @@ class Profile:
         clock = self.records.clock
         with annotated(clock), profile(activities=activities()) as trace:
             yield
-        with self.console.wait("writing the profile"), clock.phase("record"):
+        with self.console.wait("writing the profile"), clock.phase("profile"):
             write_trace(trace, self.records.folder / PROFILE_TRACE)
             self.records.document(PROFILE_TABLE, costs_table(costs_of(trace), step))
 
@@ -90,9 +91,9 @@ def costs_table(costs: Sequence[Cost], step: int, n: int = LARGEST) -> str:
     >>> print(costs_table([Cost("aten::mm", 4, 3.0), Cost("aten::add", 8, 1.0)], step=2, n=1))
     Step 2: the 1 largest costs of 2 operations, which took 4.00 s of the processor's time.
     <BLANKLINE>
-    | operation                                | calls | seconds | share |
-    | :--------------------------------------- | ----: | ------: | ----: |
-    | aten::mm                                 |     4 |   3.000 |   75% |
+    | operation                                                    | calls | seconds | share |
+    | :----------------------------------------------------------- | ----: | ------: | ----: |
+    | aten::mm                                                     |     4 |   3.000 |   75% |
     <BLANKLINE>
     """
     on_gpu = any(cost.gpu_seconds for cost in costs)
@@ -103,10 +104,10 @@ def costs_table(costs: Sequence[Cost], step: int, n: int = LARGEST) -> str:
         f"Step {step}: the {len(largest)} largest costs of {len(costs)} operations, which took {total:.2f} s of the "
         f"{device}'s time.",
         "",
-        f"| {'operation':40} | calls | seconds | share |",
-        f"| :{'-' * 39} | ----: | ------: | ----: |",
+        f"| {'operation':{NAME}} | calls | seconds | share |",
+        f"| :{'-' * (NAME - 1)} | ----: | ------: | ----: |",
     ]
     for cost in largest:
         share = seconds[cost] / total if total else 0.0
-        lines.append(f"| {cost.name[:40]:40} | {cost.calls:>5} | {seconds[cost]:>7.3f} | {share:>5.0%} |")
+        lines.append(f"| {cost.name[:NAME]:{NAME}} | {cost.calls:>5} | {seconds[cost]:>7.3f} | {share:>5.0%} |")
     return "\n".join(lines) + "\n"

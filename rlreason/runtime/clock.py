@@ -18,7 +18,7 @@ from rlreason.runtime.throughput import ModelSize, Work, rates
 
 SETUP, OTHER = "setup", "other"
 #: Phases that are neither sampling nor learning.
-RESTING = (SETUP, OTHER, "eval", "checkpoint")
+RESTING = (SETUP, OTHER, "eval", "checkpoint", "profile")
 GB = 1e9
 
 

@@ -96,6 +96,11 @@ class PreallocatedLayer(DynamicLayer):
         return self.length
 
 
+def _dynamic(layer: object) -> DynamicLayer:
+    assert isinstance(layer, DynamicLayer)
+    return layer
+
+
 def _end_with(new: Tensor, old: Tensor, rows: Tensor) -> None:
     """Fill `new` from its last column on with these rows of `old`, each (rows, heads, columns, head_dim)."""
     width = min(new.shape[2], old.shape[2])
@@ -149,8 +154,7 @@ class PreallocatedCache(Cache):
             self.preallocated.append(PreallocatedLayer(self.at if self.whole else None, self.dtype))
         room = min(move.needed, max(HEADROOM, move.width // 4))
         for i, layer in enumerate(self.preallocated):
-            read = [source for cache in move.packed if isinstance(source := cache.layers[i], DynamicLayer)]
-            layer.compact_and_admit(move, room, read)
+            layer.compact_and_admit(move, room, [_dynamic(cache.layers[i]) for cache in move.packed])
             for cache in move.packed:
                 cache.layers[i] = DynamicLayer()  # read once: its memory is the next layer's
         self.length, self.room = move.width, move.width + room
