@@ -159,9 +159,11 @@ def everything() -> list[Measured]:
             lambda n: update(width=size_of[n]),
         ),
         Measured(Axis("epochs", "passes", "a step's updates on 8 responses", (1, 2, 4, 8)), lambda n: update(times=n)),
-        Measured(Axis("problems", "problems", "an evaluation", (64, 256, 1024, 2048)), evaluation),
+        Measured(Axis("problems", "problems", "an evaluation", (64, 256, 1024, 2048), "fuller batches"), evaluation),
         Measured(Axis("rows", "training rows", "a run of one step", (4000, 16000, 64000, 128000)), training_rows),
-        Measured(Axis("runs", "runs", "a sweep of runs of one step", (1, 2, 4)), sweep),
+        Measured(
+            Axis("runs", "runs", "a sweep of runs of one step", (1, 2, 4), "they share the start of a process"), sweep
+        ),
     ]
 
 
