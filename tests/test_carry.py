@@ -106,6 +106,17 @@ def test_a_diverged_run_counts_as_wrong_on_every_problem(tmp_path):
     assert "learning_rate=1e-3,seed=2 counts as diverged:weights left it" in found.sentence
 
 
+def test_the_final_evaluation_of_a_run_that_an_evaluation_ended_is_the_whole_one(tmp_path):
+    """The evaluation behind step 5 finds accuracy 0 on 100 problems and ends the run; all 200 are asked after it."""
+    state = sweep(tmp_path, "learning_rate", ["1e-4", "1e-2"], by_chance, reference=LR)
+    for run in state.runs[4:]:
+        whole = tmp_path / run.name / "evals/step_00040.jsonl"
+        lines = whole.read_text().splitlines(keepends=True)
+        (whole.parent / "step_00005.jsonl").write_text("".join(lines[:100]))
+        whole.rename(whole.parent / "step_00005_update_00005.jsonl")
+    assert carry(tmp_path).kept_default
+
+
 def test_a_sweep_that_is_not_whole_is_refused_by_the_names_of_its_runs(tmp_path):
     state = sweep(tmp_path, "learning_rate", list(CHANCE), by_chance, reference=LR)
     (tmp_path / "learning_rate=1e-3,seed=1" / "summary.json").unlink()

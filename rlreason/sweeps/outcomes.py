@@ -85,10 +85,12 @@ def outcomes_of(folder: Path, run: RunState, say: Callable[[str], None] = print_
 
 
 def _final(place: Path, say: Callable[[str], None]) -> ResponseFile:
-    """The file of the final evaluation: the last one of a training, or all responses of a job without steps."""
+    """The file of the final evaluation: the last one of a training, or all responses of a job without steps.
+
+    Where the evaluation that was due behind a step has ended the run, the final one bears that step's last update.
+    """
     if saved := RunFolder(place, say).evaluations():
-        behind_the_step = [file for file in saved if file.step == saved[-1].step and file.update is None]
-        return (behind_the_step or saved)[-1]
+        return saved[-1]
     if (place / RESPONSES).is_file():
         return ResponseFile(place / RESPONSES, RESPONSES)
     raise ConfigError(f"{place} has lost the responses of its final evaluation: move it away and run it again")
