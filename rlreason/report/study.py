@@ -1,0 +1,178 @@
+"""What was read of the runs that a report is about: settings, each with its runs, each with what it measured.
+
+Everything here is plain data. `read_study` makes it from folders; whatever a folder lacked is named in `problems`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlreason.evaluation.protocol import Protocol
+from rlreason.records.status import ending
+from rlreason.statistics import Floats
+from rlreason.sweeps.design import Key
+
+#: What a curve may be drawn against -> the counter of `metrics.jsonl` that it is.
+AXES = {"step": "rollout_step", "time": "time/active", "tokens": "tokens/generated", "updates": "train_step"}
+RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric of one run, in the order in which it was written. Values that were not finite are left out."""
+
+    x: Mapping[str, Floats]  # axis of AXES -> (points,); an axis that the rows lack is not there
+    y: Floats  # (points,)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem of an evaluation and how its responses were graded."""
+
+    correct: int
+    samples: int
+    question: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)  # level, subject, source ...
+
+    @property
+    def share(self) -> float:
+        """The share of its responses that are correct."""
+        return self.correct / self.samples if self.samples else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The graded responses of one evaluation, by problem."""
+
+    problems: Mapping[str, Problem]  # problem id -> what came of it
+    step: int | None = None  # None: of a job without steps
+    categories: Mapping[str, int] = field(default_factory=dict)  # format1_wrong ... -> responses; see evaluation.tables
+
+
+@dataclass(slots=True)
+class Run:
+    """One run as its folder tells it."""
+
+    folder: Path
+    name: str  # of its folder
+    setting: Key  # swept key -> value as typed, without the seed
+    seed: int
+    status: str  # of records.status.STATUSES, with its rule; "waiting" where nothing has begun
+    reason: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # every setting, by its dotted name
+    series: Mapping[str, Series] = field(default_factory=dict)  # metric -> its curve
+    final: Answers | None = None  # the final evaluation; of a run that was broken off, the last one that it reached
+    start: Answers | None = None  # the evaluation before the first step
+    accuracy: float | None = None  # of `final`, over all its responses; 0 for a diverged run that has none
+    protocol: Protocol | None = None  # None where the run came to no end of its own
+    planned_steps: int | None = None
+    seconds: float | None = None  # wall clock, over all its parts
+    shared_machine: bool = False  # its times compare with nothing
+    totals: Mapping[str, float] = field(default_factory=dict)  # axis of AXES -> where its counter ended
+    summary: Mapping[str, Any] = field(default_factory=dict)  # summary.json, or {}
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # provenance.json, or {}
+
+    @property
+    def ended(self) -> bool:
+        """Whether it came to an end of its own: its final evaluation is the one that was planned."""
+        return self.status.partition(":")[0] != "waiting" and ending(self.status).of_its_own
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a monitor called it diverged."""
+        return self.status.partition(":")[0] == "diverged"
+
+    @property
+    def evaluations(self) -> list[tuple[int, float]]:
+        """(step, accuracy) of each evaluation, oldest first."""
+        found = self.series.get("eval/accuracy")
+        if found is None or "step" not in found.x:
+            return []
+        return [(int(x), float(y)) for x, y in zip(found.x["step"], found.y, strict=True)]
+
+
+@dataclass(slots=True)
+class Setting:
+    """What was varied, and the runs that have it: one for each seed."""
+
+    key: Key
+    label: str  # short, one of its kind in a study: "3e-5", "group_size=8 sft_epochs=2"
+    runs: list[Run]
+
+    @property
+    def typed(self) -> str:
+        """The setting as it is typed: the name in `compare --json`."""
+        return " ".join(f"{key}={value}" for key, value in self.key) or self.label
+
+
+@dataclass(slots=True)
+class Study:
+    """Everything that one report compares. `settings[0]` is the reference."""
+
+    name: str  # of the sweep, or of the first folder
+    question: str  # as its sweep file asks it, else made from what differs
+    axes: list[str]  # the swept keys
+    settings: list[Setting]
+    figure: str = "the final evaluation"  # what is compared, fixed before looking
+    on_purpose: list[str] = field(
+        default_factory=list
+    )  # parts of the protocol that the sweep varies, see sweeps.outcomes
+    problems: list[str] = field(default_factory=list)  # what was found broken or missing in the folders, a line each
+    notes: list[str] = field(default_factory=list)  # what the folders say that changes how figures are to be read
+    carried: list[Mapping[str, Any]] = field(default_factory=list)  # what carry= brought, see sweeps/carry.py
+    command: str = ""  # that started the sweep
+    folders: list[Path] = field(default_factory=list)  # as given
+
+    @property
+    def reference(self) -> Setting:
+        """The setting that the others are compared with."""
+        return self.settings[0]
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, by setting."""
+        return [run for setting in self.settings for run in setting.runs]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of all runs, sorted."""
+        return sorted({run.seed for run in self.runs})
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names; lists stay whole.
+
+    >>> flat_settings({"a": {"b": 1, "c": [2]}, "d": None})
+    {'a.b': 1, 'a.c': [2], 'd': None}
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat_settings(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def labels_of(keys: Sequence[Key]) -> list[str]:
+    """A short name for each setting: where one key differs its value, else what differs by the last parts of the keys.
+
+    >>> labels_of([(("learning_rate", "1e-5"),), (("learning_rate", "3e-5"),)])
+    ['1e-5', '3e-5']
+    >>> labels_of([(("a.limit", "8"), ("epochs", "1")), (("a.limit", "9"), ("epochs", "2"))])
+    ['limit=8 epochs=1', 'limit=9 epochs=2']
+    >>> labels_of([()])
+    ['the default']
+    """
+    names = list(dict.fromkeys(name for key in keys for name, _ in key))
+    differing = [name for name in names if len({dict(key).get(name) for key in keys}) > 1] or names
+    if len(differing) == 1 and all(differing[0] in dict(key) for key in keys):
+        return [dict(key)[differing[0]] for key in keys]
+    short = {name: name.rpartition(".")[2] for name in differing}
+    if len(set(short.values())) < len(short):
+        short = {name: name for name in differing}
+    made = [" ".join(f"{short[name]}={value}" for name, value in key if name in short) or "the default" for key in keys]
+    return (
+        made if len(set(made)) == len(made) else [" ".join(f"{n}={v}" for n, v in key) or "the default" for key in keys]
+    )
