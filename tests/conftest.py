@@ -9,7 +9,8 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from rlreason.config.store import register, resource_dir
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import register
 from rlreason.data.stories import make_stories
 from rlreason.data.stories_habits import habit_trace
 from rlreason.engines.hf.engine import HFEngine

@@ -16,7 +16,8 @@ from rlreason.cli.check import check_words
 from rlreason.cli.flags import composing, read
 from rlreason.cli.multirun import runs_of
 from rlreason.config.leaves import refuse_own_input
-from rlreason.config.store import SCHEMAS, resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import SCHEMAS, typed
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONTENTS
 from rlreason.runtime.environment import SWEEP_VARIABLE

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlreason.config.store import resource_dir
+from rlreason.config.sources import resource_dir
 from rlreason.evaluation.compliance import FAIL, OPEN, PARAMETERS, PASS, as_text, leaderboard
 from rlreason.evaluation.protocol import grader_version
 from tests.small_runs import words_of

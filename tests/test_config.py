@@ -14,7 +14,8 @@ from rlreason.cli.check import check_words
 from rlreason.cli.multirun import runs_of
 from rlreason.config.leaves import leaves
 from rlreason.config.rules import broken_rules
-from rlreason.config.store import SCHEMAS, resource_dir, run_name, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import SCHEMAS, run_name, typed
 from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS

@@ -6,7 +6,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from rlreason.cli.check import check_words
-from rlreason.config.store import resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.trainer import due
 

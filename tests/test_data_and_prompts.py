@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rlreason.config.store import resource_dir
+from rlreason.config.sources import resource_dir
 from rlreason.data.files import fingerprint
 from rlreason.data.prompts import load_template, render
 from rlreason.data.splits import subset

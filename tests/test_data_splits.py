@@ -11,7 +11,8 @@ from hydra import compose, initialize_config_dir
 from test_data_files import BOX, lines, parse, read, sums
 
 from rlreason.config.data import FileDataConfig
-from rlreason.config.store import resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import typed
 from rlreason.data.files import fingerprint, question_hash
 from rlreason.data.ground_truth import check_ground_truths
 from rlreason.data.prompts import load_template, render

@@ -10,7 +10,8 @@ from rlreason.cli.settings_page import page
 from rlreason.config.data import DataConfig
 from rlreason.config.leaves import leaves
 from rlreason.config.model import ModelConfig
-from rlreason.config.store import SCHEMAS, resource_dir
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import SCHEMAS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -11,7 +11,8 @@ from test_end_to_end import SMALL, rlreason
 from rlreason.algorithms.rollouts import Rollouts
 from rlreason.cli.check import check_words
 from rlreason.config.evaluation import evaluation_of, sampling_key
-from rlreason.config.store import resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import typed
 from rlreason.data.rows import KNOWN, field_names, to_problem
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError

@@ -23,7 +23,8 @@ from rlreason.analysis.gradients import (
 )
 from rlreason.analysis.saved_run import read_run, read_step
 from rlreason.analysis.variants import OWN, variants, with_advantages
-from rlreason.config.store import resource_dir, schemas_of, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import schemas_of, typed
 from rlreason.errors import ConfigError
 from rlreason.model.scoring import LogProbScorer
 from rlreason.objectives.card import objective_card

@@ -13,7 +13,8 @@ from rlreason.cli.check import check_words
 from rlreason.config.groups import GradingConfig
 from rlreason.config.ranges import RANGES, range_of
 from rlreason.config.rules import broken_rules
-from rlreason.config.store import SCHEMAS, resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import SCHEMAS, typed
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 

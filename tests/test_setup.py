@@ -14,7 +14,8 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from rlreason.config.store import resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import typed
 from rlreason.data.stories import make_stories
 from rlreason.errors import ConfigError
 from rlreason.model.prompt_encoder import PromptEncoder

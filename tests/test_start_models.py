@@ -16,7 +16,8 @@ from hydra import compose, initialize_config_dir
 from test_warm_start import equal, weights
 
 from rlreason.config.run import RunConfig
-from rlreason.config.store import resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import typed
 from rlreason.model.policy import Policy
 from rlreason.model.weight_cache import BrokenWeightsError, WeightCache, checksum, read_weights, write_weights
 from rlreason.records.console import Console

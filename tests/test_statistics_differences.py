@@ -54,7 +54,7 @@ def test_equal_problems_leave_the_t_test_over_seeds():
 
 def test_unpaired_seeds_leave_welchs_test():
     stats = pytest.importorskip("scipy.stats")
-    a, b = np.array([0.6, 0.64, 0.58]), np.array([0.5, 0.41, 0.55, 0.52])
+    a, b = np.array([0.6, 0.64, 0.58, 0.61]), np.array([0.5, 0.41, 0.55, 0.52])
     found = unpaired_difference(np.tile(a[:, None], (1, 16)), np.tile(b[:, None], (1, 16)))
     expected = stats.ttest_ind(a, b, equal_var=False)
     assert found.over == UNPAIRED
@@ -193,3 +193,26 @@ def test_a_family_of_settings_is_wrong_as_rarely():
         reference, *arms = answers(rng, 4, 256, [0.03, 0.03, 0.03, 0.03, 0.03, 0.12], 0.3)
         wrong += min(holm([paired_difference(arm - reference).p for arm in arms])) <= 0.05
     assert wrong / 1000 < 0.071
+
+
+def test_unequal_numbers_of_unpaired_seeds_have_the_degrees_of_freedom_of_the_fewer():
+    a, b = np.array([[0.6] * 16, [0.64] * 16]), np.array([[0.5] * 16, [0.41] * 16, [0.55] * 16, [0.52] * 16])
+    assert unpaired_difference(a, b).dof == 1.0
+
+
+def test_one_problem_tells_nothing_and_few_have_wider_intervals():
+    one = paired_difference(np.array([[1.0], [1.0], [1.0]]))
+    assert (one.low, one.high, one.p) == (-1.0, 1.0, 1.0)
+    few = np.array([[1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]])
+    many = np.tile(few, (1, 8))
+    t_over_z = 2.364624 / 1.959964  # quantiles of t with 7 degrees of freedom, and of the normal distribution
+    assert paired_difference(few).half == pytest.approx(few.std(ddof=1) / 8**0.5 * 1.959964 * t_over_z, rel=1e-5)
+    assert paired_difference(many).half == pytest.approx(many.std(ddof=1) / 64**0.5 * 1.959964, rel=1e-5)
+
+
+def test_two_seeds_that_tie_are_not_taken_for_sure():
+    d = np.zeros((2, 100))
+    d[0, :10] = d[1, 10:20] = 1.0  # both seeds gain 0.1, on other problems
+    found = paired_difference(d)
+    assert found.se_seeds > 0
+    assert found.low < 0 < found.high

@@ -12,7 +12,8 @@ from rlreason.cli.check import check_words
 from rlreason.cli.check_sweep import shown_first, stage_of
 from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import Asked, composing, read
-from rlreason.config.store import register, resource_dir, run_name, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import register, run_name, typed
 from rlreason.config.sweep_files import sweep_file
 from rlreason.errors import ConfigError
 from rlreason.sweeps.design import Design

@@ -10,7 +10,8 @@ from starts import SMALL, rlreason
 
 from rlreason.config.data import HabitsConfig
 from rlreason.config.run import RunConfig
-from rlreason.config.store import resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import typed
 from rlreason.data.stories import LOSSES
 from rlreason.data.stories_habits import habit_trace, taught
 from rlreason.errors import ConfigError

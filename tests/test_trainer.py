@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 
 from rlreason.config.monitors import MonitorsConfig
 from rlreason.config.optimization import OptimizationConfig
-from rlreason.config.store import resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import typed
 from rlreason.learner import Learner
 from rlreason.objectives.objective import Objective
 from rlreason.records.alarms import fell_to_zero

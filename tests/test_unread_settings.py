@@ -24,7 +24,8 @@ from rlreason.cli.check import check_words
 from rlreason.config.conditions import CONDITIONS
 from rlreason.config.groups import PromptConfig
 from rlreason.config.leaves import leaves
-from rlreason.config.store import SCHEMAS, resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import SCHEMAS, typed
 from rlreason.config.training import TrainingConfig
 from rlreason.config.unread import unread_keys
 from rlreason.errors import ConfigError

@@ -9,7 +9,8 @@ from test_end_to_end import SMALL, rlreason, rows_of
 
 from rlreason.algorithms.sft import sft_sample
 from rlreason.config.optimization import OptimizationConfig
-from rlreason.config.store import resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import typed
 from rlreason.data.stories_habits import habit_trace
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader

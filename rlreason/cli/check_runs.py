@@ -13,7 +13,8 @@ from rlreason.cli.multirun import composed
 from rlreason.config.monitors import OF_SWEEPS
 from rlreason.config.rules import lowered
 from rlreason.config.run import RunConfig
-from rlreason.config.store import resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import typed
 from rlreason.config.unread import complaints, unread_keys
 from rlreason.errors import ConfigError
 from rlreason.records.status import RESOURCES, exit_code

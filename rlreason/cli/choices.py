@@ -16,7 +16,7 @@ from rlreason.cli.aliases import MAY_BE_ABSENT, NONE, PLACED
 from rlreason.cli.own_options import SETTINGS
 from rlreason.cli.suggestions import did_you_mean, nearest_options, options
 from rlreason.config.leaves import typed_word
-from rlreason.config.store import resource_dir
+from rlreason.config.sources import resource_dir
 from rlreason.errors import ConfigError
 
 PLUGINS = ("hydra/launcher", "hydra/sweeper")

@@ -24,7 +24,8 @@ from hydra.initialize import initialize_config_dir
 from rlreason import __version__
 from rlreason.cli.own_options import Repository
 from rlreason.cli.sweep_words import SweepWords
-from rlreason.config.store import register, resource_dir
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import register
 from rlreason.errors import ConfigError
 from rlreason.sweeps.design import Design
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from rlreason.config.store import SCHEMAS, resource_dir
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import SCHEMAS
 from rlreason.config.sweep_files import plain_part
 from rlreason.config.unread import NAMING
 

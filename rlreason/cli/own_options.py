@@ -14,7 +14,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.config.groups import names_function
-from rlreason.config.store import resource_dir
+from rlreason.config.sources import resource_dir
 from rlreason.config.sweep_files import BLOCKS, content
 from rlreason.config.tasks import of_function
 from rlreason.errors import ConfigError

@@ -24,7 +24,8 @@ from rlreason.config.conditions import CONDITIONS
 from rlreason.config.former_names import KEYS as FORMER
 from rlreason.config.leaves import typed_word
 from rlreason.config.ranges import range_of
-from rlreason.config.store import SCHEMAS, register, resource_dir
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import SCHEMAS, register
 from rlreason.objectives.rules import OPTIONS
 
 #: The algorithms' settings, that of the plain command first.

@@ -1,4 +1,4 @@
-"""How a source of problems is named in the settings: a file, a split in a folder, or a data set of the hub."""
+"""Where files lie: those that come with the package, and how the settings name a source of problems."""
 
 from pathlib import Path
 
@@ -20,3 +20,10 @@ def locate(path: str | None, split: str) -> Path | None:
 def may_be_hub_name(path: str) -> bool:
     """One slash and no leading dot may be a hub name; anything else was meant as a folder."""
     return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not Path(path).is_dir()
+
+
+def resource_dir(name: str) -> Path:
+    """`conf`, `prompts` or `multirun_sweeps`: inside the installed package, or next to it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name

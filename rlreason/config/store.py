@@ -17,6 +17,7 @@ from rlreason.config.jobs import BestOfNConfig, EvaluateConfig
 from rlreason.config.rules import broken_rules
 from rlreason.config.run import RunConfig
 from rlreason.config.sft import EIConfig, SFTConfig
+from rlreason.config.sources import resource_dir
 from rlreason.config.sweep_files import content, plain_part
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import own_loss_config
@@ -42,13 +43,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "function": tasks.FunctionDataConfig,
     },
 }
-
-
-def resource_dir(name: str) -> Path:
-    """`conf`, `prompts` or `multirun_sweeps`: inside the installed package, or next to it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / name
-    return inside if inside.is_dir() else package.parent / name
 
 
 def register() -> None:

@@ -97,27 +97,36 @@ def read_lines(path: Path, wrong: Checks, say: Callable[[str], None]) -> list[tu
 
     Raises `ConfigError` where the file cannot be opened.
     """
-    rows, broken, number = list[tuple[int, dict[str, Any]]](), list[str](), 0
+    return list(each_line(path, wrong, say))
+
+
+def each_line(
+    path: Path, wrong: Checks, say: Callable[[str], None], shortened: Callable[[bytes], bytes] = bytes
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same one by one, for a file that is larger than what is kept of it.
+
+    `shortened`: takes from a line what is not needed, before it is parsed.
+    """
+    broken, number = list[str](), 0
     try:
         with opened(path) as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 try:
-                    row = parsed(line)
+                    row = parsed(shortened(line))
                     if said := wrong(row):
                         raise ValueError(said)
                 except (ValueError, RecursionError) as error:
                     broken.append(f"{number} ({error})")
                 else:
-                    rows.append((number, row))
+                    yield number, row
     except DAMAGED as error:
         broken.append(f"{number + 1} and what follows ({type(error).__name__})")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): make it readable, or choose another") from error
     if broken:
         say(f"{path}: left out line {few(broken, NAMED)}")
-    return rows
 
 
 def parsed(line: bytes) -> dict[str, Any]:

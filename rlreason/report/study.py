@@ -140,28 +140,18 @@ class Study:
         return sorted({run.seed for run in self.runs})
 
 
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names; lists stay whole.
-
-    >>> flat_settings({"a": {"b": 1, "c": [2]}, "d": None})
-    {'a.b': 1, 'a.c': [2], 'd': None}
-    """
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat_settings(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
 def labels_of(keys: Sequence[Key]) -> list[str]:
-    """A short name for each setting: where one key differs its value, else what differs by the last parts of the keys.
+    """A short name for each setting, the reference first: the value alone where one key differs.
+
+    Where every other setting differs from the reference in one key, that key; else all that differ, by the last parts
+    of their names.
 
     >>> labels_of([(("learning_rate", "1e-5"),), (("learning_rate", "3e-5"),)])
     ['1e-5', '3e-5']
-    >>> labels_of([(("a.limit", "8"), ("epochs", "1")), (("a.limit", "9"), ("epochs", "2"))])
-    ['limit=8 epochs=1', 'limit=9 epochs=2']
+    >>> labels_of([(("a.limit", "8"), ("epochs", "1")), (("a.limit", "9"), ("epochs", "1"))])
+    ['8', '9']
+    >>> labels_of([(("g", "4"), ("q", "8")), (("g", "2"), ("q", "8")), (("g", "4"), ("q", "9"))])
+    ['g=4 q=8', 'g=2', 'q=9']
     >>> labels_of([()])
     ['the default']
     """
@@ -169,10 +159,13 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
     differing = [name for name in names if len({dict(key).get(name) for key in keys}) > 1] or names
     if len(differing) == 1 and all(differing[0] in dict(key) for key in keys):
         return [dict(key)[differing[0]] for key in keys]
-    short = {name: name.rpartition(".")[2] for name in differing}
-    if len(set(short.values())) < len(short):
-        short = {name: name for name in differing}
-    made = [" ".join(f"{short[name]}={value}" for name, value in key if name in short) or "the default" for key in keys]
-    return (
-        made if len(set(made)) == len(made) else [" ".join(f"{n}={v}" for n, v in key) or "the default" for key in keys]
-    )
+    reference = dict(keys[0])
+    own = [[(n, v) for n, v in key if n in differing and reference.get(n) != v] for key in keys[1:]]
+    of_each = [[pair for pair in key if pair[0] in differing] for key in keys]
+    if all(len(pairs) == 1 for pairs in own):
+        of_each[1:] = own
+    for short in (True, False):
+        made = [" ".join(f"{n.rpartition('.')[2] if short else n}={v}" for n, v in pairs) for pairs in of_each]
+        if len(set(made)) == len(made):
+            break
+    return [label or "the default" for label in made]

@@ -9,7 +9,7 @@ from rlreason.config.data import DataConfig, FileDataConfig
 from rlreason.config.evaluation import as_eval, asked_by
 from rlreason.config.rules import too_many_asked
 from rlreason.config.run import RunConfig
-from rlreason.config.store import resource_dir
+from rlreason.config.sources import resource_dir
 from rlreason.data.files import hub_splits
 from rlreason.data.ground_truth import check_ground_truths
 from rlreason.data.splits import by_pass_rate, identified, read_pass_rates, subset, without_overlap

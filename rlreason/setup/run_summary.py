@@ -13,7 +13,7 @@ import yaml
 from rlreason.config.groups import PromptConfig
 from rlreason.config.monitors import WEIGHTS, monitor_of
 from rlreason.config.run import RunConfig
-from rlreason.config.store import resource_dir
+from rlreason.config.sources import resource_dir
 from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated

@@ -15,7 +15,8 @@ from hydra import compose, initialize_config_dir
 
 from rlreason.config.model import TinyModelConfig
 from rlreason.config.run import RunConfig
-from rlreason.config.store import register, resource_dir, typed
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
 from rlreason.model.weight_cache import SUFFIX, Weights, checksum, copied, write_weights

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rlreason.config.groups import PromptConfig
-from rlreason.config.store import resource_dir
+from rlreason.config.sources import resource_dir
 from rlreason.data.prompts import load_template, render
 from rlreason.errors import ConfigError
 

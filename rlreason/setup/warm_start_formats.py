@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from rlreason.config.groups import NAMED_REWARDS, PromptConfig
 from rlreason.config.model import SHARED_WARM_START
 from rlreason.config.run import RunConfig
-from rlreason.config.store import resource_dir
+from rlreason.config.sources import resource_dir
 from rlreason.data.stories_habits import R1_ZERO_TRACE
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader

@@ -19,6 +19,7 @@ UNPAIRED = "unpaired seeds"  # the settings ran other seeds: Welch
 PROBLEMS = "problems"  # one seed: two trained models are told apart, not two settings
 LEVEL = 0.05
 SMALLEST_P = 1e-12
+FEW_PROBLEMS = 64  # with fewer, their part of an interval has Student's t instead of the normal quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Difference:
     `p`: the level at which the half width equals |mean|. The last three numbers are what the interval is made of:
 
         half(level)^2 = (t_{dof, 1 - level/2} se_seeds)^2 + (z_{1 - level/2} se_extra)^2
+
+    Of few problems z is t with `dof_extra` degrees of freedom. `low` and `high` end at -1 and 1, where a difference does.
     """
 
     mean: float
@@ -41,9 +44,15 @@ class Difference:
     se_seeds: float
     se_extra: float
     dof: float  # of se_seeds; infinite for one seed
+    dof_extra: float = math.inf  # of se_extra; infinite unless there are few problems
+
+    @property
+    def parts(self) -> tuple[float, float, float, float]:
+        """What `half_width` takes behind a level."""
+        return self.se_seeds, self.se_extra, self.dof, self.dof_extra
 
 
-def half_width(level: float, se_seeds: float, se_extra: float, dof: float) -> float:
+def half_width(level: float, se_seeds: float, se_extra: float, dof: float, dof_extra: float = math.inf) -> float:
     """(t_{dof, 1 - level/2} se_seeds) and (z_{1 - level/2} se_extra) in quadrature; in the unit of the two.
 
     >>> round(half_width(0.05, 0.01, 0.0, 3), 4), round(half_width(0.05, 0.0, 0.01, 3), 4)
@@ -53,10 +62,11 @@ def half_width(level: float, se_seeds: float, se_extra: float, dof: float) -> fl
 
     z = float(ndtri(1 - level / 2))
     t = z if math.isinf(dof) else float(stdtrit(dof, 1 - level / 2))
-    return math.hypot(t * se_seeds, z * se_extra)
+    of_problems = z if math.isinf(dof_extra) else float(stdtrit(dof_extra, 1 - level / 2))
+    return math.hypot(t * se_seeds, of_problems * se_extra)
 
 
-def p_value(mean: float, se_seeds: float, se_extra: float, dof: float) -> float:
+def p_value(mean: float, se_seeds: float, se_extra: float, dof: float, dof_extra: float = math.inf) -> float:
     """The level at which the half width equals |mean|, by bisection; 1 for no difference, 0 below 1e-12.
 
     >>> round(p_value(0.0318245, 0.01, 0.0, 3), 4), p_value(0.0, 0.0, 0.0, 3), p_value(0.1, 0.0, 0.0, 3)
@@ -65,11 +75,11 @@ def p_value(mean: float, se_seeds: float, se_extra: float, dof: float) -> float:
     if mean == 0:
         return 1.0
     low, high = math.log(SMALLEST_P), 0.0
-    if half_width(SMALLEST_P, se_seeds, se_extra, dof) < abs(mean):
+    if half_width(SMALLEST_P, se_seeds, se_extra, dof, dof_extra) < abs(mean):
         return 0.0
     for _ in range(60):
         middle = (low + high) / 2
-        if half_width(math.exp(middle), se_seeds, se_extra, dof) > abs(mean):
+        if half_width(math.exp(middle), se_seeds, se_extra, dof, dof_extra) > abs(mean):
             low = middle
         else:
             high = middle
@@ -77,9 +87,16 @@ def p_value(mean: float, se_seeds: float, se_extra: float, dof: float) -> float:
 
 
 def difference(mean: float, se: tuple[float, float, float], seeds: int, problems: int, over: str) -> Difference:
-    """A `Difference` from its mean and its (se_seeds, se_extra, dof)."""
-    half = half_width(LEVEL, *se)
-    return Difference(mean, half, mean - half, mean + half, p_value(mean, *se), seeds, problems, over, *se)
+    """A `Difference` from its mean and its (se_seeds, se_extra, dof). One problem tells nothing of others."""
+    of_problems = (math.inf, math.inf) if problems == 1 else (se[1], _dof_extra(problems))
+    parts = se[0], of_problems[0], se[2], of_problems[1]
+    half = half_width(LEVEL, *parts)
+    ends = max(mean - half, -1.0), min(mean + half, 1.0)
+    return Difference(mean, half, *ends, p_value(mean, *parts), seeds, problems, over, *parts)
+
+
+def _dof_extra(problems: int) -> float:
+    return problems - 1.0 if problems < FEW_PROBLEMS else math.inf
 
 
 def paired_difference(d: Floats) -> Difference:
@@ -95,7 +112,7 @@ def paired_difference(d: Floats) -> Difference:
 
     >>> found = paired_difference(np.array([[1, 0, 1, 0], [1, 0, 0, 0], [1, 1, 1, 0.0]]))
     >>> found.mean, round(found.half, 4), found.seeds, found.problems, found.over
-    (0.5, 0.7205, 3, 4, 'seeds and problems')
+    (0.5, 0.8587, 3, 4, 'seeds and problems')
     """
     d = np.asarray(d, dtype=np.float64)
     if d.ndim != 2 or d.size == 0:
@@ -105,6 +122,8 @@ def paired_difference(d: Floats) -> Difference:
     if seeds == 1:
         return difference(mean, (0.0, _se_of_problems(d[0]), math.inf), 1, problems, PROBLEMS)
     of_seeds = float(d.mean(axis=1).var(ddof=1))
+    if of_seeds == 0.0 and problems > 1:  # a tie of so few seeds is chance: they differ by what is left of each problem
+        of_seeds = residual_variance(d) / problems
     se = math.sqrt(of_seeds / seeds), math.sqrt(shared_variance(d) / problems), seeds - 1.0
     return difference(mean, se, seeds, problems, SEEDS)
 
@@ -140,15 +159,17 @@ def residual_variance(d: Floats) -> float:
 def unpaired_difference(a: Floats, b: Floats) -> Difference:
     """The difference a - b between settings of other seeds, (seeds, problems) each, on the same problems: Welch (1947).
 
-        se_seeds^2 = s_a^2 / S_a + s_b^2 / S_b, with Satterthwaite's degrees of freedom
+        se_seeds^2 = s_a^2 / S_a + s_b^2 / S_b
         se_extra^2 = max(V - MS_residual,a / S_a - MS_residual,b / S_b, 0) / P
 
     V is the variance over problems of mean_s a - mean_s b. Where one side has one seed, the interval is over problems.
+    Degrees of freedom: Satterthwaite's where both have as many seeds; else min(S_a, S_b) - 1. Satterthwaite's are too
+    many where the side with few seeds is the one that spreads: 2 against 8 seeds gave 12-15% false verdicts.
 
     >>> a, b = np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
     >>> found = unpaired_difference(a, b)
     >>> round(found.mean, 4), found.seeds, round(found.dof, 2), found.over
-    (0.5833, 2, 1.9, 'unpaired seeds')
+    (0.5833, 2, 1.0, 'unpaired seeds')
     """
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     problems, fewer = a.shape[1], min(len(a), len(b))
@@ -159,6 +180,8 @@ def unpaired_difference(a: Floats, b: Floats) -> Difference:
     parts = [float(arm.mean(axis=1).var(ddof=1)) / len(arm) for arm in (a, b)]
     below = sum(v * v / (len(arm) - 1) for v, arm in zip(parts, (a, b), strict=True))
     dof = sum(parts) ** 2 / below if below > 0 else float(len(a) + len(b) - 2)
+    if len(a) != len(b):
+        dof = fewer - 1.0
     extra = 0.0
     if problems > 1:
         noise = sum(residual_variance(arm) / len(arm) for arm in (a, b))

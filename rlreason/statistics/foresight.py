@@ -103,9 +103,10 @@ def seeds_needed(found: Difference, level: float = LEVEL) -> int | None:
     else:
         middle = sum(math.sqrt(spread.seeds) for spread in ASSUMED) / len(ASSUMED)
         of_one, extra = math.sqrt(middle**2 + ASSUMED[0].residual / found.problems), 0.0
-    if half_width(level, 0.0, extra, math.inf) >= size:
+    of_problems = found.dof_extra if found.seeds > 1 else math.inf
+    if half_width(level, 0.0, extra, math.inf, of_problems) >= size:
         return None
     for seeds in chain(range(2, 30), range(30, MOST_SEEDS + 1, 10)):
-        if half_width(level, of_one / math.sqrt(seeds), extra, seeds - 1) < size:
+        if half_width(level, of_one / math.sqrt(seeds), extra, seeds - 1, of_problems) < size:
             return seeds
     return None
