@@ -41,7 +41,9 @@ class Verb(NamedTuple):
 
 VERBS = (
     Verb("inspect", "rlreason.analysis.inspect", "RUN", "responses, with a guess at what went wrong in each"),
-    Verb("compare", "rlreason.analysis.compare", "RUN ...", "best_of_n curves of several runs in one picture"),
+    Verb(
+        "compare", "rlreason.report.compare", "A B ...", "which setting is better, by how much, or that nobody can tell"
+    ),
     Verb("curves", "rlreason.analysis.curves", "RUN", "draw curves.png again, also of a run that is under way"),
     Verb("plan", "rlreason.sweeps.plan_verb", "--seeds S ...", "what so many seeds and problems can show"),
     Verb(
@@ -113,7 +115,8 @@ def run_verb(verb: Verb, words: Sequence[str]) -> int:
     except UnwritableError as error:
         error.args = (str(error).replace(ELSEWHERE, ""),)  # a setting of runs, which no verb has
         raise
-    figures = json.dumps(finite({"verb": verb.name, **answer.figures}), indent=1, default=str)
+    told = answer.figures if isinstance(answer.figures, list) else {"verb": verb.name, **answer.figures}
+    figures = json.dumps(finite(told), indent=1, default=str)
     if target == STDOUT:
         print(figures.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
         return answer.exit_code

@@ -116,7 +116,7 @@ def study_of(given: Sequence[Given]) -> Study:
         question_of(sweep or name, axes),
         axes,
         settings,
-        on_purpose=list(purposes(axes)),
+        on_purpose=list(purposes(state.axes)) if state is not None and _one_sweep(given) else [],
         problems=list(dict.fromkeys(line for one in given for line in one.problems)),
         carried=[one for each in whole if each.state for one in each.state.carried],
         command=state.command if state is not None else "",
@@ -131,8 +131,8 @@ def study_of(given: Sequence[Given]) -> Study:
 
 
 def _one_sweep(given: Sequence[Given]) -> bool:
-    axes = {tuple(one.state.axes) for one in given if one.state}
-    return len({one.path if not one.part else one.path.parent for one in given}) == 1 and len(axes) == 1
+    """Whether everything given is of one sweep."""
+    return len({one.path.parent if one.part else one.path for one in given}) == 1 and all(one.state for one in given)
 
 
 def settings_of_groups(groups: Mapping[Key, list[Run]]) -> list[Setting]:

@@ -16,6 +16,7 @@ from rlreason.sweeps.design import Key
 #: What a curve may be drawn against -> the counter of `metrics.jsonl` that it is.
 AXES = {"step": "rollout_step", "time": "time/active", "tokens": "tokens/generated", "updates": "train_step"}
 RUNNING = "running"
+LONGEST_NAME = 32  # of a reference in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Series:
 class Problem:
     """One problem of an evaluation and how its responses were graded."""
 
-    correct: int
+    correct: float  # how many of its responses, or the sum of their shares
     samples: int
     question: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)  # level, subject, source ...
@@ -101,6 +102,11 @@ class Setting:
     runs: list[Run]
 
     @property
+    def name(self) -> str:
+        """What the reference is called in a sentence: a long label would be read again in each."""
+        return self.label if len(self.label) <= LONGEST_NAME else "the reference"
+
+    @property
     def typed(self) -> str:
         """The setting as it is typed: the name in `compare --json`."""
         return " ".join(f"{key}={value}" for key, value in self.key) or self.label
@@ -120,6 +126,7 @@ class Study:
     )  # parts of the protocol that the sweep varies, see sweeps.outcomes
     problems: list[str] = field(default_factory=list)  # what was found broken or missing in the folders, a line each
     notes: list[str] = field(default_factory=list)  # what the folders say that changes how figures are to be read
+    among: set[str] | None = None  # the problems to compare on, where others have chosen a setting; None: all
     carried: list[Mapping[str, Any]] = field(default_factory=list)  # what carry= brought, see sweeps/carry.py
     command: str = ""  # that started the sweep
     folders: list[Path] = field(default_factory=list)  # as given

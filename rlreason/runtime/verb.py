@@ -12,8 +12,8 @@ class Answer(NamedTuple):
     """What a verb found out: `text` for a person, and the same as `figures` for `--json`."""
 
     text: str
-    figures: dict[str, Any]
-    exit_code: int = 0  # of the run that it started, if it starts one
+    figures: dict[str, Any] | list[dict[str, Any]]
+    exit_code: int = 0  # of the run that it started, or of an expectation that was not met
 
 
 class Parser(argparse.ArgumentParser):

@@ -30,7 +30,7 @@ class Difference:
 
         half(level)^2 = (t_{dof, 1 - level/2} se_seeds)^2 + (z_{1 - level/2} se_extra)^2
 
-    Of few problems z is t with `dof_extra` degrees of freedom. `low` and `high` end at -1 and 1, where a difference does.
+    Of few problems z is t with `dof_extra` degrees of freedom. `low` and `high` end at -1 and 1, as a difference does.
     """
 
     mean: float

@@ -113,17 +113,24 @@ def purposes(axes: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def told_apart(one: Protocol, two: Protocol, meant: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(what differs between two protocols and should not, a line each; the parts that differ and were `meant` to)."""
+    others, intended = list[str](), list[str]()
+    for line in differences(one, two):
+        name = line.partition(":")[0]
+        on_purpose = any(name == part or (part.endswith(".") and name.startswith(part)) for part in meant)
+        (intended if on_purpose else others).append(name if on_purpose else line)
+    return others, intended
+
+
 def refuse_unequal(outcomes: Sequence[Outcomes], axes: Iterable[str]) -> list[str]:
     """Which parts of the protocol the sweep varied on purpose; `ConfigError` for everything else that differs."""
     meant, varied = purposes(axes), list[str]()
     measured = [one for one in outcomes if one.protocol is not None]
     for one in measured[1:]:
         first = measured[0]
-        others = list[str]()
-        for line in differences(first.protocol or {}, one.protocol or {}):
-            name = line.partition(":")[0]
-            on_purpose = any(name == part or (part.endswith(".") and name.startswith(part)) for part in meant)
-            (varied if on_purpose else others).append(name if on_purpose else line)
+        others, intended = told_apart(first.protocol or {}, one.protocol or {}, meant)
+        varied += intended
         if others:
             raise ConfigError(
                 f"{first.name} and {one.name} were measured differently ({'; '.join(others)}) and cannot be compared: "

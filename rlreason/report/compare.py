@@ -1,0 +1,139 @@
+"""Which of two settings is better, by how much, and when nobody can tell.
+
+A and B are runs, sweeps, settings of a sweep (SWEEP/KEY=VALUE), evaluations, CSV files with the columns
+setting,seed,problem,correct, or folders of TRL's completions. The first is the reference. A sweep or a CSV file alone:
+all its settings against its reference. Of two sweeps, the best settings are compared.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlreason.errors import ConfigError
+from rlreason.records.console import Console
+from rlreason.report import chosen
+from rlreason.report.content import Verdict
+from rlreason.report.read import read_given, study_of
+from rlreason.report.study import Setting, Study
+from rlreason.report.tabular import is_tabular, study_of_file
+from rlreason.report.verdicts import EQUAL_WITHIN, verdicts_of
+from rlreason.runtime.streams import folded
+from rlreason.runtime.verb import Answer, Parser
+
+OUTCOMES = ("better", "worse", "same")
+NOT_AS_EXPECTED = 1  # exit code
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `rlreason compare`."""
+    parser.add_argument("sides", metavar="A B", type=Path, nargs="+", help="the reference, and what to compare with it")
+    parser.add_argument(
+        "--expect", choices=OUTCOMES, help=f"exit with {NOT_AS_EXPECTED} unless every verdict is this one"
+    )
+    parser.add_argument(
+        "--equal-within",
+        type=float,
+        default=100 * EQUAL_WITHIN,
+        metavar="POINTS",
+        help=f"'same' needs an interval inside this ({100 * EQUAL_WITHIN:g} accuracy points)",
+    )
+
+
+def main(arguments: argparse.Namespace, console: Console) -> Answer:
+    """The verdict on each pair, in words and figures."""
+    if not 0 < arguments.equal_within < 100:
+        raise ConfigError(f"--equal-within {arguments.equal_within:g} is no width: give points above 0 and below 100")
+    with console.wait("reading"):
+        study = compared_study(arguments.sides)
+    verdicts = verdicts_of(study, arguments.equal_within / 100)
+    if not any(verdict.difference for verdict in verdicts):
+        raise ConfigError(" ".join(verdict.sentence for verdict in verdicts[:3]) or "there is nothing to compare")
+    lines = [folded(line, console.width) for verdict in verdicts for line in _lines(verdict)]
+    lines += [folded(f"! {text}", console.width) for text in (*study.notes, *study.problems)]
+    exit_code = 0
+    if arguments.expect and (other := [v for v in verdicts if v.outcome != arguments.expect]):
+        exit_code = NOT_AS_EXPECTED
+        lines.append(f"expected {arguments.expect}: {other[0].setting} is {other[0].outcome or other[0].word!r}")
+    return Answer("\n".join(lines), [entry(verdict) for verdict in verdicts], exit_code)
+
+
+def entry(verdict: Verdict) -> dict[str, Any]:
+    """A verdict for JSON; the difference and its ends are in accuracy, 0 to 1."""
+    found = verdict.difference
+    return {
+        "setting": verdict.typed[0],
+        "reference": verdict.typed[1],
+        "difference": found.mean if found else None,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
+        "verdict": verdict.outcome or verdict.word,
+        "seeds": found.seeds if found else 0,
+        "problems": found.problems if found else 0,
+        "p": found.p if found else None,
+        "adjusted_p": verdict.adjusted_p,
+        "sentence": verdict.sentence,
+    }
+
+
+def _lines(verdict: Verdict) -> list[str]:
+    return [
+        f"{verdict.outcome or verdict.word}: {verdict.sentence}",
+        *([f"  {verdict.small}"] if verdict.small else []),
+    ]
+
+
+def compared_study(paths: Sequence[Path]) -> Study:
+    """The study of what was given: `paths[0]` is the reference, or holds it where it stands alone."""
+    if len(paths) == 1:
+        path = paths[0]
+        study = study_of_file(path) if is_tabular(path) else study_of([read_given(path)])
+        if len(study.settings) < 2:
+            raise ConfigError(
+                f"{path} holds one setting, {study.reference.label}: give a second one to compare with it"
+            )
+        return study
+    studies = [study_of_file(path) if is_tabular(path) else study_of([read_given(path)]) for path in paths]
+    for path, study in zip(paths, studies, strict=True):
+        if is_tabular(path) and len(study.settings) > 1:
+            names = ", ".join(setting.label for setting in study.settings[:3])
+            raise ConfigError(f"{path} holds several settings ({names}): give it alone, or one file for each setting")
+    sides = [chosen.best_of(study) for study in studies]
+    labels = _labels(paths, studies, sides)
+    joined = Study(
+        studies[0].name,
+        "How do these compare?",
+        [],
+        [Setting((), label, side.runs) for label, side in zip(labels, sides, strict=True)],
+        on_purpose=studies[0].on_purpose if _of_one_sweep(paths) else [],
+        problems=[line for study in studies for line in study.problems],
+        folders=list(paths),
+    )
+    tried = [len(study.settings) for study in studies]
+    if max(tried) > 1:
+        joined.among = chosen.comparing_half(joined.settings)
+        joined.notes += [chosen.how_chosen(label, of) for label, of in zip(labels, tried, strict=True) if of > 1]
+        joined.notes += [
+            text
+            for k in range(1, len(tried))
+            if (text := chosen.unequal_tuning(labels[k], tried[k], labels[0], tried[0]))
+        ]
+    return joined
+
+
+def _of_one_sweep(paths: Sequence[Path]) -> bool:
+    """Whether all sides are settings of one sweep, SWEEP/KEY=VALUE."""
+    return len({path.parent.resolve() for path in paths}) == 1 and all("=" in path.name for path in paths)
+
+
+def _labels(paths: Sequence[Path], studies: Sequence[Study], sides: Sequence[Setting]) -> list[str]:
+    """What each side is called: its setting where the sweep is the same, else with the folder that was given."""
+    given = [path.name or str(path) for path in paths]
+    if len(set(given)) < len(given):
+        given = [str(path) for path in paths]
+    if len(set(given)) < len(given):
+        raise ConfigError(f"{given[0]} is given twice: give two different sides")
+    return [
+        f"{name}: {side.label}" if len(study.settings) > 1 else name
+        for name, study, side in zip(given, studies, sides, strict=True)
+    ]

@@ -1,0 +1,146 @@
+"""Results of any program as a study: a CSV with the columns setting, seed, problem, correct; or TRL's completions."""
+
+import csv
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlreason.errors import ConfigError, DataError
+from rlreason.report.study import Answers, Problem, Run, Setting, Study, labels_of
+from rlreason.runtime.text import shorten
+
+COLUMNS = ("setting", "seed", "problem", "correct")
+WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+Cells = dict[str, dict[int, dict[str, list[float]]]]  # setting -> seed -> problem -> [sum of correct, samples]
+
+
+def is_tabular(path: Path) -> bool:
+    """Whether an argument is a file of results, or a folder of TRL's completions."""
+    return path.is_file() or (path.is_dir() and bool(trl_files(path)))
+
+
+def study_of_file(path: Path) -> Study:
+    """The settings of a CSV file, the first one as the reference; or of TRL's completions, one setting.
+
+    `DataError` names the file, the line, the rule and the cure.
+    """
+    files = trl_files(path)
+    cells = _of_trl(files[-1]) if files else _of_csv(path)
+    settings = [_setting(name, seeds, path) for name, seeds in cells.items()]
+    for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
+        setting.label = label
+    return Study(path.stem, "How do these settings compare?", ["setting"], settings, folders=[path])
+
+
+def _setting(name: str, seeds: dict[int, dict[str, list[float]]], path: Path) -> Setting:
+    key = (("setting", name),)
+    runs = []
+    for seed, of in sorted(seeds.items()):
+        problems = {one: Problem(right, int(samples), one) for one, (right, samples) in of.items()}
+        run = Run(path, f"{name},seed={seed}", key, seed, "finished", final=Answers(problems))
+        run.accuracy = sum(p.correct for p in problems.values()) / sum(p.samples for p in problems.values())
+        runs.append(run)
+    return Setting(key, name, runs)
+
+
+def _of_csv(path: Path) -> Cells:
+    cells: Cells = {}
+    for number, name, seed, problem, correct in _rows(path):
+        del number
+        cell = cells.setdefault(name, {}).setdefault(seed, {}).setdefault(problem, [0.0, 0])
+        cell[0] += correct
+        cell[1] += 1
+    if not cells:
+        raise DataError(f"{path} holds no row: give a file with a row for each setting, seed and problem")
+    return cells
+
+
+def _rows(path: Path) -> Iterator[tuple[int, str, int, str, float]]:
+    """(line, setting, seed, problem, correct) of each row."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            head = [name.strip().lower() for name in next(reader, [])]
+            if missing := [name for name in COLUMNS if name not in head]:
+                raise DataError(
+                    f"{path} has no column {missing[0]}: its first line must name {', '.join(COLUMNS)} (in any order)"
+                )
+            at = [head.index(name) for name in COLUMNS]
+            seeds: dict[str, int] = {}
+            corrects: dict[str, float] = {}
+            for row in reader:
+                if not row:
+                    continue
+                try:
+                    name, seed, problem, correct = (row[k] for k in at)
+                except IndexError:
+                    raise _wrong(path, reader.line_num, f"has {len(row)} cells, fewer than its head") from None
+                if seed not in seeds:
+                    seeds[seed] = _seed(path, reader.line_num, seed)
+                if correct not in corrects:
+                    corrects[correct] = _correct(path, reader.line_num, correct)
+                if not name or not problem:
+                    raise _wrong(path, reader.line_num, "names no setting or no problem")
+                yield reader.line_num, name, seeds[seed], problem, corrects[correct]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV ({error}): give a UTF-8 file with commas") from None
+
+
+def _wrong(path: Path, line: int, what: str) -> DataError:
+    return DataError(f"{path}, line {line} {what}: mend the line, or leave it out")
+
+
+def _seed(path: Path, line: int, word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise _wrong(path, line, f"has seed={shorten(word, 20)}, which is no whole number") from None
+
+
+def _correct(path: Path, line: int, word: str) -> float:
+    try:
+        value = WORDS[word.strip().lower()] if word.strip().lower() in WORDS else float(word)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise _wrong(path, line, f"has correct={shorten(word, 20)}, which is neither 0, 1 nor a share in between")
+    return value
+
+
+def trl_files(path: Path) -> list[Path]:
+    """The completions that TRL has logged into a folder, by step; [] where it holds none."""
+    places = (path, path / "completions") if path.is_dir() else ()
+    found = [file for place in places for file in place.glob("completions_*.parquet")]
+    if path.is_file() and path.suffix == ".parquet":
+        return [path]
+    return sorted(found, key=lambda file: (len(file.stem), file.stem))
+
+
+def _of_trl(path: Path) -> Cells:
+    """The last step's completions: a problem is a prompt, and correct is its first reward, which must lie in 0 to 1."""
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise ConfigError(f"{path} is a parquet file: pip install pyarrow, which reads it") from None
+    try:
+        table: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as parquet ({shorten(str(error), 80)}): give another file") from None
+    known = {"step", "prompt", "completion", "advantage", "timestamp"}
+    rewards = [n for n, of in table.items() if n not in known and of and isinstance(of[0], int | float)]
+    if "prompt" not in table or not rewards:
+        raise DataError(f"{path} has no prompt and reward columns: give completions that TRL's GRPOTrainer has logged")
+    reward = next((name for name in rewards if "acc" in name or "correct" in name), rewards[0])
+    newest = max(table["step"]) if table.get("step") else None
+    cells: dict[str, list[float]] = {}
+    for k, (prompt, value) in enumerate(zip(table["prompt"], table[reward], strict=True)):
+        if newest is not None and table["step"][k] != newest:
+            continue
+        if value is None or not 0 <= float(value) <= 1:
+            raise DataError(f"{path}, row {k + 1} has {reward}={value}: only rewards of 0 to 1 can be compared")
+        cell = cells.setdefault(str(prompt), [0.0, 0])
+        cell[0] += float(value)
+        cell[1] += 1
+    name = path.parent.parent.name if path.parent.name == "completions" else path.parent.name
+    return {name or path.stem: {0: cells}}
