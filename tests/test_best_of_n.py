@@ -1,6 +1,5 @@
 """Best of N: every closed form against enumeration of all subsets; ties; one picture of one protocol only."""
 
-import json
 import random
 from itertools import combinations
 from statistics import fmean
@@ -15,14 +14,12 @@ from rlreason.config.ranges import MAX_SEED
 from rlreason.engines.base import Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
-from rlreason.evaluation.protocol import make_protocol
 from rlreason.evaluation.selection import best_at, majority_at, pass_at, subsets_of
 from rlreason.evaluation.votes import answer_classes
 from rlreason.grading import Grader
 from rlreason.jobs.best_of_n import first_alone, load_scorer, with_intervals
 from rlreason.statistics import wilson_interval
 from rlreason.types import Grade, Response, Sample
-from tests.test_verbs import verb
 
 
 def enumerated(n, k, win):
@@ -177,29 +174,3 @@ def test_a_scorer_that_cannot_score_is_said_before_anything_is_sampled():
             load_scorer(name)
 
 
-def summary_at(folder, **sampling):
-    protocol = make_protocol(
-        prompt="{question}", reward="r1_zero", grading={}, sampling=sampling, stop=[], data="d", problems=2, samples=4
-    )
-    folder.mkdir()
-    curves = {"pass@N": [[0.2, 0.1, 0.3], [0.5, 0.4, 0.6]]}
-    (folder / "summary.json").write_text(json.dumps({"n_list": [1, 4], "best_of_n": curves, "protocol": protocol}))
-    return str(folder)
-
-
-def test_two_protocols_are_drawn_together_only_when_told_to(tmp_path, capsys):
-    one, same = (summary_at(tmp_path / name, temperature=1.0) for name in ("one", "same"))
-    other = summary_at(tmp_path / "other", temperature=0.6)
-    picture = tmp_path / "both.png"
-    assert verb("compare", one, other, "-o", picture) == 2
-    assert "one and other were measured differently: sampling.temperature: 1.0 and 0.6" in capsys.readouterr().err
-    assert not picture.exists()
-    assert verb("compare", one, same, "-o", picture, "--json", tmp_path / "figures.json") == 0
-    assert picture.stat().st_size > 10_000
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    assert figures["runs"]["same"]["best_of_n"]["pass@N"] == [[0.2, 0.1, 0.3], [0.5, 0.4, 0.6]]
-    assert "0.500 (0.40-0.60)" in capsys.readouterr().out
-    assert verb("compare", one, other, "-o", picture, "--mix-protocols") == 0
-    assert "! one and other were measured differently" in capsys.readouterr().out
-    assert verb("compare", tmp_path) == 2
-    assert "give the folder of a finished run of algorithm=best_of_n" in capsys.readouterr().err

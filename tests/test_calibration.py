@@ -20,7 +20,7 @@ from rlreason.report.verdicts import verdicts_of
 from tests.settings_of_nothing import arms
 from tests.sweep_folders import sweep
 
-PROBLEMS = 96
+PROBLEMS = 256
 SEEDS = (2, 3, 4, 8)
 SPREADS = {"equal": (0.03, 0.03), "unequal": (0.02, 0.05)}
 CELLS = list(itertools.product(SEEDS, SPREADS))
@@ -76,9 +76,9 @@ def covered(rng, n: int, seeds: int, spreads: tuple[float, ...], gain: float = 0
 
 def test_equal_settings_are_rarely_told_apart():
     rng = np.random.default_rng(7)
-    shares = [false_share(rng, 150, seeds, SPREADS[kind]) for seeds, kind in CELLS]
-    assert max(shares) <= limit(150), dict(zip(CELLS, shares, strict=True))
-    assert np.mean(shares) <= limit(150 * len(CELLS))
+    shares = [false_share(rng, 300, seeds, SPREADS[kind]) for seeds, kind in CELLS]
+    assert max(shares) <= limit(300), dict(zip(CELLS, shares, strict=True))
+    assert np.mean(shares) <= limit(300 * len(CELLS))
 
 
 def test_families_and_chosen_settings_are_rarely_told_apart():
@@ -89,7 +89,7 @@ def test_families_and_chosen_settings_are_rarely_told_apart():
 
 def test_a_known_difference_is_covered():
     rng = np.random.default_rng(9)
-    assert 0.90 <= np.mean([covered(rng, 120, seeds, SPREADS[kind]) for seeds, kind in CELLS[2:6]]) <= 0.985
+    assert 0.90 <= np.mean([covered(rng, 120, seeds, SPREADS[kind]) for seeds, kind in CELLS[2:6]]) <= 0.98
 
 
 def test_two_hundred_pairs_through_the_command_and_real_files(tmp_path):

@@ -70,17 +70,15 @@ SHOWN = {
     ("inspect",): ("2 responses: 1 correct, 1 format1_wrong, 0 format0; 1 of them truncated", "counts"),
     ("inspect", "--regrade"): ("now             50.0%", "graders"),
     ("curves",): ("curves.png", "picture"),
-    ("compare",): ("0.500 (0.40-0.60)", "runs"),
 }
 FIGURES = {
     "counts": {"correct": 1, "format1_wrong": 1, "format0": 0, "truncated": 1},
-    "runs": {"one": CURVES | {"protocol": "3f2a91c0"}},
 }
 
 
 @pytest.mark.parametrize("words", SHOWN, ids=" ".join)
 def test_a_verb_starts_at_once_and_its_json_holds_the_figures_that_it_prints(words, run, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)  # where compare draws
+    monkeypatch.chdir(tmp_path)
     text, key = SHOWN[words]
     name, *options = words
     assert verb(name, run, *options, "--json", run / "figures.json") == 0
@@ -120,8 +118,6 @@ def test_the_json_of_a_verb_is_written_whole_or_not_at_all(run, tmp_path, capsys
         (["inspect", "--json", "HERE"], "--json 'HERE' is no file"),
         (["inspect", "--markdown", "HERE"], "--markdown 'HERE' is no file"),
         (["inspect", "--markdown", "/nonexist/a.md"], "--markdown /nonexist/a.md lies in no folder"),
-        (["compare", "-o", "/nonexist/y.png"], "-o /nonexist/y.png lies in no folder"),
-        (["compare", "-o", "HERE/y.qqq"], "no picture can be written as .qqq"),
     ],
 )
 def test_where_nothing_can_be_written_is_said_before_the_work(words, says, run, tmp_path, capsys):
@@ -152,8 +148,6 @@ def test_a_folder_that_is_no_runs_is_one_line_and_exit_code_2(words, run, tmp_pa
         run.parent: f"is no run and holds 1 of them: give one, such as {run}",
         run / "metrics.jsonl": "is no folder",
     }
-    if name == "compare":
-        del says[run.parent]  # it compares the runs of a sweep
     for folder, text in says.items():
         assert verb(name, folder, *options) == 2
         said = capsys.readouterr()

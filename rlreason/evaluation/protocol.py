@@ -87,7 +87,7 @@ def refuse_mixture(protocols: Mapping[str, Protocol], allow: bool = False) -> li
     ]
     if found and not allow:
         raise ConfigError(
-            f"{found[0]}: measure both in one way, or allow the mixture (--mix-protocols), which is then said"
+            f"{found[0]}: measure both in one way"
         )
     return found
 

@@ -122,9 +122,10 @@ def paired_difference(d: Floats) -> Difference:
     if seeds == 1:
         return difference(mean, (0.0, _se_of_problems(d[0]), math.inf), 1, problems, PROBLEMS)
     of_seeds = float(d.mean(axis=1).var(ddof=1))
-    if of_seeds == 0.0 and problems > 1:  # a tie of so few seeds is chance: they differ by what is left of each problem
-        of_seeds = residual_variance(d) / problems
-    se = math.sqrt(of_seeds / seeds), math.sqrt(shared_variance(d) / problems), seeds - 1.0
+    extra = math.sqrt(shared_variance(d) / problems)
+    if of_seeds == 0.0 and extra == 0.0:  # seeds that tie by chance are not sure: over their problems, as one seed is
+        extra = _se_of_problems(d.mean(axis=0))
+    se = math.sqrt(of_seeds / seeds), extra, seeds - 1.0
     return difference(mean, se, seeds, problems, SEEDS)
 
 
