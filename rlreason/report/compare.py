@@ -27,7 +27,7 @@ NOT_AS_EXPECTED = 1  # exit code
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason compare`."""
-    parser.add_argument("sides", metavar="A B", type=Path, nargs="+", help="the reference, and what to compare with it")
+    parser.add_argument("sides", metavar="RUN", type=Path, nargs="+", help="the reference, and what to compare with it")
     parser.add_argument(
         "--expect", choices=OUTCOMES, help=f"exit with {NOT_AS_EXPECTED} unless every verdict is this one"
     )

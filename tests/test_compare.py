@@ -1,0 +1,179 @@
+"""The verb compare: sides of every kind, outcomes as exit codes and as JSON, and mistakes in one line."""
+
+import json
+
+import pytest
+
+from tests.sweep_folders import answers, sweep
+from tests.test_verbs import verb
+
+CHANCE = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
+LR = {"learning_rate": "1e-4"}
+FIELDS = {"setting", "reference", "difference", "low", "high", "verdict", "seeds", "problems"}
+
+
+def by_chance(value: str, seed: int) -> list[bool]:
+    return answers(seed, CHANCE[value])
+
+
+@pytest.fixture
+def rates(tmp_path):
+    """A sweep of three learning rates with four seeds each."""
+    folder = tmp_path / "rates"
+    sweep(folder, "learning_rate", list(CHANCE), by_chance, reference=LR)
+    return folder
+
+
+def told(capsys, *words) -> list[dict]:
+    """The JSON of a comparison."""
+    capsys.readouterr()
+    assert verb("compare", *words, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_sweep_alone_compares_all_its_settings_with_its_reference(rates, capsys):
+    better, worse = told(capsys, rates)
+    assert better.keys() >= FIELDS
+    assert (better["setting"], better["reference"]) == ("learning_rate=1e-3", "learning_rate=1e-4")
+    assert (better["verdict"], worse["verdict"]) == ("better", "worse")
+    assert (better["seeds"], better["problems"]) == (4, 200)
+    assert 0 < better["low"] < better["difference"] < better["high"] <= 1
+    assert better["p"] <= better["adjusted_p"] <= 0.05
+    assert verb("compare", rates) == 0
+    said = capsys.readouterr().out
+    assert "better: 1e-3 is better than 1e-4 by " in said
+    assert "4 paired seeds" in said
+    assert "(Holm, 2 comparisons)" in said
+
+
+def test_two_settings_of_a_sweep_are_compared_and_expectations_are_exit_codes(rates, capsys):
+    a, b = rates / "learning_rate=1e-4", rates / "learning_rate=1e-3"
+    assert [one["verdict"] for one in told(capsys, a, b)] == ["better"]
+    assert [one["verdict"] for one in told(capsys, b, a)] == ["worse"]
+    assert verb("compare", a, b, "--expect", "better") == 0
+    assert verb("compare", a, b, "--expect", "same") == 1
+    assert "expected same: learning_rate=1e-3 is 'better'" in capsys.readouterr().out
+    assert verb("compare", rates, "--expect", "better") == 1  # not every one of them
+
+
+def test_single_runs_are_models_and_never_settle_what_settings_do(rates, capsys):
+    a, b = rates / "learning_rate=1e-4,seed=0", rates / "learning_rate=1e-3,seed=0"
+    (one,) = told(capsys, a, b)
+    assert (one["verdict"], one["seeds"]) == ("cannot tell", 1)
+    assert "compares these trained models, not the settings" in one["sentence"]
+    assert verb("compare", a, b, "--expect", "better") == 1
+
+
+def test_of_two_sweeps_the_best_settings_are_compared_on_problems_that_did_not_choose(rates, tmp_path, capsys):
+    other = tmp_path / "losses"
+    sweep(other, "loss", ["a", "b"], lambda value, seed: answers(seed, 0.5), reference={"loss": "a"})
+    (one,) = told(capsys, other, rates)
+    assert one["setting"] == "rates: 1e-3"
+    assert (one["verdict"], one["problems"] < 200) == ("better", True)
+    assert verb("compare", other, rates) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "rates: 1e-3 was the best of 3 settings on one half of the problems" in said
+    assert "was tuned over 3 settings, losses: " in said
+
+
+def test_settings_measured_otherwise_are_refused_with_what_differs(tmp_path, capsys):
+    other = {"b": {"prompt": "{question}!", "reward": "r1_zero", "sampling.temperature": 0.5, "data": "d", "hash": "b"}}
+    sweep(tmp_path / "s", "x", ["a", "b"], lambda v, s: answers(s, 0.5), reference={"x": "a"}, protocols=other)
+    assert verb("compare", tmp_path / "s") == 2
+    assert "Not compared: prompt is {question}! in b and {question} in a (and 1 more)." in capsys.readouterr().err
+    sweep(tmp_path / "p", "prompt", ["a", "b"], lambda v, s: answers(s, 0.5), reference={"prompt": "a"}, protocols={
+        "b": {"prompt": "{question}!", "reward": "r1_zero", "sampling.temperature": 1.0, "data": "d", "hash": "b"},
+    })  # fmt: skip
+    (one,) = told(capsys, tmp_path / "p")
+    assert "Prompt differs, as this sweep varies it on purpose" in one["sentence"]
+
+
+CSV = "setting,seed,problem,correct\n"
+
+
+def rows(name: str, seeds: int, right: float, problems: int = 80) -> str:
+    return "".join(f"{name},{s},p{p},{int(p < right * problems + s)}\n" for s in range(seeds) for p in range(problems))
+
+
+def test_a_file_of_anybodys_results_gives_the_same_verdict(tmp_path, capsys):
+    file = tmp_path / "results.csv"
+    file.write_text(CSV + rows("old", 3, 0.5) + rows("new", 3, 0.7))
+    (one,) = told(capsys, file)
+    assert (one["setting"], one["reference"], one["verdict"]) == ("setting=new", "setting=old", "better")
+    assert one["difference"] == pytest.approx(0.2)
+    parts = [line.split(",") for line in (CSV + rows("old", 3, 0.5) + rows("new", 3, 0.7)).splitlines()]
+    file.write_text("".join(f"{p},x,{c},{s},{n}\n" for n, s, p, c in parts).replace(",x,", ",note,", 1))
+    assert told(capsys, file)[0] == one  # columns in another order, and one too many
+
+
+def test_samples_of_a_problem_are_its_mean_and_shares_are_allowed(tmp_path, capsys):
+    file, shares = tmp_path / "samples.csv", tmp_path / "shares.csv"
+    file.write_text(CSV + "".join(f"{n},{s},p{p},{v}\n" for n, hits in (("a", "10"), ("b", "11")) for s in range(3)
+                                  for p in range(70) for v in hits))  # fmt: skip
+    shares.write_text(CSV + "".join(f"{n},{s},p{p},{v}\n" for n, v in (("a", 0.5), ("b", "True")) for s in range(3)
+                                    for p in range(70)))  # fmt: skip
+    assert told(capsys, file)[0]["difference"] == told(capsys, shares)[0]["difference"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no column setting"),
+        ("setting,seed,correct\na,0,1\n", "has no column problem: its first line must name"),
+        (CSV, "holds no row"),
+        (CSV + "a,0,p,1\na,x,p,1\n", "line 3 has seed=x, which is no whole number"),
+        (CSV + "a,0,p,1\nb,0,p,2\n", "line 3 has correct=2, which is neither 0, 1 nor a share"),
+        (CSV + "a,0,p,nan\n", "line 2 has correct=nan"),
+        (CSV + "a,0,p\n", "line 2 has 3 cells, fewer than its head"),
+        (CSV + "a,0,,1\n", "line 2 names no setting or no problem"),
+        (CSV + "a,0,p,1\n", "holds one setting, a: give a second one"),
+        ("\x00\udce4", "cannot be read as CSV"),
+    ],
+)
+def test_a_file_that_is_wrong_is_one_line(text, says, tmp_path, capsys):
+    file = tmp_path / "wrong.csv"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert verb("compare", file) in (2, 3)
+    said = capsys.readouterr()
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
+    assert says in said.err
+
+
+def test_completions_of_trl_are_read(tmp_path, capsys):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for name, right in (("one", 0.5), ("two", 0.9)):
+        folder = tmp_path / name / "completions"
+        folder.mkdir(parents=True)
+        for step in (1, 2):
+            columns = {
+                "step": [str(step)] * 160,
+                "prompt": [f"What is {k // 2}?" for k in range(160)],
+                "completion": ["x"] * 160,
+                "accuracy_reward": [float(k < right * 160) * (step == 2) for k in range(160)],
+                "advantage": [0.0] * 160,
+            }
+            parquet.write_table(pyarrow.table(columns), folder / f"completions_{step:05d}.parquet")
+    (found,) = told(capsys, tmp_path / "one", tmp_path / "two")
+    assert (found["problems"], found["verdict"]) == (80, "cannot tell")  # one seed each
+    assert found["difference"] == pytest.approx(0.4)
+
+
+def test_what_is_no_side_is_one_line(rates, tmp_path, capsys):
+    for words, says in (
+        ([], "the following arguments are required: RUN"),
+        ([tmp_path / "nowhere"], "is no folder"),
+        ([rates, rates], "is given twice"),
+        ([rates / "learning_rate=7"], "no run of"),
+        ([rates, "--equal-within", "0"], "--equal-within 0 is no width"),
+    ):
+        assert verb("compare", *words) == 2
+        said = capsys.readouterr()
+        assert (said.out, len(said.err.splitlines())) == ("", 1)
+        assert says in said.err
+
+
+def test_same_needs_an_interval_inside_the_width(tmp_path, capsys):
+    sweep(tmp_path / "s", "x", ["a", "b"], lambda v, s: answers(s, 0.6, 400), reference={"x": "a"})
+    assert [one["verdict"] for one in told(capsys, tmp_path / "s")] == ["same"]
+    assert verb("compare", tmp_path / "s", "--expect", "same") == 0
+    assert "No difference larger than 2 points between b and a" in " ".join(capsys.readouterr().out.split())
