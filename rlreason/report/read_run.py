@@ -152,7 +152,7 @@ def _of_a_job(folder: Path) -> ResponseFile | None:
 def answers_of(file: ResponseFile, say: Say) -> Answers | None:
     """The graded responses of a file by problem; None where none can be used, which is told."""
     try:
-        rows = each_line(file.path, _wrong, say, _without_ids)
+        rows = each_line(file.path, _wrong, say, without_ids)
         correct: dict[str, list[int]] = {}
         told: dict[str, tuple[str, Mapping[str, Any]]] = {}
         categories = dict.fromkeys(CATEGORIES, 0)
@@ -182,12 +182,12 @@ def _wrong(row: dict[str, Any]) -> str:
     return ""
 
 
-def _without_ids(line: bytes) -> bytes:
+def without_ids(line: bytes) -> bytes:
     r"""A line of responses without its token ids and log-probabilities, which are most of it and are not needed.
 
     Within a string of JSON every quote has a backslash before it, so these bytes can only be the name of a field.
 
-    >>> _without_ids(b'{"response": ", \\"prompt_ids\\": [", "prompt_ids": [1], "token_ids": [2]}\n')
+    >>> without_ids(b'{"response": ", \\"prompt_ids\\": [", "prompt_ids": [1], "token_ids": [2]}\n')
     b'{"response": ", \\"prompt_ids\\": ["}\n'
     """
     head, found, rest = line.rpartition(b', "prompt_ids": [')

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlreason.statistics.intervals import Floats
+from rlreason.statistics.intervals import Z95, Floats
 
 SEEDS = "seeds and problems"  # both settings ran these seeds
 UNPAIRED = "unpaired seeds"  # the settings ran other seeds: Welch
@@ -89,6 +89,8 @@ def p_value(mean: float, se_seeds: float, se_extra: float, dof: float, dof_extra
 def difference(mean: float, se: tuple[float, float, float], seeds: int, problems: int, over: str) -> Difference:
     """A `Difference` from its mean and its (se_seeds, se_extra, dof). One problem tells nothing of others."""
     of_problems = (math.inf, math.inf) if problems == 1 else (se[1], _dof_extra(problems))
+    if se[0] == se[1] == 0.0 and problems > 1:  # no problem tells anything else: the rule of three, +- 3 / P
+        of_problems = 3.0 / problems / Z95, math.inf
     parts = se[0], of_problems[0], se[2], of_problems[1]
     half = half_width(LEVEL, *parts)
     ends = max(mean - half, -1.0), min(mean + half, 1.0)
