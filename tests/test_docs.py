@@ -39,6 +39,8 @@ from doc_blocks import (
 from hydra import compose
 from killed import AT
 from run_records import differences
+from sweep_folders import answers as right_answers
+from sweep_folders import sweep
 
 from rlreason import train
 from rlreason.cli.aliases import translated
@@ -132,9 +134,21 @@ def real(tmp_path_factory) -> Mapping[str, str]:
         "BEST_OF_N_1": f"{place}/best_1",
         "BEST_OF_N_2": str(shutil.copytree(place / "best_1", place / "best_2")),
     }
+    things |= compared(place)
     things |= {"DIR": str(place / "model"), "FILE": str(gsm8k / "train.jsonl")}
     things |= {"MATH_DIR": str(math(place / "math", problems)), "SHELL": "bash"}
     return things | {"first_hour/demo": things["RUN"]}  # a run of the notebook
+
+
+def compared(place: Path) -> dict[str, str]:
+    """Sweeps to compare, one of whose settings is surely better, and a file of results."""
+    chance = {"no_baseline": 0.4, "reinforce_with_baseline": 0.8}
+    for name in ("SWEEP", "SWEEP_A", "SWEEP_B"):
+        of = {value: [right_answers(seed, chance[value]) for seed in range(4)] for value in chance}
+        sweep(place / name, "loss", list(chance), lambda v, s, of=of: of[v][s], reference={"loss": "no_baseline"})
+    rows = [f"{name},{seed},{p},{p % 2}" for name in "ab" for seed in range(3) for p in range(70)]
+    (place / "results.csv").write_text("setting,seed,problem,correct\n" + "\n".join(rows) + "\n")
+    return {name: str(place / name) for name in ("SWEEP", "SWEEP_A", "SWEEP_B", "results.csv")}
 
 
 def math(folder: Path, problems: list[Problem]) -> Path:

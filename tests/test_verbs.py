@@ -208,7 +208,7 @@ def test_wrong_verbs_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path
         ("rlreason.inspect", ["--category", "x"], "argument --category: invalid choice: 'x'"),
         ("rlreason.lab", ["--step", "x"], "argument --step: invalid int value: 'x'"),
         ("rlreason.grading.audit", ["--write", "--other"], "argument --other: expected one argument"),
-        ("rlreason.jobs.compare", ["--mix-protocols", "-o"], "argument -o: expected one argument"),
+        ("rlreason.jobs.compare", ["--equal-within"], "argument --equal-within: expected one argument"),
         ("rlreason.curves", ["nowhere"], "RUN=nowhere is no folder"),
     ],
 )

@@ -42,7 +42,7 @@ class Verb(NamedTuple):
 VERBS = (
     Verb("inspect", "rlreason.analysis.inspect", "RUN", "responses, with a guess at what went wrong in each"),
     Verb(
-        "compare", "rlreason.report.compare", "A B ...", "which setting is better, by how much, or that nobody can tell"
+        "compare", "rlreason.report.compare", "RUN ...", "which setting is better, by how much, or that nobody can tell"
     ),
     Verb("curves", "rlreason.analysis.curves", "RUN", "draw curves.png again, also of a run that is under way"),
     Verb("plan", "rlreason.sweeps.plan_verb", "--seeds S ...", "what so many seeds and problems can show"),

@@ -64,7 +64,10 @@ def lead_of(study: Study) -> str:
     if n < 2:
         return f"One setting, {each.removesuffix(' each')}, measured by {study.figure}{problems}."
     reference = study.reference.name
-    return f"{n} settings of {what_differs(study)}, {each}, compared with {reference} on {study.figure}{problems}. That figure is fixed: nothing was chosen by its result."
+    return (
+        f"{n} settings of {what_differs(study)}, {each}, compared with {reference} on {study.figure}{problems}. "
+        "That figure is fixed: nothing was chosen by its result."
+    )
 
 
 def facts_of(study: Study) -> list[tuple[str, str]]:

@@ -87,7 +87,7 @@ def _total(one: Setting, axis: str) -> float | None:
 
 
 def _unequal_budgets(study: Study) -> Iterator[str]:
-    for axis, what in (("tokens", "generated tokens"), ("updates", "optimizer updates"), ("step", "steps")):
+    for axis, what in (("tokens", "generated tokens"), ("updates", "optimizer updates")):
         base = _total(study.reference, axis)
         if not base:
             continue
@@ -95,10 +95,8 @@ def _unequal_budgets(study: Study) -> Iterator[str]:
         odd = [(one, q) for one, q in odd if q > UNEQUAL or q < 1 / UNEQUAL]
         if odd:
             named = few([f"{one.label} {q:.1f} times" for one, q in odd], 3)
-            against = {"tokens": "read the curves against tokens", "updates": "read them against updates"}.get(axis)
-            yield f"The {what} differ from those of {study.reference.name} ({named})" + (
-                f": {against}." if against else "."
-            )
+            against = f"read the curves against {axis} too"
+            yield f"The {what} differ from those of {study.reference.name} ({named}): {against}."
 
 
 def budget_of(study: Study) -> str:

@@ -116,7 +116,8 @@ def slices_table(study: Study) -> Table | None:
         rows,
         frozenset(range(1, len(others) + 3)),
         "Accuracy of the reference, and differences to it in points with 95% intervals. With "
-        f"\N{BLACK UP-POINTING TRIANGLE} or \N{BLACK DOWN-POINTING TRIANGLE}: different by Holm over all {len(tested)} comparisons of this table; "
+        "\N{BLACK UP-POINTING TRIANGLE} or \N{BLACK DOWN-POINTING TRIANGLE}: different by Holm over all "
+        f"{len(tested)} comparisons of this table; "
         "everything else cannot be told.",
     )
 
