@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlreason.report.curves import Curves
 from rlreason.statistics import Difference
 
 #: Words of a verdict -> the sign before it. The first four are those of `compare --json`.
@@ -49,7 +50,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One picture, from one description: `specification` is Vega-Lite, `rows` its data sets by name."""
+    """One picture, from one description: `specification` is Vega-Lite, with colours as CSS variables.
+
+    Its data sets have names. `rows` has them; where they are made of `curves`, what they hold depends on the axis, and
+    `rows` has only the others. Settings get their colours from the legend when it is drawn (pictures.py).
+    """
 
     name: str  # "eval/accuracy", "forest" ...: letters, digits, / and _
     title: str
@@ -58,6 +63,8 @@ class Figure:
     specification: Mapping[str, Any]
     format: str = ""  # of its values, as d3 has it: ".0%"
     note: str = ""  # what was left out of it
+    rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # name of a data set -> its rows
+    curves: Curves | None = None  # against step, time, tokens or updates
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,239 @@
+"""The pictures of a study: curves over training, what N responses are worth, where the time went, the differences."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlreason.report import specifications
+from rlreason.report.content import MOST_COLOURS, Entry, Figure, Verdict
+from rlreason.report.curves import GRID, Band, Curves, Line, band_of
+from rlreason.report.measures import ACCURACY, MEASURES, PERCENT, Measure, value_word
+from rlreason.report.palette import variable
+from rlreason.report.study import AXES, RUNNING, Run, Setting, Study
+from rlreason.report.verdicts import EQUAL_WITHIN
+from rlreason.report.words import signed
+from rlreason.runtime.text import few
+from rlreason.statistics import mean_interval
+
+LARGEST_IN_COLOUR = 5  # settings, where there are too many for a colour each
+MOST_IN_ALT = 8  # settings whose last values stand in a picture's alternative text
+COUNTERS = ("time/active", "time/total")  # of time/*, what is no phase
+MOST_PHASES = 6  # that have a colour; the others are one
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[Entry]:
+    """Each setting's colour, in their order: 0 is the reference.
+
+    Of more settings than there are colours, the reference and those that differ most from it have one.
+    """
+    others = [setting.label for setting in study.settings[1:]]
+    if len(study.settings) > MOST_COLOURS:
+        size = {v.setting: abs(v.difference.mean) for v in verdicts if v.difference is not None}
+        largest = sorted(others, key=lambda label: -size.get(label, -1.0))[:LARGEST_IN_COLOUR]
+        coloured = [label for label in others if label in largest]
+    else:
+        coloured = others
+    place = {label: k for k, label in enumerate(coloured, 1)}
+    return [Entry(study.reference.label, 0, True), *(Entry(label, place.get(label)) for label in others)]
+
+
+def figures_of(study: Study) -> list[Figure]:
+    """All pictures of a study but the forest, validation accuracy first; one that has no data is left out."""
+    over_training = [figure for measure in MEASURES if (figure := _over_training(study, measure)) is not None]
+    phases = _phases(study)
+    return [*over_training, *_best_of_n(study), *([phases] if phases is not None else [])]
+
+
+def _over_training(study: Study, measure: Measure) -> Figure | None:
+    """One measure against step, time, tokens and updates; None where no run has two points of it."""
+    lines, dropped = _lines(study, measure)
+    if not any(len(line.y) > 1 for line in lines):
+        return None
+    by_setting = {s.label: [line for line in lines if line.setting == s.label] for s in study.settings}
+    bands = {axis: _bands(by_setting, axis, measure) for axis in AXES}
+    values = np.concatenate([line.y for line in lines])
+    log_range = (float(values.min()), float(values.max())) if measure.log else None
+    alt = _alt(study, measure, by_setting, bands["step"])
+    height = specifications.FIRST_HEIGHT if measure is ACCURACY else specifications.HEIGHT
+    spec = specifications.curves(measure, specifications.step_axis(), alt, height, log_range)
+    note = f"{dropped:,} values of 0 or less have no place on a logarithmic axis." if dropped else ""
+    subtitle = _subtitle_of_first(study, lines) if measure is ACCURACY else measure.unit
+    return Figure(
+        measure.name, measure.title, subtitle, alt, spec, measure.format, note, {"published": []}, Curves(lines, bands)
+    )
+
+
+def _lines(study: Study, measure: Measure) -> tuple[list[Line], int]:
+    """A line for each run that has data, and how many values a logarithmic axis has no place for."""
+    lines, dropped = [], 0
+    for setting in study.settings:
+        for run in setting.runs:
+            found = measure.of(run)
+            if found is None:
+                continue
+            x, y = found.x, found.y
+            if measure.log and (y <= 0).any():
+                dropped += int((y <= 0).sum())
+                x, y = {axis: at[y > 0] for axis, at in x.items()}, y[y > 0]
+            if len(y):
+                lines.append(Line(setting.label, run.seed, x, y, stopped_early(run)))
+    return lines, dropped
+
+
+def stopped_early(run: Run) -> bool:
+    """Whether a run ended before its last step; one that is still under way has not."""
+    word = run.status.partition(":")[0]
+    return word not in ("finished", RUNNING, "waiting")
+
+
+def _bands(by_setting: Mapping[str, Sequence[Line]], axis: str, measure: Measure) -> dict[str, Band]:
+    """Mean and band of each setting whose runs all have this axis and share a range of it."""
+    points = 0 if axis in ("step", "updates") else GRID
+    found = {}
+    for label, lines in by_setting.items():
+        if lines and all(axis in line.x for line in lines):
+            xs = [line.x[axis] for line in lines]
+            band = band_of(xs, [line.y for line in lines], points, measure.share, measure.log)
+            if band is not None:
+                found[label] = band
+    return found
+
+
+def _seeds_word(settings: Sequence[Setting]) -> str:
+    """'mean of 4 seeds', or of as many as there are."""
+    counts = sorted({len(setting.runs) for setting in settings})
+    if counts == [1]:
+        return "one seed each"
+    return f"mean of {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} seeds"
+
+
+def _subtitle_of_first(study: Study, lines: Sequence[Line]) -> str:
+    several = any(len(setting.runs) > 1 for setting in study.settings)
+    parts = [_seeds_word(study.settings)]
+    if several:
+        parts += ["95% band", "thin lines: seeds"]
+    if any(line.stopped for line in lines):
+        parts.append("\N{MULTIPLICATION X}: stopped early")
+    return ", ".join(parts)
+
+
+def _alt(study: Study, measure: Measure, by_setting: Mapping[str, Sequence[Line]], bands: Mapping[str, Band]) -> str:
+    """What is on a picture, for who cannot see it, with the last values."""
+    last = {}
+    for label, lines in by_setting.items():
+        if label in bands:
+            last[label] = float(bands[label].mean[-1])
+        elif lines:
+            last[label] = float(np.mean([line.y[-1] for line in lines]))
+    values = [f"{label} {value_word(value, measure.format)}" for label, value in last.items()]
+    band = " with a 95% band" if any(b.low is not None for b in bands.values()) else ""
+    count = f"{len(last)} setting{'s' * (len(last) != 1)}"
+    start = f"{measure.title} ({measure.unit}) by {specifications.STEP_TITLE} for {count}"
+    return f"{start}, {_seeds_word(study.settings)}{band}. Last values: {few(values, MOST_IN_ALT)}."
+
+
+def _best_of_n(study: Study) -> list[Figure]:
+    """What N responses are worth by each way to choose among them, where runs have measured it."""
+    measured = [run for run in study.runs if run.summary.get("n_list") and run.summary.get("best_of_n")]
+    ways = list(dict.fromkeys(way for run in measured for way in run.summary["best_of_n"]))
+    return [figure for way in ways if (figure := _of_way(study, str(way))) is not None]
+
+
+def _of_way(study: Study, way: str) -> Figure | None:
+    rows: Rows = {"published": [], "means": [], "seeds": [], "marks": [], "stops": []}
+    for setting in study.settings:
+        points = _points_of_way([run.summary for run in setting.runs], way)
+        for n, (value, low, high) in points.items():
+            rows["means"].append({"setting": setting.label, "x": n, "y": value, "low": low, "high": high})
+            rows["marks"].append({"setting": setting.label, "x": n, "y": value})
+    if not rows["means"]:
+        return None
+    last = {
+        row["setting"]: f"{row['setting']} {value_word(row['y'], PERCENT)} at N = {row['x']}" for row in rows["means"]
+    }
+    measure = Measure(f"best_of_n/{re.sub(r'[^A-Za-z0-9]+', '_', way)}", way, "share of problems solved", PERCENT, [])
+    alt = f"{way}: share of problems solved by responses to choose from, with a 95% band. {few([*last.values()], 8)}."
+    counts = sorted({row["x"] for row in rows["means"]})
+    x = specifications.count_axis("N, responses to choose from", counts)
+    spec = specifications.curves(measure, x, alt, specifications.HEIGHT, None)
+    return Figure(measure.name, way, "share of problems solved, 95% band", alt, spec, PERCENT, "", rows)
+
+
+def _points_of_way(
+    summaries: Sequence[Mapping[str, Any]], way: str
+) -> dict[int, tuple[float, float | None, float | None]]:
+    """N -> (value, low, high): of one run its own interval over problems, of several the one over seeds."""
+    of_runs: dict[int, list[Sequence[float]]] = {}
+    for summary in summaries:
+        for n, point in zip(summary.get("n_list") or [], (summary.get("best_of_n") or {}).get(way, []), strict=False):
+            of_runs.setdefault(int(n), []).append(point)
+    found = {}
+    for n, points in sorted(of_runs.items()):
+        if len(points) == 1:
+            value, low, high = points[0]
+        else:
+            value, low, high = mean_interval([point[0] for point in points])
+        found[n] = (value, max(low, 0.0), min(high, 1.0))
+    return found
+
+
+def _phases(study: Study) -> Figure | None:
+    """Shares of the time that each setting's runs spent in each phase."""
+    seconds = {setting.label: _seconds_of(setting) for setting in study.settings}
+    seconds = {label: phases for label, phases in seconds.items() if sum(phases.values()) > 0}
+    if not seconds:
+        return None
+    total: dict[str, float] = {}
+    for phases in seconds.values():
+        for phase, spent in phases.items():
+            total[phase] = total.get(phase, 0.0) + spent / sum(phases.values())
+    largest = sorted((p for p in total if p != "other"), key=lambda phase: -total[phase])[:MOST_PHASES]
+    rows = []
+    for label, phases in seconds.items():
+        whole = sum(phases.values())
+        shares = {phase: phases.get(phase, 0.0) / whole for phase in largest}
+        shares["other"] = 1 - sum(shares.values())
+        rows += [
+            {"setting": label, "part": part.replace("_", " "), "share": float(f"{share:.4g}"), "place": place}
+            for place, (part, share) in enumerate(shares.items())
+        ]
+    colours = {phase.replace("_", " "): variable(f"s{k}") for k, phase in enumerate(largest, 1)}
+    colours["other"] = variable("rest")
+    of_first = [f"{row['part']} {row['share']:.0%}" for row in rows if row["setting"] == rows[0]["setting"]]
+    alt = f"Shares of the time by phase for {len(seconds)} settings. {rows[0]['setting']}: {', '.join(of_first)}."
+    spec = specifications.stacked(list(seconds), colours, alt)
+    return Figure(
+        "time", "Where the time went", "share of all seconds, by phase", alt, spec, PERCENT, "", {"parts": rows}
+    )
+
+
+def _seconds_of(setting: Setting) -> dict[str, float]:
+    """Phase -> seconds, over all runs of a setting."""
+    found: dict[str, float] = {}
+    for run in setting.runs:
+        for name, series in run.series.items():
+            if name.startswith("time/") and name not in COUNTERS:
+                found[name[5:]] = found.get(name[5:], 0.0) + float(series.y.sum())
+    return found
+
+
+def forest_of(verdicts: Sequence[Verdict], same_within: float = EQUAL_WITHIN) -> Figure | None:
+    """The differences with their intervals and a tick for each seed; None where nothing was compared."""
+    compared = [(verdict, verdict.difference) for verdict in verdicts if verdict.difference is not None]
+    if not compared:
+        return None
+    reference = compared[0][0].reference
+    rows: Rows = {"pairs": [], "seeds": []}
+    said = []
+    for verdict, found in compared:
+        mean, low, high = (round(100 * x, 2) for x in (found.mean, found.low, found.high))
+        rows["pairs"].append({"setting": verdict.setting, "x": mean, "low": low, "high": high})
+        rows["seeds"] += [{"setting": verdict.setting, "x": round(100 * d, 2)} for d in verdict.by_seed.values()]
+        said.append(f"{verdict.setting} {signed(found.mean)} points ({signed(found.low)} to {signed(found.high)})")
+    alt = f"Differences from {reference}: {'; '.join(said)}."
+    spec = specifications.forest([v.setting for v, _ in compared], reference, 100 * same_within, alt)
+    subtitle = "accuracy points, 95% intervals, ticks: seeds"
+    return Figure("forest", f"Differences from {reference}", subtitle, alt, spec, "+.1f", "", rows)

@@ -1,0 +1,234 @@
+"""Vega-Lite specifications as plain dicts: curves with their bands, the forest of differences, stacked bars.
+
+Colours are CSS variables, settings the values of the field `setting`; pictures.py gives each its colour, dash and
+marker from the legend. Lines and areas have `strokeOpacity` and `fillOpacity` and no `clip`: `opacity` and `clip` make
+a layer of each line, which takes the maker of PNGs seconds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlreason.report.measures import Measure
+from rlreason.report.palette import variable
+
+Spec = dict[str, Any]
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+SETTING = "setting"  # the field that gives a mark its colour, dash and marker
+STEP_TITLE = "training step"  # of an axis that a page switches
+HEIGHT, FIRST_HEIGHT = 190, 370
+WIDEST_LABEL = 180  # pixels of a setting's label beside a bar
+FONT = "system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
+CONFIG: Spec = {
+    "background": "transparent",
+    "padding": {"left": 2, "right": 8, "top": 6, "bottom": 2},
+    "font": FONT,
+    "view": {"stroke": "transparent"},
+    "axis": {
+        "labelColor": variable("muted"),
+        "titleColor": variable("muted"),
+        "gridColor": variable("grid"),
+        "domainColor": variable("axis"),
+        "tickColor": variable("axis"),
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "labelLimit": 150,
+        "tickSize": 4,
+    },
+    "axisX": {"grid": False},
+    "axisY": {"domain": False, "ticks": False},
+    "legend": {
+        "labelColor": variable("fg"),
+        "labelFontSize": 12,
+        "labelLimit": 320,
+        "symbolSize": 120,
+        "symbolStrokeWidth": 2,
+    },
+    "title": {
+        "color": variable("fg"),
+        "subtitleColor": variable("muted"),
+        "anchor": "start",
+        "fontSize": 15,
+        "subtitleFontSize": 12,
+        "subtitlePadding": 4,
+        "offset": 8,
+    },
+}
+
+
+def _of(field: str) -> Spec:
+    return {"field": field, "type": "nominal", "legend": None}
+
+
+def _framed(alt: str, height: Any, layers: Sequence[Spec]) -> Spec:
+    return {
+        "$schema": SCHEMA,
+        "description": alt,
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "config": CONFIG,
+        "layer": list(layers),
+    }
+
+
+def ticks_of(low: float, high: float) -> list[float]:
+    """Where a logarithmic axis has its lines: at powers of ten, with 2 and 5 where they are few.
+
+    >>> ticks_of(0.02, 30.0), ticks_of(0.3, 0.8)
+    ([0.1, 1.0, 10.0], [0.5])
+    """
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1,) if math.log10(high / low) > 2 else (1, 2, 5)
+    every = [float(f"{factor}e{power}") for power in powers for factor in factors]
+    return [value for value in every if low <= value <= high] or [every[0], every[-1]]
+
+
+def step_axis() -> Spec:
+    """The x of a curve over training; a page writes its title anew when another axis is chosen."""
+    axis = {"tickCount": 6, "format": "~s", "labelOverlap": True, "labelFlush": True}
+    scale = {"zero": False, "nice": False, "padding": 4}
+    return {"field": "x", "type": "quantitative", "title": STEP_TITLE, "scale": scale, "axis": axis}
+
+
+def count_axis(title: str, counts: Sequence[int]) -> Spec:
+    """The x of a curve over counts that double, such as responses to choose from."""
+    axis = {"values": list(counts), "format": "d", "labelOverlap": True}
+    scale = {"type": "log", "base": 2, "nice": False, "padding": 6}
+    return {"field": "x", "type": "quantitative", "title": title, "scale": scale, "axis": axis}
+
+
+def curves(measure: Measure, x: Spec, alt: str, height: int, log_range: tuple[float, float] | None) -> Spec:
+    """Bands, a thin line for each run, means, markers at quarters, and a cross where a run was stopped.
+
+    Data sets: `published` {low, high}, `means` {setting, x, y, low, high}, `seeds` {setting, run, x, y}, `marks` and
+    `stops` {setting, x, y}. `log_range`: of the values, for a logarithmic axis.
+    """
+    axis: Spec = {"tickCount": 5, "format": measure.format}
+    scale: Spec = {"zero": measure.share, "nice": True}
+    if log_range is not None:
+        axis, scale = axis | {"values": ticks_of(*log_range)}, {"type": "log", "nice": False}
+    y = {"field": "y", "type": "quantitative", "title": None, "scale": scale, "axis": axis}
+    colour, dash, marker = {"color": _of(SETTING)}, {"strokeDash": _of(SETTING)}, {"shape": _of(SETTING)}
+    line = {"x": x, "y": y, **colour}
+    published = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **colour}
+    layers: list[Spec] = [
+        {"data": {"name": "published"}, "mark": {"type": "rect", "color": variable("strip")}, "encoding": published},
+        {
+            "data": {"name": "means"},
+            "transform": [{"filter": "isValid(datum.low)"}],
+            "mark": {"type": "area", "fillOpacity": 0.16},
+            "encoding": band,
+        },
+        {
+            "data": {"name": "seeds"},
+            "mark": {"type": "line", "strokeWidth": 0.9, "strokeOpacity": 0.42},
+            "encoding": {**line, "detail": {"field": "run"}},
+        },
+        {
+            "data": {"name": "means"},
+            "mark": {"type": "line", "strokeWidth": 2.3, "strokeCap": "butt"},
+            "encoding": {**line, **dash},
+        },
+        {
+            "data": {"name": "marks"},
+            "mark": {"type": "point", "filled": True, "size": 62, "opacity": 1},
+            "encoding": {**line, **marker},
+        },
+        {
+            "data": {"name": "stops"},
+            "mark": {"type": "text", "text": "\N{MULTIPLICATION X}", "fontSize": 13, "fontWeight": "bold"},
+            "encoding": line,
+        },
+    ]
+    return _framed(alt, height, layers)
+
+
+def _settings_down(settings: Sequence[str]) -> Spec:
+    axis = {
+        "labelFontSize": 13,
+        "labelColor": variable("fg"),
+        "domain": False,
+        "ticks": False,
+        "labelPadding": 8,
+        "labelLimit": WIDEST_LABEL,
+    }
+    names = list(settings)
+    return {"field": SETTING, "type": "nominal", "sort": names, "title": None, "axis": axis, "scale": {"domain": names}}
+
+
+def forest(settings: Sequence[str], reference: str, same_within: float, alt: str) -> Spec:
+    """An interval for each setting, a tick for each seed, a line at 0 and a strip of what counts as no difference.
+
+    Data sets: `pairs` {setting, x, low, high} and `seeds` {setting, x}, in accuracy points.
+    """
+    axis = {
+        "grid": True,
+        "tickCount": 7,
+        "format": "+.0f",
+        "labelExpr": "datum.value == 0 ? '0' : datum.label",
+        "labelOverlap": True,
+    }
+    title = f"accuracy points against {reference} (95% interval)"
+
+    def x(field: str) -> Spec:
+        return {"field": field, "type": "quantitative", "title": title, "axis": axis, "scale": {"nice": True}}
+
+    row = {"y": _settings_down(settings), "color": _of(SETTING)}
+    layers: list[Spec] = [
+        {
+            "data": {"values": [{"low": -same_within, "high": same_within}]},
+            "mark": {"type": "rect", "color": variable("strip")},
+            "encoding": {"x": x("low"), "x2": {"field": "high"}},
+        },
+        {
+            "data": {"values": [{"x": 0}]},
+            "mark": {"type": "rule", "color": variable("axis"), "strokeWidth": 1.2},
+            "encoding": {"x": x("x")},
+        },
+        {
+            "data": {"name": "pairs"},
+            "mark": {"type": "rule", "strokeWidth": 3},
+            "encoding": {"x": x("low"), "x2": {"field": "high"}, **row},
+        },
+        {
+            "data": {"name": "seeds"},
+            "mark": {"type": "tick", "thickness": 1.5, "size": 14, "opacity": 0.6},
+            "encoding": {"x": x("x"), **row},
+        },
+        {
+            "data": {"name": "pairs"},
+            "mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
+            "encoding": {"x": x("x"), **row, "shape": _of(SETTING)},
+        },
+    ]
+    return _framed(alt, {"step": 38 if len(settings) <= 12 else 24}, layers)
+
+
+def stacked(settings: Sequence[str], parts: Mapping[str, str], alt: str) -> Spec:
+    """A bar of shares for each setting. `parts`: name of a part -> its colour.
+
+    Data set: `parts` {setting, part, share, place}, place being the order within a bar.
+    """
+    legend = {"orient": "bottom", "title": None, "columns": 4, "symbolType": "square", "symbolStrokeWidth": 0}
+    colour = {
+        "field": "part",
+        "type": "nominal",
+        "sort": list(parts),
+        "scale": {"domain": list(parts), "range": list(parts.values())},
+        "legend": legend,
+    }
+    x = {
+        "field": "share",
+        "type": "quantitative",
+        "stack": "zero",
+        "title": "share of the time",
+        "axis": {"format": ".0%", "tickCount": 5, "labelFlush": True},
+        "scale": {"domain": [0, 1], "nice": False},
+    }
+    encoding = {"y": _settings_down(settings), "x": x, "color": colour, "order": {"field": "place"}}
+    mark = {"type": "bar", "stroke": variable("page"), "strokeWidth": 1, "height": {"band": 0.72}}
+    layer: Spec = {"data": {"name": "parts"}, "mark": mark, "encoding": encoding}
+    return _framed(alt, {"step": 30 if len(settings) <= 12 else 20}, [layer])
