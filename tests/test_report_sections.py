@@ -1,0 +1,179 @@
+"""The sections of a report: tables, slices, pass@k, log, what differs, and the problems laid side by side."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rlreason.report import health
+from rlreason.report.cases import LONGEST, cases_of, shown_text
+from rlreason.report.differing import configs_table, cost_of, details_of
+from rlreason.report.log import log_of
+from rlreason.report.passes import best_of_n_table, pass_curve, passes_table
+from rlreason.report.read import read_study
+from rlreason.report.slices import slices_of, slices_table
+from rlreason.report.study import Answers, Problem, Run, Series, Setting, Study
+from rlreason.report.tables import axes_table, best_checkpoint, settings_table
+from rlreason.report.verdicts import verdicts_of
+from tests.sweep_folders import answers, sweep
+
+
+def run(folder, name, seed, right, **more) -> Run:
+    """A finished run with these right answers; `more` replaces fields."""
+    problems = {
+        f"p{k}": Problem(float(ok), 1, "What is " + "1 + " * (k % 7) + f"{k}?", {"level": k % 3})
+        for k, ok in enumerate(right)
+    }
+    settings = {"lr": name, "seed": seed, "algorithm": "grpo"}
+    made = Run(folder, f"lr={name},seed={seed}", (("lr", name),), seed, "finished", settings=settings)
+    made.final, made.accuracy = Answers(problems, 40), float(np.mean(right))
+    made.seconds, made.totals, made.planned_steps = 60.0, {"step": 40.0, "tokens": 2e5, "updates": 40.0}, 40
+    steps = np.array([0.0, 20.0, 40.0])
+    made.series = {"eval/accuracy": Series({"step": steps}, np.array([0.1, 0.9, made.accuracy]))}
+    for field, value in more.items():
+        setattr(made, field, value)
+    return made
+
+
+def study(folder, chances, seeds=(0, 1, 2, 3)) -> Study:
+    settings = [
+        Setting((("lr", name),), name, [run(folder, name, s, answers(s, chance)) for s in seeds])
+        for name, chance in chances.items()
+    ]
+    return Study("rates", "Which rate?", ["lr"], settings)
+
+
+def test_the_table_of_settings_has_verdict_interval_and_the_biased_best(tmp_path):
+    of = study(tmp_path, {"1": 0.5, "2": 0.8})
+    table = settings_table(of, verdicts_of(of))
+    first, second = (dict(zip(table.head, row, strict=True)) for row in table.rows)
+    assert (first["verdict"], first["difference"]) == ("reference", "\N{EN DASH}")
+    assert second["verdict"].startswith("\N{BLACK UP-POINTING TRIANGLE} better\np")
+    low, high = (float(part.strip("%")) for part in first["accuracy"].split("\n")[1].split(" to "))
+    assert low < 100 * np.mean([r.accuracy for r in of.reference.runs]) < high
+    assert first["best checkpoint"] == "90.0%*\nbest of 3"
+    assert (first["seeds"], first["time a run"], first["tokens a run"]) == ("4 of 4", "60 s", "0.20 M")
+    assert "biased upwards" in table.note
+    assert best_checkpoint([run(tmp_path, "1", 0, [True], series={})]) == "\N{EN DASH}"
+
+
+def test_two_axes_are_laid_against_each_other(tmp_path):
+    keys = [(("a", x), ("b", y)) for x in ("1", "2") for y in ("10", "9")]
+    settings = [
+        Setting(key, str(dict(key)), [run(tmp_path, "1", s, answers(s, 0.5)) for s in (0, 1, 2)]) for key in keys
+    ]
+    table = axes_table(of := Study("x", "?", ["a", "b"], settings), verdicts_of(of))
+    assert list(table.head) == ["", "b=9", "b=10"]  # by value, not by letter
+    assert [row[0] for row in table.rows] == ["a=1", "a=2"]
+    assert table.rows[0][2].endswith("\nreference")
+    assert axes_table(study(tmp_path, {"1": 0.5, "2": 0.8}), []) is None
+
+
+def test_slices_differ_only_by_holm_over_all_of_them(tmp_path):
+    of = study(tmp_path, {"1": 0.5, "2": 0.5})
+    for one in of.settings[1].runs:  # better on level 0 alone
+        for name, problem in list(one.final.problems.items()):
+            if problem.facts["level"] == 0:
+                one.final.problems[name] = Problem(1.0, 1, problem.question, problem.facts)
+    table = slices_table(of)
+    signs = {row[0].replace("\n", " "): row[3].startswith("\N{BLACK UP-POINTING TRIANGLE}") for row in table.rows}
+    assert signs["level 0"]
+    assert not signs["level 1"]
+    assert not signs["level 2"]
+    assert {s.kind for s in slices_of(of)} == {"level", "question length"}  # no evaluation before training
+    for setting in of.settings:
+        for one in setting.runs:
+            one.start = Answers({name: Problem(float(k % 2), 1) for k, name in enumerate(one.final.problems)})
+    kinds = {s.name: len(s.problems) for s in slices_of(of) if s.kind.startswith("difficulty")}
+    assert kinds == {"solved by no starting run": 100, "by all": 100}
+
+
+def test_pass_at_k_needs_samples(tmp_path):
+    of = study(tmp_path, {"1": 0.5})
+    assert passes_table(of) is None
+    for one in of.runs:
+        one.final = Answers({"a": Problem(1, 4), "b": Problem(0, 4)})
+        one.start = Answers({"a": Problem(0, 4), "b": Problem(0, 4)})
+    table = passes_table(of)
+    assert list(table.head) == ["setting", "training", "k = 1", "k = 2", "k = 4"]
+    assert [list(row)[1:] for row in table.rows] == [
+        ["before", "0.0%", "0.0%", "0.0%"],
+        ["after", "12.5%", "25.0%", "50.0%"],
+    ]
+    assert pass_curve(Answers({})) == {}
+
+
+def test_best_of_n_has_every_way_to_choose(tmp_path):
+    of = study(tmp_path, {"1": 0.5}, seeds=(0,))
+    of.runs[0].summary = {"n_list": [1, 4], "best_of_n": {"pass@N": [[0.2, 0.1, 0.3], [0.5, 0.4, 0.6]], "odd": [5]}}
+    table = best_of_n_table(of)
+    assert list(table.rows[0]) == ["1", "pass@N", "20.0%\n10.0% to 30.0%", "50.0%\n40.0% to 60.0%"]
+    assert list(table.rows[1])[2:] == ["\N{EN DASH}", "\N{EN DASH}"]
+
+
+def test_the_log_says_how_each_run_ended_and_why(tmp_path):
+    of = study(tmp_path, {"1": 0.5}, seeds=(0, 1, 2))
+    of.runs[1].status, of.runs[1].reason = "diverged:loss", "step 3: the loss is no number"
+    of.runs[2].status, of.runs[2].totals, of.runs[2].accuracy = "running", {"step": 7.0}, None
+    rows = log_of(of).rows
+    assert [row[2] for row in rows] == [
+        "\N{CHECK MARK} finished",
+        "\N{MULTIPLICATION X} diverged",
+        "\N{HORIZONTAL ELLIPSIS} running",
+    ]
+    assert (rows[1][3], rows[2][4]) == ("step 3: the loss is no number", "7 of 40")
+
+
+def test_what_differs_is_told_even_where_nobody_swept_it(tmp_path):
+    of = study(tmp_path, {"1": 0.5, "2": 0.5})
+    of.settings[1].runs[0].settings |= {"n_steps": 80}
+    of.settings[0].runs[0].settings |= {"n_steps": 40, "threads": 3}
+    rows = {row[0]: list(row[1:]) for row in configs_table(of).rows}
+    assert rows == {"lr": ["1", "2"], "n_steps\nnot swept by name": ["40", "80"]}
+    assert "8 runs took 8 min in all and sampled 1.60 M tokens" in cost_of(of)
+    assert [detail.title for detail in details_of(of)][-2:] == ["Cost", "Method"]
+
+
+def test_a_few_problems_are_shown_over_training_side_by_side(tmp_path):
+    sweep(tmp_path, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5 + 0.4 * (value == "2"), 40))
+    hostile = "</script><script>alert(1)</script>\u202e" + "x" * (1 << 20)
+    for place in tmp_path.glob("lr=*"):
+        lines = (place / "evals/step_00040.jsonl").read_text().splitlines()
+        rows = [json.loads(line) | {"response": hostile, "gold": "7", "format_reward": 1.0} for line in lines]
+        for step in (0, 10, 40):
+            text = "".join(json.dumps(row | {"step": step}) + "\n" for row in rows)
+            (place / f"evals/step_{step:05d}.jsonl").write_text(text)
+    cases = cases_of(read_study([tmp_path]))
+    assert 1 <= len(cases) <= 4
+    for case in cases:
+        assert list(case.steps) == [0, 10, 40]
+        for shown in case.steps.values():
+            assert [one.setting for one in shown] == ["1", "2"]
+            assert all(len(one.text) < LONGEST + 60 and "\u202e" not in one.text for one in shown)
+            assert all(one.where.startswith(f"lr={one.setting},seed=0/evals/step_000") for one in shown)
+    assert shown_text(hostile).endswith(f" ... {len(hostile) - LONGEST:,} more characters")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda r: r.settings.update({"data.overlap": "allow"}), "may overlap"),
+        (lambda r: r.totals.update({"tokens": 2e6}) if r.setting[0][1] == "2" else None, "2 10.0 times"),
+        (lambda r: setattr(r, "shared_machine", True), "no verdict on wall clock"),
+        (lambda r: setattr(r, "status", "stopped:parity"), "stopped by a rule"),
+        (lambda r: setattr(r, "accuracy", 0.99), "Every run is above 95%"),
+        (lambda r: r.series.update({"rollout/truncated": Series({}, np.full(8, 0.4))}), "40% of responses were cut"),
+        (lambda r: r.series.update({"reward/frac_reward_zero_std": Series({}, np.full(8, 0.9))}), "only 10% of groups"),
+        (lambda r: r.series.update({"rollout/mismatch_mean": Series({}, np.full(8, 0.3))}), "disagree by 0.3 nats"),
+        (lambda r: r.series.update({"eval/grading_failures": Series({}, np.ones(2))}), "16 responses of evaluations"),
+        (lambda r: r.settings.update({"model.name": "qwen3", "data.name": "math"}), "No control reward was run"),
+        (lambda r: setattr(r, "provenance", {"code": str(r.seed)}), "Not all runs had the same code"),
+    ],
+)
+def test_what_is_odd_is_said_and_nothing_else(change, says, tmp_path):
+    of = study(tmp_path, {"1": 0.5, "2": 0.8})
+    before = health.warnings_of(of)
+    assert not any(says in line for line in before)
+    for one in of.runs:
+        change(one)
+    assert any(says in line for line in health.warnings_of(of))
