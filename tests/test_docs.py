@@ -148,7 +148,8 @@ def compared(place: Path) -> dict[str, str]:
         sweep(place / name, "loss", list(chance), lambda v, s, of=of: of[v][s], reference={"loss": "no_baseline"})
     rows = [f"{name},{seed},{p},{p % 2}" for name in "ab" for seed in range(3) for p in range(70)]
     (place / "results.csv").write_text("setting,seed,problem,correct\n" + "\n".join(rows) + "\n")
-    return {name: str(place / name) for name in ("SWEEP", "SWEEP_A", "SWEEP_B", "results.csv")}
+    things = {name: str(place / name) for name in ("SWEEP", "SWEEP_A", "SWEEP_B", "results.csv")}
+    return things | {"runs/sweeps/grpo_learning_rate": things["SWEEP"]}
 
 
 def math(folder: Path, problems: list[Problem]) -> Path:
