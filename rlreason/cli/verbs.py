@@ -41,6 +41,7 @@ class Verb(NamedTuple):
 
 VERBS = (
     Verb("inspect", "rlreason.analysis.inspect", "RUN", "responses, with a guess at what went wrong in each"),
+    Verb("report", "rlreason.report.verb", "RUN ...", "verdicts, curves and tables of runs and sweeps, as a page"),
     Verb(
         "compare", "rlreason.report.compare", "RUN ...", "which setting is better, by how much, or that nobody can tell"
     ),

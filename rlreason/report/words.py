@@ -140,7 +140,7 @@ def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
     by_word: dict[str, list[str]] = {}
     for verdict in verdicts:
         by_word.setdefault(verdict.word, []).append(verdict.setting)
-    said = []
+    said: list[str] = []
     for word, verbs, rest in (
         ("better", ("beats", "beat"), f" {reference}"),
         ("same", ("is as good as", "are as good as"), f" {reference}"),
