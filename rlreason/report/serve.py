@@ -120,13 +120,14 @@ def keep_fresh(
     server: Server,
     say: Callable[[str], object],
     stop: threading.Event,
+    every: float = LOOK_S,
 ) -> None:
     """Write the report again when files of its runs have changed, until `stop`; an error is said once, and survived.
 
     `rewrite` writes it and tells whether any run still goes on.
     """
     stamp, said = stamp_of(runs), ""
-    while not stop.wait(LOOK_S):
+    while not stop.wait(every):
         now = stamp_of(runs)
         if now == stamp:
             continue
