@@ -65,17 +65,17 @@ DARK = {
 }
 #: Of s0 to s7, as SVG has it: lengths of line and gap.
 DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2, 1, 2), (3, 3), (14, 3, 3, 3))
-#: Of s0 to s7, as Vega names them.
-MARKERS = (
-    "circle",
-    "square",
-    "triangle-up",
-    "diamond",
-    "cross",
-    "triangle-down",
-    "triangle-right",
-    "triangle-left",
-)
+#: Of s0 to s7: Vega's name -> the same as the path of an SVG, around 0,0.
+MARKERS = {
+    "circle": "M-4.2,0a4.2,4.2 0 1,0 8.4,0a4.2,4.2 0 1,0 -8.4,0z",
+    "square": "M-4,-4h8v8h-8z",
+    "triangle-up": "M0,-5l5,9h-10z",
+    "diamond": "M0,-6l6,6l-6,6l-6,-6z",
+    "cross": "M-2,-5h4v3h3v4h-3v3h-4v-3h-3v-4h3z",
+    "triangle-down": "M0,5l5,-9h-10z",
+    "triangle-right": "M5,0l-9,5v-10z",
+    "triangle-left": "M-5,0l9,5v-10z",
+}
 _VARIABLE = re.compile(r"var\(--([\w-]+)\)")
 
 

@@ -21,7 +21,6 @@ MEANS_TOGETHER = 4000  # points of all means
 MOST_OF_A_MEAN = 100
 WIDTH, SCALE = 760, 1.5  # of a picture by itself: pixels, and how many of a PNG's to one of them
 LONGEST_BESIDE = 24  # characters of a label; with longer ones the legend stands below
-CHANNELS = {"color": "colour", "strokeDash": "dash", "shape": "marker"}
 
 
 def svg_of(figure: Figure, legend: Sequence[Entry], dark: bool = False) -> str:
@@ -93,10 +92,11 @@ def coloured(specification: Mapping[str, Any], legend: Sequence[Entry], shown: b
     """
     labels = [entry.label for entry in legend]
     places = [entry.colour for entry in legend]
+    markers = list(MARKERS)
     ranges = {
         "color": [variable(colour_of(place)) for place in places],
         "strokeDash": [list(DASHES[place or 0]) for place in places],
-        "shape": [MARKERS[place or 0] for place in places],
+        "shape": [markers[place or 0] for place in places],
     }
     named = [entry.label for entry in legend if entry.colour is not None]
     below = any(len(label) > LONGEST_BESIDE for label in named)

@@ -51,6 +51,7 @@ CONFIG: Spec = {
         "anchor": "start",
         "fontSize": 15,
         "subtitleFontSize": 12,
+        "subtitleFontWeight": "normal",
         "subtitlePadding": 4,
         "offset": 8,
     },
