@@ -1,0 +1,215 @@
+"""A report's page in a real browser: nothing is asked of any network, everything reacts, everybody can reach it."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlreason.report.build import build_report
+from rlreason.report.page import page_of
+from rlreason.report.read import read_study
+from tests.sweep_folders import answers, sweep
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("vl_convert")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: .ci/browser installs it"),
+    pytest.mark.slow,
+]
+AXE = Path(__file__).resolve().parents[1] / ".venv/browser/axe.min.js"
+HOSTILE = (
+    "</pre></script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)> \u202e " + "x" * 5000
+)
+WIDTHS = (390, 600, 900, 1280, 1600)
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory) -> Path:
+    """The report of a sweep of three rates, four seeds each, with curves and hostile responses."""
+    folder = tmp_path_factory.mktemp("browser") / "rates"
+    chance = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
+    sweep(
+        folder,
+        "learning_rate",
+        list(chance),
+        lambda v, s: answers(s, chance[v], 60),
+        reference={"learning_rate": "1e-4"},
+    )
+    for place in folder.glob("learning_rate=*"):
+        rng = np.random.default_rng(len(place.name))
+        final = (place / "evals/step_00040.jsonl").read_text().splitlines()
+        rows = [json.loads(line) | {"response": HOSTILE, "gold": "7", "format_reward": 1.0} for line in final]
+        for step in (0, 20, 40):
+            text = "".join(json.dumps(row | {"step": step}) + "\n" for row in rows)
+            (place / f"evals/step_{step:05d}.jsonl").write_text(text)
+        metrics = []
+        for step in range(41):
+            row = {"rollout_step": step, "train_step": step, "tokens/generated": 900 * step, "time/active": 0.5 * step}
+            row |= {
+                "reward/mean": 0.2 + step / 80,
+                "train/grad_norm": 0.1 + rng.random(),
+                "rollout/length": 20.0 + step,
+            }
+            row |= {"rollout/entropy": 1 / (1 + step), "time/rollout": 0.2, "time/train": 0.3}
+            row |= {"eval/accuracy": 0.2 + 0.01 * step, "eval/format": 0.9} if step % 8 == 0 else {}
+            metrics.append(json.dumps(row) + "\n")
+        (place / "metrics.jsonl").write_text("".join(metrics))
+    target = folder / "report.html"
+    target.write_text(page_of(build_report(read_study([folder]))), encoding="utf-8")
+    return target
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """One headless browser for all tests of this file."""
+    with playwright.sync_playwright() as run:
+        found = run.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@contextmanager
+def opened(browser, file: Path, width: int = 1280, scheme: str = "light", scripts: bool = True) -> Iterator:
+    """The page, all of whose requests, messages and dialogs are kept in `page.odd`."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts
+    )
+    page, odd = context.new_page(), []
+    page.on("console", lambda message: odd.append(f"{message.type}: {message.text[:200]}"))
+    page.on("pageerror", lambda error: odd.append(f"error: {str(error)[:200]}"))
+    page.on("dialog", lambda dialog: (odd.append("dialog"), dialog.dismiss()))
+    page.on(
+        "request",
+        lambda r: None if r.url.startswith(("data:", "blob:")) or r.url == file.as_uri() else odd.append(r.url),
+    )
+    context.route("**/*", lambda route: route.continue_() if route.request.url == file.as_uri() else route.abort())
+    page.add_init_script(
+        "addEventListener('securitypolicyviolation', e => console.error('csp ' + e.violatedDirective))"
+    )
+    page.goto(file.as_uri())
+    page.odd = odd
+    yield page
+    context.close()
+
+
+def all_drawn(page) -> None:
+    """Bring every picture to the screen, and wait for each."""
+    page.wait_for_selector(".plot[data-ready]")
+    for plot in page.query_selector_all(".plot"):
+        plot.scroll_into_view_if_needed()
+        page.wait_for_function("e => e.dataset.ready", arg=plot)
+    page.evaluate("scrollTo(0, 0)")
+
+
+def sideways(page) -> int:
+    return page.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+
+def axe_violations(page) -> list[str]:
+    """What axe-core has against the page, under its own policy."""
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: .ci/browser installs it")
+    session = page.context.new_cdp_session(page)
+    session.send("Page.setBypassCSP", {"enabled": True})
+    session.send("Runtime.evaluate", {"expression": AXE.read_text("utf-8") + ";0"})
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then(r => r.violations)")
+    return [f"{v['id']} x{len(v['nodes'])}: {v['nodes'][0]['html'][:120]}" for v in found]
+
+
+def means(page, colour: int) -> int:
+    """How many mean lines of a colour the first picture has."""
+    return page.evaluate(
+        "c => [...document.querySelectorAll('.plot[data-figure=\"eval/accuracy\"] .live path')]"
+        ".filter(p => p.getAttribute('stroke') === `var(--s${c})` && p.getAttribute('stroke-width') > 2).length",
+        colour,
+    )
+
+
+def test_it_draws_without_a_word_and_without_a_request(browser, page_file):
+    with opened(browser, page_file) as page:
+        all_drawn(page)
+        assert page.odd == []
+        assert page.locator(".plot .live svg").count() >= 6
+        assert page.locator("script").count() == page.evaluate("document.scripts.length") <= 4
+        assert "<script>alert(1)</script>" in page.locator(".cell pre").first.inner_text()
+
+
+def test_a_click_on_a_legend_entry_hides_its_line_and_a_key_brings_it_back(browser, page_file):
+    with opened(browser, page_file) as page:
+        all_drawn(page)
+        assert means(page, 1) == 1
+        button = page.locator(".legend button[data-setting='1']").first
+        button.click()
+        page.wait_for_function("document.querySelector(\".legend button[data-setting='1']\").ariaPressed === 'false'")
+        page.wait_for_timeout(300)
+        assert (means(page, 1), means(page, 0)) == (0, 1)
+        button.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(300)
+        assert means(page, 1) == 1
+        assert page.odd == []
+
+
+def test_the_switch_of_axes_keys_zoom_and_theme_work(browser, page_file):
+    with opened(browser, page_file) as page:
+        all_drawn(page)
+        page.locator("input.axis[value=tokens]").first.check()
+        page.wait_for_function("document.querySelector('.plot[data-curve]').textContent.includes('tokens')")
+        page.locator("input.axis[value=step]").first.check()
+        page.wait_for_function("document.querySelector('.plot[data-curve]').textContent.includes('step')")
+        first = page.locator(".plot[data-curve]").first
+        first.focus()
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_function("document.querySelector('.readout').innerText.includes('1e-4')")
+        box = first.bounding_box()
+        page.mouse.move(box["x"] + 150, box["y"] + 80)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 350, box["y"] + 90, steps=4)
+        page.mouse.up()
+        page.wait_for_selector(".reset:not([hidden])")
+        page.locator(".reset").first.click()
+        page.wait_for_selector(".reset", state="hidden")
+        before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.locator("#theme").click()
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+        assert page.odd == []
+
+
+def test_without_scripts_the_pictures_stand(browser, page_file):
+    with opened(browser, page_file, scripts=False) as page:
+        assert page.locator(".plot svg").count() >= 6
+        assert page.locator("h1").inner_text() == "Which learning_rate?"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_scrolls_sideways_and_everybody_can_reach_it(scheme, browser, page_file):
+    for width in (390, 1280):
+        with opened(browser, page_file, width, scheme) as page:
+            all_drawn(page)
+            assert sideways(page) <= 0, width
+            assert axe_violations(page) == [], width
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_width_scrolls_sideways(width, scheme, browser, page_file):
+    with opened(browser, page_file, width, scheme) as page:
+        all_drawn(page)
+        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert sideways(page) <= 0
+        assert page.odd == []
+
+
+@pytest.mark.long
+def test_it_prints(browser, page_file, tmp_path):
+    with opened(browser, page_file) as page:
+        page.emulate_media(media="print")
+        page.pdf(path=str(tmp_path / "report.pdf"), format="A4")
+        assert (tmp_path / "report.pdf").stat().st_size > 50_000
+        assert page.odd == []
