@@ -57,7 +57,7 @@ def read_given(path: Path, say: Callable[[str], None] | None = None) -> Given:
     if (path / CONFIG).exists() or ((path / STATUS).exists() and not runs_in(path)):
         return Given(path, [read_run(path, (), None, _state_in_sweep(path), note)], problems=problems)
     if (path / FILE).exists() or runs_in(path):
-        state = read_state(path)
+        state = read_state(path, note)
         return Given(path, _runs_of(path, state, note), state, problems=problems)
     if inner := sorted(file.parent.name for file in path.glob(f"*/{FILE}")):
         raise ConfigError(
@@ -71,7 +71,7 @@ def _state_in_sweep(path: Path) -> RunState | None:
     if not (path.parent / FILE).exists():
         return None
     try:
-        return read_state(path.parent).run(path.name)
+        return read_state(path.parent, lambda _: None).run(path.name)
     except (ConfigError, KeyError):
         return None
 
@@ -84,11 +84,11 @@ def _setting_of_a_sweep(path: Path, note: Say, problems: list[str]) -> Given:
     """SWEEP/KEY=VALUE,...: the runs of a sweep whose names hold all these parts, whatever their seeds."""
     sweep, asked = path.parent, set(path.name.split(","))
     if "=" in path.name and sweep.is_dir() and ((sweep / FILE).exists() or runs_in(sweep)):
-        state = read_state(sweep)
+        state = read_state(sweep, note)
         state.runs = [run for run in state.runs if asked <= set(run.name.split(","))]
         if state.runs:
             return Given(path, _runs_of(sweep, state, note), state, part=True, problems=problems)
-        names = [run.name for run in read_state(sweep).runs]
+        names = [run.name for run in read_state(sweep, note).runs]
         raise ConfigError(f"RUNS={path}: no run of {sweep} has {path.name}: its runs are {few(names, 3)}")
     raise ConfigError(f"RUNS={path} is no folder: give the folder of a run or of a sweep, as printed at its start")
 

@@ -54,7 +54,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         return write_up(arguments.assignment, (arguments.runs or [RUNS])[0], arguments.out, console)
     if not arguments.runs:
         raise ConfigError("the following arguments are required: RUN: write rlreason report [-h] RUN [RUN ...]")
-    out = refuse_out(arguments.out if arguments.out is not None else arguments.runs[0])
+    out = refuse_out(arguments.out) if arguments.out is not None else folder_of(arguments.runs[0])
     with console.wait("writing the report"):
         report = write_report(arguments.runs, out)
     if arguments.serve is not None:
@@ -75,10 +75,16 @@ def refuse_missing_libraries() -> None:
         raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
 
 
+def folder_of(run: Path) -> Path:
+    """Where the report of what was given goes: into it, or into its sweep where it is a setting (SWEEP/KEY=VALUE)."""
+    folder = run if run.is_dir() or "=" not in run.name else run.parent
+    if not folder.is_dir():
+        raise ConfigError(f"RUN={run} is no folder: give the folder of a run or of a sweep, as printed at its start")
+    return refuse_out(folder)
+
+
 def refuse_out(out: Path) -> Path:
     """The folder to write into, made where it is missing; `ConfigError` where it cannot be written to."""
-    if not out.exists() and "=" in out.name and out.parent.is_dir():  # SWEEP/KEY=VALUE
-        out = out.parent
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -6,7 +6,7 @@ it is missing or damaged, is read from them again.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rlreason.records.reader import RunFolder, runs_in
 from rlreason.records.status import ending, how_it_ended, known, read_status
 from rlreason.runtime.atomic_files import write_whole
 from rlreason.runtime.lock import holder
+from rlreason.runtime.streams import print_stderr
 from rlreason.sweeps.design import Design, Key, Setting
 
 FILE = "sweep.json"
@@ -133,10 +134,11 @@ def write_state(folder: Path, state: SweepState) -> None:
     write_whole(folder / FILE, json.dumps(finite(asdict(state)), indent=1) + "\n")
 
 
-def read_state(folder: Path) -> SweepState:
+def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepState:
     """What is known of the sweep in a folder, while it runs or later; `ConfigError` where there is no sweep.
 
-    Runs that the file calls waiting or running are looked up in their folders: the sweep may have been killed.
+    Runs that the file calls waiting or running are looked up in their folders: the sweep may have been killed. Folders
+    that cannot be read are told to `say`, and stand as the file has them; without it, they are a `ConfigError`.
     """
     state = _parsed(folder / FILE)
     if state is None:
@@ -146,17 +148,23 @@ def read_state(folder: Path) -> SweepState:
     live = state.status == "running" and holder(folder) is not None
     for run in state.runs:
         if not (live and run.status == "running"):  # its sweep knows best
-            refreshed(run, folder)
+            refreshed(run, folder, say)
     keep_stopped(state)
     if state.status == "running" and not live:
         state.status = _overall(state)
     return state
 
 
-def refreshed(run: RunState, folder: Path) -> RunState:
+def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = None) -> RunState:
     """The same run with what its own folder, below that of the sweep, tells of it now; for one that nobody starts."""
     place = folder / run.name
-    summary = RunFolder(place).summary if (place / SUMMARY).exists() else None
+    try:
+        summary = RunFolder(place, say or print_stderr).summary if (place / SUMMARY).exists() else None
+    except ConfigError as error:
+        if say is None:
+            raise
+        say(str(error))
+        return run
     if summary is not None:
         return _with_figures(run, summary)
     status = read_status(place)

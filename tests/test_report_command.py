@@ -1,0 +1,240 @@
+"""`rlreason report` as it is typed: runs and sweeps, finished or not, broken ones, and mistakes in one line."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlreason.sweeps.state import write_state
+from tests.sweep_folders import CONFIG, PROTOCOL, answers, ended, sweep
+
+pytest.importorskip("vl_convert")
+LR = {"lr": "1"}
+CHANCE = {"1": 0.5, "2": 0.8}
+LETTERS = "abcdefghijkl"
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{here}: &{here} [{', '.join([f'*{before}'] * 9)}]\n" for before, here in pairwise(LETTERS)
+)
+
+
+def report(*words, cwd: Path | None = None, **more) -> subprocess.CompletedProcess:
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "rlreason", "report", *map(str, words)]
+    env = os.environ | {"COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120, check=False, **more)
+
+
+def rates(folder: Path) -> Path:
+    """A sweep of two rates with four seeds each."""
+    sweep(folder, "lr", list(CHANCE), lambda value, seed: answers(seed, CHANCE[value]), reference=LR)
+    for place in folder.glob("lr=*"):
+        lines = [{"rollout_step": s, "train_step": s, "time/active": s, "reward/mean": s / 40} for s in range(41)]
+        lines += [{"rollout_step": s, "train_step": s, "eval/accuracy": s / 50} for s in (0, 20, 40)]
+        (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    return rates(tmp_path_factory.mktemp("whole") / "rates")
+
+
+def test_a_sweep_becomes_a_page_and_markdown_in_its_folder(whole, tmp_path):
+    folder = Path(shutil.copytree(whole, tmp_path / "rates"))
+    done = report(folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Which lr?\n2 beats 1.\n" in done.stdout
+    assert "better: 2 is better than 1 by" in done.stdout
+    page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+    for part in ("2 is better than 1 by", "Experiment log", "Validation accuracy"):
+        assert part in page
+        assert part in text or part == "Validation accuracy"
+    assert list((folder / "report_files").glob("*.svg"))
+    assert (folder / "report.html").stat().st_size < 3e6
+    figures = json.loads(report(folder, "--json").stdout)  # its own report beside the runs is no run
+    assert [one["verdict"] for one in figures["verdicts"]] == ["better"]
+    assert figures["problems"] == []
+
+
+def test_a_run_settings_and_two_sweeps_are_understood(whole, tmp_path):
+    other = rates(tmp_path / "other")
+    for words, says in (
+        ([whole / "lr=1,seed=0"], "One setting, 1 run"),
+        ([whole / "lr=1", whole / "lr=2"], "2 beats 1."),
+        ([whole / "lr=1,seed=0", whole / "lr=2,seed=0"], "One seed on a side"),
+        ([whole, other], "Which"),
+    ):
+        done = report(*words, "--out", tmp_path / "out")
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert says in done.stdout
+        assert (tmp_path / "out/report.html").exists()
+
+
+def test_neither_torch_nor_hydra_is_loaded(whole, tmp_path):
+    probe = (
+        "import sys; from rlreason.__main__ import main; sys.argv[1:] = "
+        f"['report', {str(whole)!r}, '--out', {str(tmp_path)!r}]\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'hydra', 'vllm', 'altair'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_mistakes_are_one_line(whole, tmp_path):
+    locked = tmp_path / "file"
+    locked.write_text("")
+    (tmp_path / "chain/a").mkdir(parents=True)
+    (tmp_path / "chain/a/sweep.json").write_text("{}")
+    for words, says in (
+        ([], "RUN"),
+        ([tmp_path / "nowhere"], "is no folder"),
+        ([tmp_path], "holds no run"),
+        ([tmp_path / "chain"], "holds the sweeps a: give one of them"),
+        ([whole / "lr=9"], "no run of"),
+        ([whole, "--out", locked / "x"], "cannot be made"),
+        ([whole, "--assignment", "cs1"], "invalid choice"),
+    ):
+        done = report(*words)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), (words, done.stderr)
+        assert says in done.stderr
+    assert not list(tmp_path.rglob("report.html"))
+
+
+def break_metrics(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(
+        b"".join(lines[:9]) + b"\x00\xff{not json\n" + b"".join(lines[9:]) + b'{"half": 1'
+    )
+
+
+def newer(run: Path) -> None:
+    (run / "provenance.json").write_text('{"schema_version": 99}')
+
+
+def interrupted(run: Path) -> None:
+    (run / "summary.json").unlink()
+    (run / "status.json").write_text('{"status": "interrupted", "time": "x", "reason": "SIGINT at step 40"}')
+
+
+def unfinished_and_unread(run: Path) -> None:
+    (run / "config.yaml").write_text(BOMB)
+
+
+BROKEN = {
+    "metrics with half a line": (break_metrics, "left out line"),
+    "metrics that are a folder": (lambda r: ((r / "metrics.jsonl").unlink(), (r / "metrics.jsonl").mkdir()), None),
+    "no metrics": (lambda r: (r / "metrics.jsonl").unlink(), None),
+    "evaluations gone": (lambda r: shutil.rmtree(r / "evals"), "has lost the responses of its final evaluation"),
+    "a later version": (newer, "is a run folder of version 99"),
+    "a bomb of aliases": (unfinished_and_unread, "aliases"),
+    "no config": (lambda r: (r / "config.yaml").unlink(), "has no config.yaml"),
+    "config that is none": (lambda r: (r / "config.yaml").write_text("- 1\n"), "holds no settings"),
+    "summary that is none": (lambda r: (r / "summary.json").write_text("[5"), "no JSON object"),
+    "interrupted": (interrupted, "enters with what it had reached"),
+    "an empty folder": (lambda r: (shutil.rmtree(r), r.mkdir()), "does not enter"),
+    "status of a wrong type": (lambda r: (r / "status.json").write_text('{"status": 5}'), None),
+    "responses cut": (lambda r: (r / "evals/step_00040.jsonl").write_bytes(b'{"problem_id": "p'), "half a line"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_named_and_the_rest_is_compared(name, whole, tmp_path):
+    change, says = BROKEN[name]
+    folder = Path(shutil.copytree(whole, tmp_path / "rates"))
+    change(folder / "lr=2,seed=3")
+    done = report(folder, "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "2 is better than 1 by" in done.stdout
+    if says is not None:
+        told = " ".join((tmp_path / "out/report.md").read_text().replace("\\", "").split())
+        assert says in told, done.stdout
+
+
+def test_a_run_that_still_writes_is_not_compared(whole, tmp_path):
+    folder = Path(shutil.copytree(whole, tmp_path / "rates"))
+    run = folder / "lr=2,seed=3"
+    (run / "summary.json").unlink()
+    (run / "status.json").write_text('{"status": "running", "time": "x"}')
+    holds = (
+        "import time; from pathlib import Path; from rlreason.runtime.lock import run_lock\n"
+        f"with run_lock(Path({str(run)!r}), print): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holds], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as other:
+        try:
+            assert other.stdout.readline() == "held\n", other.stderr.read()
+            done = report(folder, "--out", tmp_path / "out")
+        finally:
+            other.kill()
+    assert done.returncode == 0, done.stderr
+    assert "Seed 3 of 2 does not enter: running." in " ".join(done.stdout.split())
+    assert "are still running and are not compared yet" in done.stdout
+
+
+def test_hostile_texts_are_text_in_both_documents(whole, tmp_path):
+    folder = Path(shutil.copytree(whole, tmp_path / "rates"))
+    hostile = "</script></pre></details><script>alert(1)</script>\u202e" + "x" * (1 << 20)
+    for run in folder.glob("lr=*"):
+        lines = (run / "evals/step_00040.jsonl").read_text().splitlines()
+        rows = [
+            json.loads(line) | {"response": hostile, "gold": hostile, "question": hostile[:99]} for line in lines[:3]
+        ]
+        for name in ("step_00000", "step_00040"):
+            (run / f"evals/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = report(folder)
+    assert done.returncode == 0, done.stderr
+    page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+    assert "<script>alert" not in page
+    assert "\u202e" not in page + text
+    assert len(page) < 3e6
+    assert "more characters" in page
+    assert "more characters" in text
+
+
+@pytest.mark.long
+def test_two_hundred_runs_of_two_hundred_steps(tmp_path):
+    """In under 30 seconds and 1 GB, in the process of the command."""
+    names = [
+        "reward/mean",
+        "rollout/entropy",
+        "rollout/length",
+        "train/grad_norm",
+        "train/clip_fraction",
+        "time/rollout",
+    ]
+    names += [f"grading/path/{k}" for k in range(20)] + [f"train/other_{k}" for k in range(60)]
+    rng, runs = np.random.default_rng(0), []
+    state = None
+    for k in range(50):
+        for seed in range(4):
+            place = tmp_path / f"s/x={k},seed={seed}"
+            ended(place, answers(seed, 0.4 + k / 200, 256), PROTOCOL, CONFIG)
+            lines = []
+            for step in range(200):
+                row = {"rollout_step": step, "train_step": step, "tokens/generated": 900 * step, "time/active": step}
+                row |= dict(zip(names, rng.random(len(names)).tolist(), strict=True))
+                row |= {"eval/accuracy": 0.4 + step / 1000} if step % 10 == 0 else {}
+                lines.append(json.dumps(row) + "\n")
+            (place / "metrics.jsonl").write_text("".join(lines))
+            runs.append(place)
+    state = sweep(tmp_path / "t", "x", [str(k) for k in range(50)], lambda v, s: [True], reference={"x": "0"})
+    write_state(tmp_path / "s", state)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = report(tmp_path / "s")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(
+        f"{seconds:.1f} s, {after.ru_maxrss / 1e6:.2f} GB, {(tmp_path / 's/report.html').stat().st_size / 1e6:.1f} MB"
+    )
+    assert seconds < 30
+    assert after.ru_maxrss < 1e6  # kB
