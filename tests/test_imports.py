@@ -47,7 +47,7 @@ RULES = {
         "torch transformers",
     ),
     "sweeps": Rule("errors types statistics runtime config records evaluation"),
-    "report": Rule("errors types statistics runtime config records evaluation sweeps"),
+    "report": Rule("errors types statistics runtime config grading records evaluation sweeps"),
     "setup": Rule(
         "errors types statistics runtime plugins objectives config grading data optimization model distributed engines"
         " learner records algorithms evaluation",

@@ -34,7 +34,8 @@ def late(run: Run, metric: str) -> float | None:
     return float(series.y[int(LATE * len(series.y)) :].mean())
 
 
-def _mean(one: Setting, metric: str) -> float | None:
+def mean_late(one: Setting, metric: str) -> float | None:
+    """The same over the runs of a setting."""
     found = [value for run in one.runs if (value := late(run, metric)) is not None]
     return float(np.mean(found)) if found else None
 
@@ -120,21 +121,21 @@ def budget_of(study: Study) -> str:
 
 def _live_groups(study: Study) -> Iterator[str]:
     for one in study.settings:
-        dead = _mean(one, "reward/frac_reward_zero_std")
+        dead = mean_late(one, "reward/frac_reward_zero_std")
         if dead is not None and 1 - dead < FEW_LIVE:
             yield f"In {one.label} only {1 - dead:.0%} of groups had mixed rewards in the end: little signal a step."
 
 
 def _truncated(study: Study) -> Iterator[str]:
     for one in study.settings:
-        cut = _mean(one, "rollout/truncated")
+        cut = mean_late(one, "rollout/truncated")
         if cut is not None and cut > MANY_CUT:
             yield f"In {one.label} {cut:.0%} of responses were cut at the token limit in the end."
 
 
 def _mismatch(study: Study) -> Iterator[str]:
     for one in study.settings:
-        gap = _mean(one, "rollout/mismatch_mean")
+        gap = mean_late(one, "rollout/mismatch_mean")
         if gap is not None and gap > LARGE_MISMATCH:
             yield f"In {one.label} engine and trainer disagree by {gap:.2g} nats a token: are its weights old?"
 
