@@ -6,6 +6,7 @@ obey written out. A content policy allows the page's two scripts by their hashes
 
 import base64
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlreason.errors import ConfigError
 from rlreason.report.content import SIGNS, Figure, Report
 from rlreason.report.page_data import as_json, axes_of, data_of
 from rlreason.report.palette import DASHES, MARKERS, colour_of, css_variables
-from rlreason.report.pictures import compiled, rows_of, svg_in_page
+from rlreason.report.pictures import MEANS, compiled, rows_of, svg_in_page
 from rlreason.report.shown import written_out
 
 FOLDER = Path(__file__).parent / "page"
@@ -29,19 +30,21 @@ def page_of(report: Report) -> str:
     specifications = [compiled(figure, report.legend) for figure in figures]
     pictures = {}
     for place, (figure, specification) in enumerate(zip(figures, specifications, strict=True)):
-        width = FIRST_WIDTH if place == 0 else OTHER_WIDTH
+        width = FIRST_WIDTH if place == 0 and report.figures else OTHER_WIDTH
         pictures[figure.name] = svg_in_page(specification, rows_of(figure, report.legend), width, f"p{place}")
     scripts = [RUNTIME.read_text("utf-8"), (FOLDER / "app.js").read_text("utf-8")]
     places = {entry.label: entry.colour for entry in report.legend}
+    first = next((figure for figure in report.figures[:1] if MEANS in figure.rows or is_curve(figure)), None)
     return _template().render(
         report=report,
-        first=report.figures[0] if report.figures else None,
-        others=report.figures[1:],
+        first=first,
+        others=[figure for figure in report.figures if figure is not first],
         verdicts=[v for v in report.verdicts if places.get(v.setting) is not None],
         more_verdicts=[v for v in report.verdicts if places.get(v.setting) is None],
         pictures=_trusted(pictures),
         places=places,
         axes=axes_of(figures),
+        any_curve=any(is_curve(figure) for figure in figures),
         policy=policy_of(scripts),
         style=_trusted({"css": style()})["css"],
         scripts=[_trusted({"script": script})["script"] for script in scripts],
@@ -94,7 +97,15 @@ def _template() -> Any:
         colour_of=colour_of,
         is_curve=is_curve,
     )
+    environment.filters["breakable"] = breakable
     return environment.get_template("report.html.j2")
+
+
+def breakable(text: str) -> Any:
+    """A heading that may be broken behind = and _, as the names of settings have no spaces."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub("([=_])", r"\1<wbr>", str(escape(written_out(text)))))
 
 
 def is_curve(figure: Figure) -> bool:

@@ -16,6 +16,7 @@ from rlreason.report.specifications import SETTING, STEP_TITLE
 
 Spec = dict[str, Any]
 Rows = dict[str, list[dict[str, Any]]]
+MEANS = "means"  # the data set that makes a picture one of curves, whose settings need a legend
 TOGETHER = 2400  # points of all thin lines of a static picture
 MEANS_TOGETHER = 4000  # points of all means
 MOST_OF_A_MEAN = 100
@@ -73,7 +74,7 @@ def vega_version() -> str:
 
 def _alone(figure: Figure, legend: Sequence[Entry], dark: bool) -> Spec:
     """The compiled figure with all that a page has around it."""
-    specification = coloured(figure.specification, legend, shown=figure.curves is not None or "means" in figure.rows)
+    specification = coloured(figure.specification, legend, shown=figure.curves is not None or MEANS in figure.rows)
     others = sum(entry.colour is None for entry in legend)
     subtitle = [figure.subtitle] + ([f"thin and grey: {others} other settings"] if others else [])
     if figure.note:
@@ -142,7 +143,7 @@ def points_of_means(settings: int) -> int:
 
 
 def _rows_against_step(curves: Curves, legend: Sequence[Entry]) -> Rows:
-    rows: Rows = {"means": [], "seeds": [], "marks": [], "stops": []}
+    rows: Rows = {MEANS: [], "seeds": [], "marks": [], "stops": []}
     in_colour = {entry.label: entry.colour is not None for entry in legend}
     bands = curves.bands.get("step", {})
     points = points_of_means(len(bands))
@@ -154,7 +155,7 @@ def _rows_against_step(curves: Curves, legend: Sequence[Entry]) -> Rows:
             continue
         low, high = ([None] * len(x) if edge is None else edge.tolist() for edge in (band.low, band.high))
         ends = zip(x, mean, low, high, strict=True)
-        rows["means"] += [{SETTING: label, "x": a, "y": b, "low": c, "high": d} for a, b, c, d in ends]
+        rows[MEANS] += [{SETTING: label, "x": a, "y": b, "low": c, "high": d} for a, b, c, d in ends]
         rows["marks"] += [{SETTING: label, "x": x[k], "y": mean[k]} for k in quarters(len(x))]
     points = points_each(len(curves.lines), TOGETHER)
     for line in curves.lines:

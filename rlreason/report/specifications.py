@@ -17,7 +17,9 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 SETTING = "setting"  # the field that gives a mark its colour, dash and marker
 STEP_TITLE = "training step"  # of an axis that a page switches
 HEIGHT, FIRST_HEIGHT = 190, 370
-WIDEST_LABEL = 180  # pixels of a setting's label beside a bar
+WIDEST_LABEL, LONGEST_LINE, LINE_HEIGHT = 180, 20, 14  # of a setting's label beside its row: pixels, characters, pixels
+FEW_ROWS = 12
+LONGEST_REFERENCE = 32  # characters of a label in the title of an axis
 FONT = "system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 CONFIG: Spec = {
     "background": "transparent",
@@ -147,7 +149,16 @@ def curves(measure: Measure, x: Spec, alt: str, height: int, log_range: tuple[fl
     return _framed(alt, height, layers)
 
 
+def lines_of(settings: Sequence[str]) -> int:
+    """How many lines the longest label takes beside its row: a long one has a line for each of its words."""
+    return max((len(label.split(" ")) for label in settings if len(label) > LONGEST_LINE), default=1)
+
+
 def _settings_down(settings: Sequence[str]) -> Spec:
+    """The y of a picture with a row for each setting. Labels of fewer lines than others have blank ones above them."""
+    lines = lines_of(settings)
+    words = f"split(pad('', floor(({lines} - length(split(datum.label, ' '))) / 2), ' ') + datum.label, ' ')"
+    whole = f"split(pad('', floor(({lines} - 1) / 2), '\\n') + datum.label, '\\n')"
     axis = {
         "labelFontSize": 13,
         "labelColor": variable("fg"),
@@ -156,8 +167,19 @@ def _settings_down(settings: Sequence[str]) -> Spec:
         "labelPadding": 8,
         "labelLimit": WIDEST_LABEL,
     }
+    if lines > 1:
+        axis |= {
+            "labelExpr": f"length(datum.label) > {LONGEST_LINE} ? {words} : {whole}",
+            "labelLineHeight": LINE_HEIGHT,
+            "labelOffset": -LINE_HEIGHT * (lines - 1) / 2,
+        }
     names = list(settings)
     return {"field": SETTING, "type": "nominal", "sort": names, "title": None, "axis": axis, "scale": {"domain": names}}
+
+
+def row_height(settings: Sequence[str], few: int, many: int) -> Spec:
+    """Pixels of each setting's row: less where there are many, more where long labels take several lines."""
+    return {"step": max(few if len(settings) <= FEW_ROWS else many, lines_of(settings) * LINE_HEIGHT + 6)}
 
 
 def forest(settings: Sequence[str], reference: str, same_within: float, alt: str) -> Spec:
@@ -172,7 +194,8 @@ def forest(settings: Sequence[str], reference: str, same_within: float, alt: str
         "labelExpr": "datum.value == 0 ? '0' : datum.label",
         "labelOverlap": True,
     }
-    title = f"accuracy points against {reference} (95% interval)"
+    name = reference if len(reference) <= LONGEST_REFERENCE else "the reference"
+    title = f"accuracy points against {name} (95% interval)"
 
     def x(field: str) -> Spec:
         return {"field": field, "type": "quantitative", "title": title, "axis": axis, "scale": {"nice": True}}
@@ -205,7 +228,7 @@ def forest(settings: Sequence[str], reference: str, same_within: float, alt: str
             "encoding": {"x": x("x"), **row, "shape": _of(SETTING)},
         },
     ]
-    return _framed(alt, {"step": 38 if len(settings) <= 12 else 24}, layers)
+    return _framed(alt, row_height(settings, 38, 24), layers)
 
 
 def stacked(settings: Sequence[str], parts: Mapping[str, str], alt: str) -> Spec:
@@ -232,4 +255,4 @@ def stacked(settings: Sequence[str], parts: Mapping[str, str], alt: str) -> Spec
     encoding = {"y": _settings_down(settings), "x": x, "color": colour, "order": {"field": "place"}}
     mark = {"type": "bar", "stroke": variable("page"), "strokeWidth": 1, "height": {"band": 0.72}}
     layer: Spec = {"data": {"name": "parts"}, "mark": mark, "encoding": encoding}
-    return _framed(alt, {"step": 30 if len(settings) <= 12 else 20}, [layer])
+    return _framed(alt, row_height(settings, 30, 20), [layer])

@@ -17,22 +17,18 @@
 
   // ---- rows of the data sets ----
 
-  // The mean of each setting that is shown, as points of the axis that is chosen.
-  function bandsOf(figure) {
-    return (figure.bands[state.axis] ?? []).filter((band) => state.shown.has(band.setting));
-  }
+  // The bands of the settings that are shown, on the axis that is chosen.
+  const bandsOf = (figure) => (figure.bands[state.axis] ?? []).filter((band) => state.shown.has(band.setting));
 
   // Where a mean has its markers: at its quarters.
-  function quarters(count) {
-    return new Set([count >> 2, count >> 1, (3 * count) >> 2, count - 1].filter((place) => place < count));
-  }
+  const quarters = (count) => new Set([count >> 2, count >> 1, (3 * count) >> 2, count - 1].filter((k) => k >= 0));
 
   function addBand(rows, band) {
     const setting = labels[band.setting];
     const points = [];
-    band.x.forEach((value, k) => {
-      const x = onAxis(value);
-      if (inZoom(x)) points.push({ setting, x, y: band.mean[k], low: band.low?.[k] ?? null, high: band.high?.[k] ?? null });
+    band.x.map(onAxis).forEach((x, k) => {
+      const [low, high] = [band.low?.[k] ?? null, band.high?.[k] ?? null];
+      if (inZoom(x)) points.push({ setting, x, y: band.mean[k], low, high });
     });
     if (isGrey(band.setting)) {
       rows.seeds.push(...points.map((point) => ({ ...point, run: setting })));
@@ -46,7 +42,8 @@
     if (!(state.axis in line.x)) return;
     const setting = labels[line.setting];
     const column = page.columns[line.x[state.axis]];
-    const points = line.y.map((y, k) => ({ setting, run: `${setting}/${line.seed}`, x: onAxis(column[line.at ? line.at[k] : k]), y }));
+    const run = `${setting}/${line.seed}`;
+    const points = line.y.map((y, k) => ({ setting, run, x: onAxis(column[line.at?.[k] ?? k]), y }));
     const last = points[points.length - 1];
     if (state.seeds) rows.seeds.push(...points.filter((point) => inZoom(point.x)));
     if (line.stopped && inZoom(last.x)) rows.stops.push(last);
@@ -76,8 +73,8 @@
       box.className = "live";
       box.setAttribute("aria-hidden", "true"); // the plot itself has the words
       plot.append(box);
-      const runtime = vega.parse(figure.spec, null, { ast: true });
-      view = new vega.View(runtime, { expr: vega.expressionInterpreter, renderer: "svg", container: box, hover: false, logLevel: 1 });
+      const options = { expr: vega.expressionInterpreter, renderer: "svg", container: box, hover: false };
+      view = new vega.View(vega.parse(figure.spec, null, { ast: true }), options);
       views.set(name, view);
     }
     for (const [set, rows] of Object.entries(rowsOf(figure))) view.data(set, rows);
@@ -143,8 +140,8 @@
   for (const button of all(".reset")) button.onclick = () => zoomTo(null);
   document.getElementById("theme").onclick = () => {
     const root = document.documentElement;
-    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme:dark)").matches;
-    root.dataset.theme = dark ? "light" : "dark";
+    const now = root.dataset.theme ?? (matchMedia("(prefers-color-scheme:dark)").matches ? "dark" : "light");
+    root.dataset.theme = now === "dark" ? "light" : "dark";
   };
 
   // ---- the cursor: by pointer or arrow keys, on all curves at once, with the values as text below each ----
