@@ -162,9 +162,7 @@ def _of_way(study: Study, way: str) -> Figure | None:
     return Figure(measure.name, way, "share of problems solved, 95% band", alt, spec, PERCENT, "", rows)
 
 
-def _points_of_way(
-    summaries: Sequence[Mapping[str, Any]], way: str
-) -> dict[int, tuple[float, float | None, float | None]]:
+def _points_of_way(summaries: Sequence[Mapping[str, Any]], way: str) -> dict[int, tuple[float, float, float]]:
     """N -> (value, low, high): of one run its own interval over problems, of several the one over seeds."""
     of_runs: dict[int, list[Sequence[float]]] = {}
     for summary in summaries:

@@ -35,7 +35,7 @@ def page_of(report: Report) -> str:
     scripts = [RUNTIME.read_text("utf-8"), (FOLDER / "app.js").read_text("utf-8")]
     places = {entry.label: entry.colour for entry in report.legend}
     first = next((figure for figure in report.figures[:1] if MEANS in figure.rows or is_curve(figure)), None)
-    return _template().render(
+    page: str = _template().render(
         report=report,
         first=first,
         others=[figure for figure in report.figures if figure is not first],
@@ -50,6 +50,7 @@ def page_of(report: Report) -> str:
         scripts=[_trusted({"script": script})["script"] for script in scripts],
         data=_trusted({"json": as_json(data_of(figures, specifications, report.legend))})["json"],
     )
+    return page
 
 
 def policy_of(scripts: list[str]) -> str:

@@ -1,0 +1,108 @@
+"""Studies and reports made by hand: settings with seeds, curves of known shape, and texts that want to be more."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rlreason.report.charts import figures_of, forest_of, legend_of
+from rlreason.report.content import Case, Detail, Report, Shown, Table, Verdict
+from rlreason.report.study import Run, Series, Setting, Study
+from rlreason.statistics import paired_difference
+
+METRICS = (
+    "reward/mean",
+    "reward/format",
+    "reward/answer",
+    "rollout/entropy",
+    "rollout/length",
+    "rollout/length_correct",
+    "rollout/length_wrong",
+    "train/grad_norm",
+    "train/clip_fraction",
+    "rollout/mismatch_mean",
+    "reward/frac_reward_zero_std",
+    "rollout/truncated",
+)
+HOSTILE = "</script><script>alert(1)</script>\u202e\x1b[2J <b onclick=x> & \u2028 \ud800"
+
+
+def series_of(steps: np.ndarray, y: np.ndarray, tokens: float = 4000.0, seconds: float = 2.0) -> Series:
+    """A metric that was measured at these steps, with the other axes in proportion."""
+    return Series({"step": steps, "time": seconds * steps, "tokens": tokens * steps, "updates": steps}, y)
+
+
+def run_of(label: str, seed: int, level: float, steps: int = 200, planned: int = 200) -> Run:
+    """One run whose accuracy rises towards `level`; one of fewer steps than planned was stopped."""
+    rng = np.random.default_rng([seed, int(1000 * level)])
+    at, evaluations = np.arange(1.0, steps + 1), np.arange(0.0, steps + 1, 5)
+    accuracy = np.clip(level * (1 - np.exp(-evaluations / 40)) + rng.normal(0, 0.02, len(evaluations)), 0, 1)
+    series = {
+        "eval/accuracy": series_of(evaluations, accuracy),
+        "eval/format": series_of(evaluations, np.clip(accuracy + 0.1, 0, 1)),
+        "time/total": series_of(at, 3 * at),
+        "time/rollout": series_of(at, rng.uniform(1, 2, steps)),
+        "time/train": series_of(at, rng.uniform(0.5, 1, steps)),
+        "time/eval": series_of(at, rng.uniform(0.1, 0.2, steps)),
+    }
+    series |= {name: series_of(at, rng.uniform(0.01, 1, steps)) for name in METRICS}
+    status = "finished" if steps == planned else "stopped:test"
+    return Run(Path(f"runs/{label}"), f"{label},seed={seed}", (), seed, status, series=series, planned_steps=planned)
+
+
+def study_of(labels: Sequence[str] = ("1e-5", "3e-5", "1e-4"), seeds: int = 4, steps: int = 200) -> Study:
+    """Settings of increasing accuracy, the first being the reference."""
+    levels = np.linspace(0.4, 0.8, len(labels))
+    settings = [
+        Setting(
+            (("learning_rate", label),),
+            label,
+            [run_of(label, seed, float(level), steps, steps) for seed in range(seeds)],
+        )
+        for label, level in zip(labels, levels, strict=True)
+    ]
+    return Study("learning_rate", "Which learning rate?", ["learning_rate"], settings)
+
+
+def verdicts_of_hand(study: Study) -> list[Verdict]:
+    """A verdict for each setting but the reference, from differences that grow with its place."""
+    verdicts = []
+    for place, setting in enumerate(study.settings[1:], 1):
+        rng = np.random.default_rng(place)
+        found = paired_difference(rng.normal(0.05 * place, 0.2, (4, 100)))
+        by_seed = {seed: found.mean + 0.01 * (seed - 1) for seed in range(4)}
+        word = ("better", "cannot tell", "worse", "same", "diverged")[place % 5]
+        sentence = f"{setting.label} is said to be {word}."
+        verdicts.append(
+            Verdict(setting.label, study.reference.label, word, sentence, "4 paired seeds", found, 0.01, by_seed)
+        )
+    return verdicts
+
+
+def report_of(study: Study | None = None, text: str = "some text") -> Report:
+    """A whole report with every section; `text` stands wherever a text of others' can."""
+    study = study_of() if study is None else study
+    verdicts = verdicts_of_hand(study)
+    labels = [setting.label for setting in study.settings]
+    table = Table("Settings", ["setting", "accuracy", text], [[label, "0.5\n0.4 to 0.6", text] for label in labels])
+    shown = [
+        Shown(label, 5, outcome, text, "file:1")
+        for label, outcome in zip(labels, ("correct", "wrong", "no format"), strict=False)
+    ]
+    return Report(
+        name=text,
+        question="Which learning rate?",
+        summary=text,
+        lead=text,
+        legend=legend_of(study, verdicts),
+        verdicts=verdicts,
+        facts=[("Budget", text)],
+        warnings=[text],
+        figures=figures_of(study),
+        tables=[table, Table(text, ["a", "b"], [[text, text]], frozenset({1}), text)],
+        log=Table("Experiment log", ["run", "state"], [[text, text]]),
+        problems=[text],
+        cases=[Case(text, text, {5: shown})],
+        details=[Detail(text, text), Detail("a table", table=table)],
+        forest=forest_of(verdicts),
+    )
