@@ -1,0 +1,123 @@
+"""The questions of an assignment, and what others got, as the two data files beside this module have them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+COURSES, PUBLISHED = (Path(__file__).parent / name for name in ("courses.yaml", "published.yaml"))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question of a handout; see the head of courses.yaml for its fields."""
+
+    id: str
+    title: str
+    asks: str  # what is handed in
+    command: str = ""  # that runs what answers it
+    commands: Mapping[str, str] = field(default_factory=dict)  # of single sweeps, where they have one of their own
+    sweeps: Sequence[str] = ()
+    algorithm: str = ""
+    instead: str = ""  # a sweep whose reference is the run that is asked for
+    bar: float | None = None  # 0 to 1
+    figures: Sequence[str] = ()
+    parts: Sequence[str] = ()
+    text: str = ""
+
+    def command_of(self, sweep: str) -> str:
+        """The command that runs one of its sweeps."""
+        return self.commands.get(sweep, self.command)
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """A figure that somebody published: `low` to `high`, accuracies of 0 to 1."""
+
+    question: str
+    what: str
+    low: float
+    high: float
+    source: str  # a sentence's worth: who says so
+    band: bool = False  # whether it stands as a grey band in the question's picture
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """How one published setting did against another."""
+
+    question: str
+    setting: str  # as typed
+    reference: str
+    word: str  # better, worse, same or cannot tell
+    what: str
+    source: str
+    small: Sequence[str] = ()  # setting and reference of the same ratio at scale=embedded
+    but: str = ""  # why it does not compare with what is found here
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The pairs of settings that it is a direction of."""
+        return [(self.setting, self.reference)] + ([(self.small[0], self.small[1])] if self.small else [])
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """An assignment: its questions in the handout's order, and what others got with its model on its data."""
+
+    name: str
+    title: str
+    questions: Sequence[Question]
+    model: str  # names as in conf/
+    model_name: str
+    data: str
+    data_name: str
+    a_right_loop: str
+    figures: Sequence[Got]
+    directions: Sequence[Direction]
+
+
+def course_of(name: str) -> Course:
+    """The course of this name. `KeyError` for another."""
+    courses = yaml.safe_load(COURSES.read_text("utf-8"))
+    told = yaml.safe_load(PUBLISHED.read_text("utf-8"))
+    sources, published = told["sources"], told["courses"][name]
+    figures = [
+        Got(**{**one, "low": one["low"] / 100, "high": one["high"] / 100, "source": sources[one["source"]]})
+        for one in published.pop("figures")
+    ]
+    directions = [Direction(**{**one, "source": sources[one["source"]]}) for one in published.pop("directions")]
+    questions = questions_of(courses, name)
+    return Course(
+        name=name,
+        title=courses[name]["title"],
+        questions=questions,
+        figures=figures,
+        directions=directions,
+        **published,
+    )
+
+
+def questions_of(courses: Mapping[str, Any], name: str) -> list[Question]:
+    """The questions of a course; those that it takes from another run that other's commands with its own experiment."""
+    found: list[Question] = []
+    for told in courses[name]["questions"]:
+        if "take" not in told:
+            found.append(Question(**{("instead" if key == "or" else key): value for key, value in told.items()}))
+            continue
+        other = told["take"]["course"]
+        theirs = questions_of(courses, other)
+        ids = [question.id for question in theirs]
+        first, last = ids.index(told["take"]["first"]), ids.index(told["take"]["last"])
+        found += [_in_course(question, other, name) for question in theirs[first : last + 1]]
+    return found
+
+
+def _in_course(question: Question, theirs: str, ours: str) -> Question:
+    def mine(command: str) -> str:
+        return command.replace(f"experiment={theirs}", f"experiment={ours}")
+
+    commands = {sweep: mine(command) for sweep, command in question.commands.items()}
+    return replace(question, command=mine(question.command), commands=commands)

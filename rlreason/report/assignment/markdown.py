@@ -1,0 +1,86 @@
+"""A write-up as Markdown, with its pictures as SVG files beside it."""
+
+import html
+from collections.abc import Iterator, Sequence
+
+from rlreason.report.assignment.section import Picture, Quote, Section, WriteUp
+from rlreason.report.content import SIGNS, Table, Verdict
+from rlreason.report.markdown import case_lines, fenced, table_lines, text
+from rlreason.report.shown import written_out
+
+FILES = "writeup_files"  # beside the Markdown
+
+
+def markdown_of(document: WriteUp, files: str = FILES) -> str:
+    """The whole document; `files`: the folder of its pictures, as the document names it."""
+    return "\n".join(_lines(document, files)) + "\n"
+
+
+def _lines(document: WriteUp, files: str) -> Iterator[str]:
+    yield f"# {text(document.title)}"
+    for line in document.lead:
+        yield from ("", text(line))
+    yield from table_of(document.checklist, "##")
+    for table in (document.directions, document.published):
+        if table is not None:
+            yield from table_of(table, "##")
+    for number, section in enumerate(document.sections, 1):
+        yield from section_lines(number, section, files)
+    if document.problems:
+        yield from ("", "## Problems found in the folders", "", *(f"- {text(line)}" for line in document.problems))
+
+
+def table_of(table: Table, level: str) -> list[str]:
+    """A table under its title."""
+    return ["", f"{level} {text(table.title)}", "", *table_lines(table)]
+
+
+def section_lines(number: int, section: Section, files: str) -> Iterator[str]:
+    """One question."""
+    question = section.question
+    yield from ("", f"## {number}. {text(question.title)} (`{question.id}`)", "")
+    yield f"*Handed in: {text(question.asks)}.* State: **{section.state}**."
+    if section.missing:
+        yield from ("", "Still to be run:", "", "```bash", *section.missing, "```")
+    for line in section.lines:
+        yield from ("", text(line))
+    for asked, verdicts in section.verdicts:
+        yield from ("", f"**{text(asked)}**", "", *verdict_lines(verdicts))
+    for one in section.pictures:
+        yield from picture_lines(one, files)
+    for table in section.tables:
+        yield from table_of(table, "###")
+    if section.keep:
+        yield from ("", "### To keep in mind", "", *(f"- {text(line)}" for line in section.keep))
+    for title, quotes in section.quotes:
+        yield from ("", "<details>", f"<summary>{text(title)}</summary>", *quote_lines(quotes), "", "</details>")
+    if section.cases:
+        yield from ("", "<details>", "<summary>The same problems over training</summary>")
+        for case in section.cases:
+            yield from case_lines(case)
+        yield from ("", "</details>")
+
+
+def verdict_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """One line for each verdict."""
+    for verdict in verdicts:
+        small = f" <small>{text(verdict.small)}</small>" if verdict.small else ""
+        yield f"- **{SIGNS[verdict.word]} {verdict.word}:** {text(verdict.sentence)}{small}"
+
+
+def picture_lines(one: Picture, files: str) -> list[str]:
+    """A picture for light and dark pages, with its alternative text."""
+    alt = html.escape(" ".join(written_out(one.figure.alt).split()))
+    dark = f'<source media="(prefers-color-scheme: dark)" srcset="{files}/{one.stem}_dark.svg">'
+    return ["", f'<picture>{dark}<img alt="{alt}" src="{files}/{one.stem}.svg"></picture>']
+
+
+def quote_lines(quotes: Sequence[Quote]) -> Iterator[str]:
+    """Responses one below the other."""
+    for number, quote in enumerate(quotes, 1):
+        guess = f" Guess: {text(quote.why)}." if quote.why else ""
+        yield from (
+            "",
+            f"{number}. {text(quote.question)} Right answer: {text(quote.gold)}.{guess} ({text(quote.where)})",
+        )
+        yield from ("", *fenced(quote.response))

@@ -1,0 +1,80 @@
+"""Other metrics than the accuracy: where each setting ended, and which of them differ from the reference's."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlreason.report.content import Table
+from rlreason.report.health import late
+from rlreason.report.study import Setting, Study
+from rlreason.runtime.text import few
+from rlreason.statistics import mean_interval
+
+#: Metric -> what it is called; the first that a run has of each group is taken.
+OTHERS = {
+    "train/grad_norm": "gradient norm",
+    "rollout/entropy": "entropy, nats",
+    "rollout/length": "response length, tokens",
+    "train/clip_fraction": "clip fraction",
+}
+
+
+def values_of(setting: Setting, metric: str) -> dict[int, float]:
+    """Seed -> where the metric ended."""
+    return {run.seed: value for run in setting.runs if (value := late(run, metric)) is not None}
+
+
+def metrics_table(study: Study, title: str = "Other metrics at the end of training") -> Table | None:
+    """Each setting's metrics over the last quarter of its steps, mean and interval over seeds; None without any."""
+    known = [metric for metric in OTHERS if any(values_of(one, metric) for one in study.settings)]
+    if not known:
+        return None
+    rows = [[one.label, *(cell(list(values_of(one, metric).values())) for metric in known)] for one in study.settings]
+    head = ["setting", *(OTHERS[metric] for metric in known)]
+    note = "Mean over seeds of the last quarter of the steps; below it the 95% interval over seeds."
+    return Table(title, head, rows, frozenset(range(1, len(head))), note, frozenset({0}))
+
+
+def cell(values: Sequence[float]) -> str:
+    """A mean with its interval, as a table has it.
+
+    >>> cell([1.0, 2.0, 3.0]), cell([0.5]), cell([])
+    ('2\\n-0.484 to 4.48', '0.5', '\N{EN DASH}')
+    """
+    if not values:
+        return "\N{EN DASH}"
+    mean, low, high = mean_interval(values)
+    return f"{mean:.3g}" + (f"\n{low:.3g} to {high:.3g}" if len(values) > 1 else "")
+
+
+def metric_sentences(study: Study, most: int = 3) -> list[str]:
+    """A sentence for each setting, of the metrics whose difference from the reference's excludes zero over seeds.
+
+    Pairs of the same seed, Student's 95% interval of their differences, not corrected for the number of metrics. A
+    setting without such a metric, or with fewer than two pairs, is said to tell nothing.
+    """
+    reference, told, silent = study.reference, [], []
+    for one in study.settings[1:]:
+        differing = [said for metric in OTHERS if (said := _difference(one, reference, metric))]
+        if differing:
+            told.append(f"{one.label} against {reference.name} at the end of training: {'; '.join(differing)}.")
+        else:
+            silent.append(one.label)
+    if silent:
+        names = few(silent, 4)
+        told = [*told[:most], f"No other metric of {names} differs from {reference.name} beyond what seeds differ by."]
+    return told[: most + 1]
+
+
+def _difference(one: Setting, reference: Setting, metric: str) -> str:
+    mine, its = values_of(one, metric), values_of(reference, metric)
+    seeds = sorted(mine.keys() & its.keys())
+    if len(seeds) < 2:
+        return ""
+    mean, low, high = mean_interval([mine[seed] - its[seed] for seed in seeds])
+    if low <= 0 <= high:
+        return ""
+    word = "higher" if mean > 0 else "lower"
+    edges = sorted((abs(low), abs(high)))
+    before = float(np.mean([its[seed] for seed in seeds]))
+    return f"{OTHERS[metric].partition(',')[0]} {word} by {abs(mean):.2g} ({edges[0]:.2g} to {edges[1]:.2g}), from {before:.2g}"

@@ -1,0 +1,120 @@
+"""Sections that one question has and others have not: each adds to a section what its study shows."""
+
+from collections.abc import Callable
+
+from rlreason.report.assignment.bars import percent
+from rlreason.report.assignment.gathered import Gathered, Read
+from rlreason.report.assignment.metrics import metric_sentences, metrics_table
+from rlreason.report.assignment.parts_of_algorithms import against_sft, entropy
+from rlreason.report.assignment.parts_of_leaderboard import leaderboard
+from rlreason.report.assignment.quotes import FAILING, quotes_of
+from rlreason.report.assignment.section import Picture, Section
+from rlreason.report.content import Table
+
+Part = Callable[[Section, Read, Gathered], None]
+CORRECT = "correct"
+CATEGORIES = {CORRECT: "format 1, answer 1", **FAILING}
+
+
+def categories(section: Section, read: Read, gathered: Gathered) -> None:
+    """The three categories of each run, in figures and in words, and ten responses of each failing one."""
+    rows, runs = [], [run for run in read.study.runs if run.final is not None and run.final.categories]
+    for run in runs:
+        assert run.final is not None
+        counts, whole = run.final.categories, sum(run.final.categories.values())
+        cells = [f"{counts.get(name, 0):,}\n{percent(counts.get(name, 0) / max(whole, 1))}" for name in CATEGORIES]
+        rows.append([run.name, f"{whole:,}", *cells])
+    if not rows:
+        section.lines.append("No run has kept its graded responses: the categories cannot be counted.")
+        return
+    head = ["run", "responses", *CATEGORIES.values()]
+    section.tables.append(Table("The three categories", head, rows, frozenset(range(1, len(head)))))
+    first = runs[0]
+    assert first.final is not None
+    counts, whole = first.final.categories, sum(first.final.categories.values())
+    said = "; ".join(f"{counts.get(name, 0):,} {title}" for name, title in CATEGORIES.items())
+    section.lines.append(
+        f"Of {whole:,} responses of {first.name}: {said}. In words, {percent(counts.get(CORRECT, 0) / max(whole, 1))} of "
+        "the problems are solved before any training. The guess beside a response says whether its model or the parser "
+        "is to blame."
+    )
+    section.quotes += quotes_of(first, section.problems)
+
+
+def filtered(section: Section, read: Read, gathered: Gathered) -> None:
+    """The size of the set that a filter left."""
+    for one in read.study.settings:
+        sizes = [run.summary.get("data_sizes") for run in one.runs]
+        told = {
+            (of["train_before_filter"], of["train_filtered"], of.get("train", of["train_filtered"]))
+            for of in sizes
+            if isinstance(of, dict) and {"train_before_filter", "train_filtered"} <= of.keys()
+        }
+        for before, kept, used in sorted(told):
+            left = "" if used == kept else f", of which data.limit lets {used:,} be trained on"
+            line = f"{one.label}: the filtered set has {kept:,} of {before:,} traces ({percent(kept / max(before, 1))}){left}."
+            section.lines.append(line)
+
+
+def other_metrics(section: Section, read: Read, gathered: Gathered) -> None:
+    """Two or three sentences on metrics other than the accuracy, and the table behind them."""
+    if (table := metrics_table(read.study, f"Other metrics at the end of training: {read.study.name}")) is not None:
+        section.lines += metric_sentences(read.study)
+        section.tables.append(table)
+
+
+def cases(section: Section, read: Read, gathered: Gathered) -> None:
+    """The same problems' responses over training."""
+    section.cases += read.report.cases
+
+
+def log(section: Section, read: Read, gathered: Gathered) -> None:
+    """The experiment log: what ran, what ended early, and why."""
+    table = read.report.log
+    section.tables.append(Table(f"{table.title}: {read.study.name}", table.head, table.rows, table.numbers, table.note))
+
+
+def best_of_n(section: Section, read: Read, gathered: Gathered) -> None:
+    """pass@N and Best@N, drawn and in a table, and the gap between them in words."""
+    for figure in read.report.figures:
+        if figure.name.startswith("best_of_n/"):
+            stem = f"{section.question.id}_{figure.name.replace('/', '_')}"
+            section.pictures.append(Picture(stem, figure, read.report.legend))
+    section.tables += [table for table in read.report.tables if table.title == "Best of N"]
+    for one in read.study.settings:
+        for run in one.runs[:1]:
+            section.lines += [f"{one.label}, seed {run.seed}: {line}" for line in gap_lines(run.summary)]
+
+
+def gap_lines(summary: object) -> list[str]:
+    """How far the likeliest of N stays behind any of N being right.
+
+    >>> gap_lines({"n_list": [1, 4], "best_of_n": {"pass@N": [[0.2, 0, 1], [0.6, 0, 1]], "Best@N": [[0.2], [0.3]]}})
+    ['at N = 4 pass@N is 60.0% and Best@N 30.0%: a gap of 30.0 points that a better way to choose could close.']
+    """
+    if not isinstance(summary, dict) or not isinstance(summary.get("best_of_n"), dict):
+        return []
+    ways, counts = summary["best_of_n"], summary.get("n_list") or []
+    names = [name for name in ways if "pass" in name.lower()]
+    if not names or not counts:
+        return []
+    top = ways[names[0]][-1][0]
+    return [
+        f"at N = {counts[-1]} {names[0]} is {percent(top)} and {name} {percent(points[-1][0])}: a gap of "
+        f"{100 * (top - points[-1][0]):.1f} points that a better way to choose could close."
+        for name, points in ways.items()
+        if name != names[0] and points
+    ]
+
+
+PARTS: dict[str, Part] = {
+    "categories": categories,
+    "filtered": filtered,
+    "against_sft": against_sft,
+    "other_metrics": other_metrics,
+    "cases": cases,
+    "log": log,
+    "entropy": entropy,
+    "leaderboard": leaderboard,
+    "best_of_n": best_of_n,
+}

@@ -1,0 +1,67 @@
+"""What stands under one question of a write-up, as plain data; Markdown and page are written from it alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rlreason.report.assignment.courses import Question
+from rlreason.report.content import Case, Entry, Figure, Table, Verdict
+
+DONE, PARTLY, NOT_YET, IN_WORDS = "done", "partly", "not yet run", "in words"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure with the legend that gives its settings their colours."""
+
+    stem: str  # of its file
+    figure: Figure
+    legend: Sequence[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """One response to a problem, with how it was graded."""
+
+    question: str
+    gold: str
+    response: str  # cut, free of control characters
+    why: str  # a guess at why it earned what it did
+    where: str  # file and line
+
+
+@dataclass(slots=True)
+class Section:
+    """One question's answer."""
+
+    question: Question
+    state: str  # DONE, PARTLY, NOT_YET or IN_WORDS
+    missing: list[str] = field(default_factory=list)  # commands that are still to be run
+    lines: list[str] = field(default_factory=list)  # paragraphs
+    verdicts: list[tuple[str, list[Verdict]]] = field(default_factory=list)  # what was asked -> verdicts
+    pictures: list[Picture] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    quotes: list[tuple[str, list[Quote]]] = field(default_factory=list)  # title -> responses
+    cases: list[Case] = field(default_factory=list)
+    keep: list[str] = field(default_factory=list)  # what to keep in mind when reading its figures
+    problems: list[str] = field(default_factory=list)  # found in the folders
+
+
+@dataclass(slots=True)
+class WriteUp:
+    """The whole document."""
+
+    title: str
+    lead: list[str]
+    sections: list[Section]
+    directions: Table | None  # published directions beside what was found
+    published: Table | None
+    problems: list[str]
+
+    @property
+    def checklist(self) -> Table:
+        """Question, state, and the command of what is missing."""
+        rows = []
+        for section in self.sections:
+            command = "\n".join(section.missing) or section.question.command or "\N{EN DASH}"
+            rows.append([section.question.id, section.state, command])
+        return Table("Checklist", ["question", "state", "command"], rows)

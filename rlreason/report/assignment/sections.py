@@ -1,0 +1,144 @@
+"""Answer each question of an assignment from what was gathered, in the handout's order."""
+
+from rlreason.report.assignment.against import against
+from rlreason.report.assignment.bars import bar_line, got_words, published_line, what_ran, with_bands
+from rlreason.report.assignment.courses import Course, Question
+from rlreason.report.assignment.directions import directions_table
+from rlreason.report.assignment.gathered import Gathered, Read
+from rlreason.report.assignment.parts import PARTS
+from rlreason.report.assignment.section import DONE, IN_WORDS, NOT_YET, PARTLY, Picture, Section, WriteUp
+from rlreason.report.assignment.texts import TEXTS
+from rlreason.report.content import Table, Verdict
+from rlreason.report.study import Study
+from rlreason.report.verdicts import verdicts_of
+
+TIME = "time"  # in `figures` of a question: its accuracy against seconds
+#: part -> the sweep of a question that it is about, where it is not about each of them.
+ONLY = {"filtered": "sft_filtered", "entropy": "grpo_off_policy_focused"}
+
+
+def write_up_of(gathered: Gathered) -> WriteUp:
+    """The whole document."""
+    course = gathered.course
+    sections = [section_of(question, gathered) for question in course.questions]
+    found: dict[str, list[Verdict]] = {
+        section.question.id: [verdict for _, verdicts in section.verdicts for verdict in verdicts]
+        for section in sections
+    }
+    return WriteUp(
+        f"{course.title}: write-up",
+        lead_of(gathered, sections),
+        sections,
+        directions_table(course, found),
+        published_table(course),
+        list(dict.fromkeys([*gathered.problems, *(line for section in sections for line in section.problems)])),
+    )
+
+
+def lead_of(gathered: Gathered, sections: list[Section]) -> list[str]:
+    """How much is there, and what it cost."""
+    done = sum(section.state in (DONE, IN_WORDS) for section in sections)
+    read = gathered.all_read
+    runs = [run for one in read for run in one.study.runs]
+    hours = sum(run.seconds or 0.0 for run in runs) / 3600
+    beside = " Runs that ran side by side count each with its own time." if any(r.shared_machine for r in runs) else ""
+    return [
+        f"{done} of {len(sections)} questions are answered, from {len(runs)} runs in {len(read)} folders; together they "
+        f"ran for {hours:.1f} hours.{beside}",
+        "A verdict is a 95% interval of a difference over seeds and problems, corrected for the number of settings that "
+        "a sweep compares (Holm). Where the interval holds zero it says that the data cannot tell.",
+    ]
+
+
+def section_of(question: Question, gathered: Gathered) -> Section:
+    """One question: its state, and all that its studies show."""
+    section = Section(question, NOT_YET)
+    if question.text:
+        section.state = IN_WORDS
+        section.lines += TEXTS[question.text](gathered)
+        return section
+    reads = answers_of(question, gathered)
+    names = [read.found.name for read in reads]
+    lacking = [name for name in question.sweeps if name not in names] if not question.algorithm or not reads else []
+    section.missing = list(dict.fromkeys(question.command_of(name) for name in lacking))
+    if not reads:
+        section.missing = section.missing or [question.command]
+        return section
+    open_runs = sum(not run.ended for read in reads for run in read.study.runs)
+    if open_runs:
+        section.lines.append(f"{open_runs} runs have not come to their end yet: the same command goes on with them.")
+        section.missing = section.missing or [question.command]
+    section.state = PARTLY if section.missing else DONE
+    for read in reads:
+        add(section, read, gathered)
+    return section
+
+
+def answers_of(question: Question, gathered: Gathered) -> list[Read]:
+    """The studies that answer a question, in its own order."""
+    reads = [read for name in question.sweeps if (read := gathered.sweep(name)) is not None]
+    if not reads and (read := gathered.of_algorithm(question)) is not None:
+        reads = [read]
+    if not reads and question.instead and (read := gathered.sweep(question.instead)) is not None:
+        reads = [reference_of(read)]
+    return reads
+
+
+def reference_of(read: Read) -> Read:
+    """The reference of a sweep as a study of its own: the run that a question asks for, where it has not run alone."""
+    from rlreason.report.build import build_report
+
+    whole = read.study
+    study = Study(
+        whole.name, f"How does {whole.reference.label}, the default, do?", [], [whole.reference], folders=whole.folders
+    )
+    return Read(read.found, study, build_report(study))
+
+
+def add(section: Section, read: Read, gathered: Gathered) -> None:
+    """What one study shows of a question."""
+    question, study, course = section.question, read.study, gathered.course
+    if len(study.settings) == 1 and question.instead == read.found.name:
+        section.lines.append(
+            f"No run by itself was found: this is {study.reference.label}, the reference of {read.found.name}."
+        )
+    section.lines.append(f"{read.found.name}: {what_ran(study)}. {read.report.summary}")
+    section.lines += [line for line in (bar_line(question, study), published_line(course, question, study)) if line]
+    if len(study.settings) > 1:
+        section.verdicts.append((f"{read.found.name}: {study.question}", verdicts_of(study)))
+    section.pictures += pictures_of(question, read, course)
+    if read.report.tables:
+        first = read.report.tables[0]
+        title = f"{first.title}: {read.found.name}"
+        section.tables.append(Table(title, first.head, first.rows, first.numbers, first.note, first.labels))
+    for part in question.parts:
+        if ONLY.get(part, read.found.name) == read.found.name:
+            PARTS[part](section, read, gathered)
+    section.keep += [line for line in read.report.warnings if line not in section.keep]
+    section.problems += read.report.problems
+
+
+def pictures_of(question: Question, read: Read, course: Course) -> list[Picture]:
+    """The pictures that the handout asks for, of one study; several studies of a question have stems of their own."""
+    figures = {figure.name: figure for figure in read.report.figures}
+    if "eval/accuracy" in figures:
+        figures["eval/accuracy"] = with_bands(figures["eval/accuracy"], course, question, read.study)
+        if (drawn := against(figures["eval/accuracy"], TIME)) is not None:
+            figures[TIME] = drawn
+    wanted = [name for name in question.figures if name in figures]
+    return [Picture(stem(question, read, name), figures[name], read.report.legend) for name in wanted]
+
+
+def stem(question: Question, read: Read, figure: str) -> str:
+    """The name of a picture's file, without its ending."""
+    own = [question.id] if read.found.name in (question.id, question.instead) else [question.id, read.found.name]
+    return "_".join(own + [figure.replace("/", "_")])
+
+
+def published_table(course: Course) -> Table | None:
+    """What others got, with their sources; None where nothing is known."""
+    if not course.figures:
+        return None
+    rows: list[list[str]] = [[got.question, got_words(got), got.source] for got in course.figures]
+    note = f"{course.model_name} on {course.data_name}; mostly one seed each, and no target."
+    return Table("What others got", ["question", "figure", "source"], rows, note=note)
