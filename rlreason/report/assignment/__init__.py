@@ -23,7 +23,7 @@ def write_up(course: str, runs: Path, out: Path | None, console: Console) -> Ans
 
     `out`: the runs folder where None. `ConfigError` where there is no such folder, or where it cannot be written to.
     """
-    gathered = Gathered(course_of(course), found_below(runs), runs)
+    gathered = Gathered(course_of(course), found_below(runs))
     target = out if out is not None else runs
     with console.wait("writing the write-up"):
         document = write_up_of(gathered)
@@ -36,15 +36,21 @@ def write_up(course: str, runs: Path, out: Path | None, console: Console) -> Ans
 
 def write_document(document: WriteUp, out: Path) -> None:
     """Both forms, and the pictures in light and dark."""
-    files = out / FILES
+    drawn = draw(document, out / FILES)
+    write_whole(out / MARKDOWN, markdown_of(document))
+    write_whole(out / PAGE, page_of(document, drawn))
+
+
+def draw(document: WriteUp, files: Path, dark: bool = True) -> dict[str, str]:
+    """Write the pictures of a document, for dark pages too where that is asked for; returns stem -> light SVG."""
     files.mkdir(parents=True, exist_ok=True)
     drawn = {}
     for one in (one for section in document.sections for one in section.pictures):
         drawn[one.stem] = svg_of(one.figure, one.legend)
         write_whole(files / f"{one.stem}.svg", drawn[one.stem])
-        write_whole(files / f"{one.stem}_dark.svg", svg_of(one.figure, one.legend, dark=True))
-    write_whole(out / MARKDOWN, markdown_of(document))
-    write_whole(out / PAGE, page_of(document, drawn))
+        if dark:
+            write_whole(files / f"{one.stem}_dark.svg", svg_of(one.figure, one.legend, dark=True))
+    return drawn
 
 
 def answer_of(document: WriteUp, out: Path) -> Answer:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlreason.report.charts import figures_of, legend_of
 from rlreason.report.content import Entry, Figure
-from rlreason.report.curves import Curves, Line, band_of
+from rlreason.report.curves import GRID, Curves, Line, band_of
 from rlreason.report.specifications import STEP_TITLE
 from rlreason.report.study import Series, Setting, Study
 from rlreason.statistics import Floats
@@ -72,9 +72,10 @@ def leaderboard_figures(study: Study, figure: Figure) -> list[Figure]:
     if not lines:
         return []
     longest = max(float(line.x["step"][-1]) for line in lines)
-    found = [_over_hours(figure, lines, HOURS, "")]
+    found = [_over_clock(figure, lines, "hours", HOURS)]
     if longest < SHORT * HOURS:
-        found.append(_over_hours(figure, lines, longest, ", over the runs' own time"))
+        short = [replace(line, x={"step": 3600 * line.x["step"]}) for line in lines]
+        found.append(_over_clock(figure, short, "seconds", 3600 * longest))
     return found
 
 
@@ -91,17 +92,18 @@ def _hours(series: Any) -> Floats | None:
     return hours
 
 
-def _over_hours(figure: Figure, lines: Sequence[Line], end: float, more: str) -> Figure:
+def _over_clock(figure: Figure, lines: Sequence[Line], unit: str, end: float) -> Figure:
+    """Accuracy against hours or seconds since the start; `end`: where the axis ends."""
     bands = {}
     for label in dict.fromkeys(line.setting for line in lines):
         of = [line for line in lines if line.setting == label]
-        if (band := band_of([x.x["step"] for x in of], [x.y for x in of], 60, share=True)) is not None:
+        if (band := band_of([one.x["step"] for one in of], [one.y for one in of], GRID, share=True)) is not None:
             bands[label] = band
-    title = "hours since the start, evaluations included"
+    title = f"{unit} since the start, evaluations included"
     return replace(
         figure,
-        name="leaderboard/own_time" if more else "leaderboard/4_hours",
-        title=f"Accuracy against wall clock{more}",
+        name=f"leaderboard/{unit}",
+        title=f"Accuracy against wall clock, in {unit}",
         alt=figure.alt.replace(f"by {STEP_TITLE}", f"by {title}"),
         specification=with_x(figure.specification, title, (0.0, end)),
         curves=Curves(lines, {"step": bands}),

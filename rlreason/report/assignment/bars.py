@@ -82,7 +82,8 @@ def bar_line(question: Question, study: Study) -> str:
         if several
         else f"the accuracy is {with_interval(found, _seeds(best))}"
     )
-    return f"Pass bar {percent(question.bar)}, {study.name}: {against_bar(found, question.bar)}. {which[0].upper() + which[1:]}."
+    reached = against_bar(found, question.bar)
+    return f"Pass bar {percent(question.bar)}, {study.name}: {reached}, as {which}."
 
 
 def _seeds(setting: Setting) -> int:
@@ -125,15 +126,12 @@ def _bands(course: Course, question: Question) -> list[Got]:
 
 
 def published_line(course: Course, question: Question, study: Study) -> str:
-    """How far the best setting is from what others got; said plainly where theirs is another model. '' without any."""
+    """How far the best setting is from what others got; '' where theirs is another model, or nothing is known."""
     told = [got for got in course.figures if got.question == question.id]
     if not told:
         return ""
     if not is_of(course, study):
-        return (
-            f"Published figures are of {course.model_name} on {course.data_name}; here it is {what_ran(study)}, so that "
-            "no band is drawn and only directions are laid side by side."
-        )
+        return ""  # the head of the write-up says so, once
     bands, found = _bands(course, question), interval_of(best_of(study).runs)
     if not bands or found is None:
         return ""

@@ -26,6 +26,12 @@ class Question:
     figures: Sequence[str] = ()
     parts: Sequence[str] = ()
     text: str = ""
+    note: str = ""  # what the write-up cannot say for its writer
+
+    @property
+    def all_commands(self) -> list[str]:
+        """The commands that run all of its sweeps."""
+        return list(dict.fromkeys(filter(None, map(self.command_of, self.sweeps or [""]))))
 
     def command_of(self, sweep: str) -> str:
         """The command that runs one of its sweeps."""

@@ -61,16 +61,16 @@ def directions_table(course: Course, verdicts: Mapping[str, Sequence[Verdict]]) 
         said = NOT_RUN if found is None else _found(found)
         word = NOT_RUN if found is None else agreement(direction.word, found.outcome or found.word, direction.but)
         published = f"{direction.word}: {direction.what}"
-        rows.append(
-            [direction.question, f"{_short(a, b)} against {_short(b, a)}", published, said, _why(word, direction)]
-        )
+        pair = f"{_short(a, b)} against {_short(b, a)}"
+        rows.append([direction.question, pair, published, said, _why(word, direction)])
     if not rows:
         return None
     counts = [row[-1].partition(":")[0] for row in rows]
-    said = ", ".join(f"{counts.count(word)} {word}" for word in dict.fromkeys(counts))
+    said = ", ".join(f"{word}: {counts.count(word)}" for word in dict.fromkeys(counts))
     note = (
-        f"{said}. Published: mostly one seed, {course.model_name} on {course.data_name}. Agreement in a direction is no "
-        "agreement in size, and where here it is a small model on a made-up task, disagreement is no refutation."
+        f"{said[0].upper()}{said[1:]}. The published figures are mostly of one seed of {course.model_name} on "
+        f"{course.data_name}. Agreement in a direction is none in size; and where the runs here are of a small model "
+        "on a made-up task, disagreement is no refutation."
     )
     return Table("Directions: published and found here", HEAD, rows, note=note)
 

@@ -27,8 +27,8 @@ class Gathered:
 
     course: Course
     found: list[Found]
-    root: Path
     problems: list[str] = field(default_factory=list)  # folders that could not be read
+    carried: set[str] = field(default_factory=set)  # what earlier sections said of what the chain brought
     _read: dict[Path, Read | None] = field(default_factory=dict)
 
     @property

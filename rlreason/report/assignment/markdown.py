@@ -11,23 +11,32 @@ from rlreason.report.shown import written_out
 FILES = "writeup_files"  # beside the Markdown
 
 
-def markdown_of(document: WriteUp, files: str = FILES) -> str:
-    """The whole document; `files`: the folder of its pictures, as the document names it."""
-    return "\n".join(_lines(document, files)) + "\n"
+def markdown_of(document: WriteUp, dark: bool = True) -> str:
+    """The whole document; `dark`: its pictures are there for dark pages too."""
+    return "\n".join(_lines(document, dark)) + "\n"
 
 
-def _lines(document: WriteUp, files: str) -> Iterator[str]:
+def _lines(document: WriteUp, dark: bool) -> Iterator[str]:
     yield f"# {text(document.title)}"
     for line in document.lead:
         yield from ("", text(line))
-    yield from table_of(document.checklist, "##")
+    yield from checklist_lines(document.checklist)
     for table in (document.directions, document.published):
         if table is not None:
             yield from table_of(table, "##")
     for number, section in enumerate(document.sections, 1):
-        yield from section_lines(number, section, files)
+        yield from section_lines(number, section, dark)
     if document.problems:
         yield from ("", "## Problems found in the folders", "", *(f"- {text(line)}" for line in document.problems))
+
+
+def checklist_lines(table: Table) -> Iterator[str]:
+    """The checklist, its commands as code that can be copied: they are this package's own, and hold no backtick."""
+    yield from ("", f"## {text(table.title)}", "", f"| {' | '.join(table.head)} |", "| --- | --- | --- |")
+    for question, state, commands in table.rows:
+        code = "<br>".join(f"`{command}`" for command in commands.split("\n")) if commands else "\N{EN DASH}"
+        yield f"| `{question}` | {state} | {code} |"
+    yield from ("", text(table.note))
 
 
 def table_of(table: Table, level: str) -> list[str]:
@@ -35,7 +44,7 @@ def table_of(table: Table, level: str) -> list[str]:
     return ["", f"{level} {text(table.title)}", "", *table_lines(table)]
 
 
-def section_lines(number: int, section: Section, files: str) -> Iterator[str]:
+def section_lines(number: int, section: Section, dark: bool) -> Iterator[str]:
     """One question."""
     question = section.question
     yield from ("", f"## {number}. {text(question.title)} (`{question.id}`)", "")
@@ -47,7 +56,7 @@ def section_lines(number: int, section: Section, files: str) -> Iterator[str]:
     for asked, verdicts in section.verdicts:
         yield from ("", f"**{text(asked)}**", "", *verdict_lines(verdicts))
     for one in section.pictures:
-        yield from picture_lines(one, files)
+        yield from picture_lines(one, dark)
     for table in section.tables:
         yield from table_of(table, "###")
     if section.keep:
@@ -68,11 +77,11 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
         yield f"- **{SIGNS[verdict.word]} {verdict.word}:** {text(verdict.sentence)}{small}"
 
 
-def picture_lines(one: Picture, files: str) -> list[str]:
-    """A picture for light and dark pages, with its alternative text."""
+def picture_lines(one: Picture, dark: bool) -> list[str]:
+    """A picture for light and, where there is one, for dark pages, with its alternative text."""
     alt = html.escape(" ".join(written_out(one.figure.alt).split()))
-    dark = f'<source media="(prefers-color-scheme: dark)" srcset="{files}/{one.stem}_dark.svg">'
-    return ["", f'<picture>{dark}<img alt="{alt}" src="{files}/{one.stem}.svg"></picture>']
+    other = f'<source media="(prefers-color-scheme: dark)" srcset="{FILES}/{one.stem}_dark.svg">' if dark else ""
+    return ["", f'<picture>{other}<img alt="{alt}" src="{FILES}/{one.stem}.svg"></picture>']
 
 
 def quote_lines(quotes: Sequence[Quote]) -> Iterator[str]:

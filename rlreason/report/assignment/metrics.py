@@ -60,10 +60,12 @@ def metric_sentences(study: Study, most: int = 3) -> list[str]:
             told.append(f"{one.label} against {reference.name} at the end of training: {'; '.join(differing)}.")
         else:
             silent.append(one.label)
+    if (more := len(told) - most) > 0:
+        told[most:] = [f"{more} more setting{' differs' if more == 1 else 's differ'} in such a metric: see the table."]
     if silent:
         names = few(silent, 4)
-        told = [*told[:most], f"No other metric of {names} differs from {reference.name} beyond what seeds differ by."]
-    return told[: most + 1]
+        told.append(f"None of these metrics of {names} differs from {reference.name}'s beyond what seeds differ by.")
+    return told
 
 
 def _difference(one: Setting, reference: Setting, metric: str) -> str:
@@ -77,4 +79,5 @@ def _difference(one: Setting, reference: Setting, metric: str) -> str:
     word = "higher" if mean > 0 else "lower"
     edges = sorted((abs(low), abs(high)))
     before = float(np.mean([its[seed] for seed in seeds]))
-    return f"{OTHERS[metric].partition(',')[0]} {word} by {abs(mean):.2g} ({edges[0]:.2g} to {edges[1]:.2g}), from {before:.2g}"
+    name = OTHERS[metric].partition(",")[0]
+    return f"{name} {word} by {abs(mean):.2g} ({edges[0]:.2g} to {edges[1]:.2g}), from {before:.2g}"

@@ -1,5 +1,6 @@
 """A write-up as one HTML file: no script, no network, the style of a report's page."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import rlreason
 from rlreason.errors import ConfigError
 from rlreason.report.assignment.section import WriteUp
 from rlreason.report.content import SIGNS
-from rlreason.report.page import style
+from rlreason.report.page import breakable, style
+from rlreason.report.palette import LIGHT, variable
 from rlreason.report.shown import written_out
 
 TEMPLATE = "writeup.html.j2"
@@ -29,11 +31,29 @@ def page_of(document: WriteUp, pictures: Mapping[str, str]) -> str:
         lstrip_blocks=True,
         finalize=lambda value: written_out(value) if type(value) is str else value,
     )
+    environment.filters["breakable"] = breakable
     return environment.get_template(TEMPLATE).render(
         document=document,
-        pictures={stem: Markup(svg) for stem, svg in pictures.items()},  # made by vl-convert
+        pictures={stem: Markup(themed(svg, stem)) for stem, svg in pictures.items()},  # made by vl-convert
         policy=POLICY,
         style=Markup(style()),
         signs=SIGNS,
         version=rlreason.__version__,
     )
+
+
+def themed(svg: str, prefix: str) -> str:
+    """A light picture whose colours follow the page's, and whose ids are its own.
+
+    >>> themed('<g id="a" clip-path="url(#a)" fill="#1895D8"/>', "p")
+    '<g id="p-a" clip-path="url(#p-a)" fill="var(--s1)"/>'
+    """
+    svg = re.sub(r'\bid="([\w-]+)"', rf'id="{prefix}-\1"', svg)
+    svg = re.sub(r"url\(#([\w-]+)\)", rf"url(#{prefix}-\1)", svg)
+    names = {colour.lower(): name for name, colour in reversed(LIGHT.items())}
+    return re.sub(r'"(#[0-9a-fA-F]{6})"', lambda found: f'"{_named(found[1], names)}"', svg)
+
+
+def _named(colour: str, names: Mapping[str, str]) -> str:
+    name = names.get(colour.lower())
+    return variable(name) if name is not None else colour

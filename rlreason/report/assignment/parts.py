@@ -1,6 +1,7 @@
 """Sections that one question has and others have not: each adds to a section what its study shows."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rlreason.report.assignment.bars import percent
 from rlreason.report.assignment.gathered import Gathered, Read
@@ -10,9 +11,13 @@ from rlreason.report.assignment.parts_of_leaderboard import leaderboard
 from rlreason.report.assignment.quotes import FAILING, quotes_of
 from rlreason.report.assignment.section import Picture, Section
 from rlreason.report.content import Table
+from rlreason.report.study import Setting
+from rlreason.report.verdicts import verdicts_of
+from rlreason.sweeps.design import Key
 
 Part = Callable[[Section, Read, Gathered], None]
 CORRECT = "correct"
+LIMIT = "data.limit"  # the number of examples
 CATEGORIES = {CORRECT: "format 1, answer 1", **FAILING}
 
 
@@ -34,9 +39,8 @@ def categories(section: Section, read: Read, gathered: Gathered) -> None:
     counts, whole = first.final.categories, sum(first.final.categories.values())
     said = "; ".join(f"{counts.get(name, 0):,} {title}" for name, title in CATEGORIES.items())
     section.lines.append(
-        f"Of {whole:,} responses of {first.name}: {said}. In words, {percent(counts.get(CORRECT, 0) / max(whole, 1))} of "
-        "the problems are solved before any training. The guess beside a response says whether its model or the parser "
-        "is to blame."
+        f"Of {whole:,} responses of {first.name}: {said}. In words: {percent(counts.get(CORRECT, 0) / max(whole, 1))} "
+        "are right before any training. The guess beside a response says whether its model or the parser is to blame."
     )
     section.quotes += quotes_of(first, section.problems)
 
@@ -52,8 +56,30 @@ def filtered(section: Section, read: Read, gathered: Gathered) -> None:
         }
         for before, kept, used in sorted(told):
             left = "" if used == kept else f", of which data.limit lets {used:,} be trained on"
-            line = f"{one.label}: the filtered set has {kept:,} of {before:,} traces ({percent(kept / max(before, 1))}){left}."
-            section.lines.append(line)
+            share = percent(kept / max(before, 1))
+            section.lines.append(f"{one.label}: the filtered set has {kept:,} of {before:,} traces ({share}){left}.")
+
+
+def equal_updates(section: Section, read: Read, gathered: Gathered) -> None:
+    """Verdicts among the settings of a sweep that differ from its reference in how long they train.
+
+    The largest number of examples of each such group, the last that the sweep lists, is what its others are compared
+    with.
+    """
+    if read.study.axes[:1] != [LIMIT]:
+        return
+    groups: dict[Key, list[Setting]] = {}
+    for one in read.study.settings:
+        groups.setdefault(tuple((key, value) for key, value in one.key if key != LIMIT), []).append(one)
+    reference = read.study.reference
+    for rest, settings in groups.items():
+        if reference in settings or len(settings) < 2:
+            continue
+        study = replace(read.study, settings=[settings[-1], *settings[:-1]])
+        budget = " ".join(f"{key}={value}" for key, value in rest)
+        section.verdicts.append(
+            (f"{read.study.name}, among those with {budget}, against {settings[-1].label}", verdicts_of(study))
+        )
 
 
 def other_metrics(section: Section, read: Read, gathered: Gathered) -> None:
@@ -109,6 +135,7 @@ def gap_lines(summary: object) -> list[str]:
 
 PARTS: dict[str, Part] = {
     "categories": categories,
+    "equal_updates": equal_updates,
     "filtered": filtered,
     "against_sft": against_sft,
     "other_metrics": other_metrics,

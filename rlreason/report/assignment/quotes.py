@@ -51,4 +51,5 @@ def _quote(row: dict[str, Any], line: int, run: Run) -> Quote:
     known = run.protocol is not None and run.protocol.get("reward") == GUESSED
     why = "; ".join(str(reason) for reason in reasons(row, Grader())) if known else ""
     where = Path(run.folder.name, RESPONSES)
-    return Quote(*(shown_text(str(row[name])) for name in ("question", "gold", "response")), why, f"{where}:{line}")
+    question, gold, response = (shown_text(str(row[name])) for name in ("question", "gold", "response"))
+    return Quote(question, gold, response, shown_text(why), f"{where}:{line}")

@@ -62,6 +62,7 @@ class WriteUp:
         """Question, state, and the command of what is missing."""
         rows = []
         for section in self.sections:
-            command = "\n".join(section.missing) or section.question.command or "\N{EN DASH}"
-            rows.append([section.question.id, section.state, command])
-        return Table("Checklist", ["question", "state", "command"], rows)
+            commands = section.missing or section.question.all_commands
+            rows.append([section.question.id, section.state, "\n".join(commands)])
+        note = "Where a question is not done, the command is what is still to be run."
+        return Table("Checklist", ["question", "state", "command"], rows, note=note)

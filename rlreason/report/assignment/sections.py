@@ -1,17 +1,19 @@
 """Answer each question of an assignment from what was gathered, in the handout's order."""
 
 from rlreason.report.assignment.against import against
-from rlreason.report.assignment.bars import bar_line, got_words, published_line, what_ran, with_bands
+from rlreason.report.assignment.bars import bar_line, got_words, is_of, published_line, what_ran, with_bands
 from rlreason.report.assignment.courses import Course, Question
 from rlreason.report.assignment.directions import directions_table
 from rlreason.report.assignment.gathered import Gathered, Read
 from rlreason.report.assignment.parts import PARTS
 from rlreason.report.assignment.section import DONE, IN_WORDS, NOT_YET, PARTLY, Picture, Section, WriteUp
 from rlreason.report.assignment.texts import TEXTS
-from rlreason.report.content import Table, Verdict
+from rlreason.report.content import Table
 from rlreason.report.study import Study
 from rlreason.report.verdicts import verdicts_of
+from rlreason.runtime.text import few
 
+CARRIED = "Carried from an earlier sweep"  # such a sentence stands once, where the chain first has it
 TIME = "time"  # in `figures` of a question: its accuracy against seconds
 #: part -> the sweep of a question that it is about, where it is not about each of them.
 ONLY = {"filtered": "sft_filtered", "entropy": "grpo_off_policy_focused"}
@@ -21,10 +23,7 @@ def write_up_of(gathered: Gathered) -> WriteUp:
     """The whole document."""
     course = gathered.course
     sections = [section_of(question, gathered) for question in course.questions]
-    found: dict[str, list[Verdict]] = {
-        section.question.id: [verdict for _, verdicts in section.verdicts for verdict in verdicts]
-        for section in sections
-    }
+    found = {one.question.id: [v for _, verdicts in one.verdicts for v in verdicts] for one in sections}
     return WriteUp(
         f"{course.title}: write-up",
         lead_of(gathered, sections),
@@ -43,30 +42,53 @@ def lead_of(gathered: Gathered, sections: list[Section]) -> list[str]:
     hours = sum(run.seconds or 0.0 for run in runs) / 3600
     beside = " Runs that ran side by side count each with its own time." if any(r.shared_machine for r in runs) else ""
     return [
-        f"{done} of {len(sections)} questions are answered, from {len(runs)} runs in {len(read)} folders; together they "
-        f"ran for {hours:.1f} hours.{beside}",
-        "A verdict is a 95% interval of a difference over seeds and problems, corrected for the number of settings that "
-        "a sweep compares (Holm). Where the interval holds zero it says that the data cannot tell.",
+        f"{done} of {len(sections)} questions are answered, from {len(runs)} runs in {len(read)} folders; together "
+        f"they ran for {hours:.1f} hours.{beside}",
+        *rehearsal_lines(gathered),
+        "A verdict is a 95% interval of a difference over seeds and problems, corrected for the number of settings "
+        "that a sweep compares (Holm). Where the interval holds zero it says that the data cannot tell.",
+    ]
+
+
+def rehearsal_lines(gathered: Gathered) -> list[str]:
+    """What is said where runs are not of the handout's model and data: published figures are no measure for them."""
+    course = gathered.course
+    others = [one for one in gathered.all_read if not is_of(course, one.study)]
+    if not others:
+        return []
+    runs = [run for one in others for run in one.study.runs]
+    pairs = {(run.settings.get("model.name"), run.settings.get("data.name")) for run in runs}
+    names = few(sorted(f"{model} on {data}" for model, data in pairs), 4)
+    return [
+        f"{len(others)} of {len(gathered.all_read)} folders are not of the handout's {course.model_name} on "
+        f"{course.data_name}, but of {names}. They rehearse the questions and are nothing to hand in: the published "
+        "figures and the pass bars are those of another model, so no band is drawn, and only directions are laid side "
+        "by side."
     ]
 
 
 def section_of(question: Question, gathered: Gathered) -> Section:
     """One question: its state, and all that its studies show."""
     section = Section(question, NOT_YET)
+    if question.note:
+        section.lines.append(question.note)
     if question.text:
         section.state = IN_WORDS
         section.lines += TEXTS[question.text](gathered)
         return section
     reads = answers_of(question, gathered)
     names = [read.found.name for read in reads]
-    lacking = [name for name in question.sweeps if name not in names] if not question.algorithm or not reads else []
+    by_sweeps = not question.algorithm or not reads
+    lacking = [name for name in question.sweeps if name not in names] if by_sweeps else []
     section.missing = list(dict.fromkeys(question.command_of(name) for name in lacking))
     if not reads:
         section.missing = section.missing or [question.command]
         return section
     open_runs = sum(not run.ended for read in reads for run in read.study.runs)
     if open_runs:
-        section.lines.append(f"{open_runs} runs have not come to their end yet: the same command goes on with them.")
+        section.lines.append(
+            f"Runs that have not come to their end yet: {open_runs}. The same command goes on with them."
+        )
         section.missing = section.missing or [question.command]
     section.state = PARTLY if section.missing else DONE
     for read in reads:
@@ -114,7 +136,8 @@ def add(section: Section, read: Read, gathered: Gathered) -> None:
     for part in question.parts:
         if ONLY.get(part, read.found.name) == read.found.name:
             PARTS[part](section, read, gathered)
-    section.keep += [line for line in read.report.warnings if line not in section.keep]
+    section.keep += [line for line in read.report.warnings if line not in {*section.keep, *gathered.carried}]
+    gathered.carried |= {line for line in read.report.warnings if line.startswith(CARRIED)}
     section.problems += read.report.problems
 
 
@@ -132,7 +155,7 @@ def pictures_of(question: Question, read: Read, course: Course) -> list[Picture]
 def stem(question: Question, read: Read, figure: str) -> str:
     """The name of a picture's file, without its ending."""
     own = [question.id] if read.found.name in (question.id, question.instead) else [question.id, read.found.name]
-    return "_".join(own + [figure.replace("/", "_")])
+    return "_".join([*own, figure.replace("/", "_")])
 
 
 def published_table(course: Course) -> Table | None:

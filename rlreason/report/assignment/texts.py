@@ -11,16 +11,16 @@ LENGTH_NORMALIZATION = (
     "but of two wrong ones the longer is punished less for each token, so that long wrong responses are the cheapest "
     "way to be wrong, and responses may grow without getting better. It is also no longer the policy gradient of the "
     "expected reward, whose sum over tokens has no such divisor.",
-    "masked_normalize divides every response's sum by one constant, such as the longest response allowed. For it: every "
-    "token has the same weight, whichever response it stands in, so that a long wrong response is punished in "
+    "masked_normalize divides every response's sum by one constant, such as the longest response allowed. For it: "
+    "every token has the same weight, whichever response it stands in, so that a long wrong response is punished in "
     "proportion to its length, and the gradient is the policy gradient's up to a constant. Against it: long responses "
     "dominate a batch, so the gradient is noisier and its norm follows the length; with a constant far above the usual "
     "length the steps are small, and the learning rate has to be chosen together with the constant; and a long right "
     "response with much idle text is reinforced as a whole.",
     "One may prefer the mean where lengths differ little, or where the size of a step should not move with them; and "
-    "the constant where wrong responses ramble, or where length itself is watched. Clipping the gradient norm and Adam, "
-    "which divides by the size of the gradient, hide much of the difference in scale: what is left is how tokens weigh "
-    "within one batch.",
+    "the constant where wrong responses ramble, or where length itself is watched. Clipping the gradient norm and "
+    "Adam, which divides by the size of the gradient, hide much of the difference in scale: what is left is how "
+    "tokens weigh within one batch.",
 )
 SWEEP, MEAN, CONSTANT = "grpo_length_normalization", "masked_mean", "constant"
 

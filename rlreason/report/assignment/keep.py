@@ -1,0 +1,79 @@
+"""Keep a write-up in a repository: `python -m rlreason.report.assignment.keep COURSE RUNS FOLDER`.
+
+FOLDER gets writeup.md, its pictures for light pages alone, and the metrics.jsonl of every run, one compressed archive
+for each sweep, with decimals cut to four significant digits: together a few MB.
+"""
+
+import gzip
+import io
+import json
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from rlreason.errors import ConfigError
+from rlreason.records.files import METRICS
+from rlreason.records.lines import each_line
+from rlreason.report.assignment import MARKDOWN, draw
+from rlreason.report.assignment.courses import course_of
+from rlreason.report.assignment.gather import Found, found_below
+from rlreason.report.assignment.gathered import Gathered
+from rlreason.report.assignment.markdown import FILES, markdown_of
+from rlreason.report.assignment.sections import write_up_of
+from rlreason.runtime.atomic_files import write_whole
+
+ARCHIVES = "metrics"
+DIGITS = 4
+
+
+def keep(course: str, runs: Path, out: Path) -> list[str]:
+    """Write all of it into `out`; returns what was broken in the folders, a line each."""
+    gathered = Gathered(course_of(course), found_below(runs))
+    document = write_up_of(gathered)
+    draw(document, out / FILES, dark=False)
+    write_whole(out / MARKDOWN, markdown_of(document, dark=False))
+    (out / ARCHIVES).mkdir(exist_ok=True)
+    for read in gathered.all_read:
+        folders = [run.folder for run in read.study.runs]
+        write_whole(out / ARCHIVES / f"{read.found.name}.tar.gz", archive(read.found, folders, document.problems))
+    return document.problems
+
+
+def archive(found: Found, runs: list[Path], problems: list[str]) -> bytes:
+    """RUN/metrics.jsonl of every run as .tar.gz, the same bytes for the same runs."""
+    whole = io.BytesIO()
+    with gzip.GzipFile(fileobj=whole, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+        for run in sorted(set(runs)):
+            if not (run / METRICS).exists():
+                continue
+            rows = each_line(run / METRICS, lambda _: "", problems.append)
+            lines = "".join(json.dumps(shortened(row), separators=(",", ":")) + "\n" for _, row in rows)
+            info = tarfile.TarInfo(f"{found.name}/{run.name}/{METRICS}")
+            info.size = len(lines.encode())
+            tar.addfile(info, io.BytesIO(lines.encode()))
+    return whole.getvalue()
+
+
+def shortened(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose decimals have four significant digits; whole numbers stay as they are.
+
+    >>> shortened({"step": 123456, "loss": 0.0123456, "stop": None})
+    {'step': 123456, 'loss': 0.01235, 'stop': None}
+    """
+    return {key: float(f"{of:.{DIGITS}g}") if isinstance(of, float) else of for key, of in row.items()}
+
+
+def main(words: list[str]) -> None:
+    """COURSE RUNS FOLDER; what is wrong is said in one line."""
+    if len(words) != 3:
+        raise SystemExit("write python -m rlreason.report.assignment.keep COURSE RUNS FOLDER")
+    try:
+        for problem in keep(words[0], Path(words[1]), Path(words[2])):
+            print(problem, file=sys.stderr)
+    except (ConfigError, KeyError, OSError) as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
