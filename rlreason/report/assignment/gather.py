@@ -36,8 +36,9 @@ def _below(folder: Path, depth: int) -> Iterator[Found]:
     if (folder / FILE).exists():
         try:
             state = read_state(folder)
-        except ConfigError:
-            return  # whoever reads it says what is wrong with it
+        except ConfigError:  # whoever reads it says what is wrong with it
+            yield Found(folder, folder.name, (folder / FILE).stat().st_mtime, True, NO_ALGORITHM)
+            return
         algorithms = {_algorithm(folder / run.name) for run in state.runs} - {NO_ALGORITHM}
         only = algorithms.pop() if len(algorithms) == 1 else NO_ALGORITHM
         yield Found(folder, state.name or folder.name, (folder / FILE).stat().st_mtime, True, only)

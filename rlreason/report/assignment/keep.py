@@ -21,7 +21,7 @@ from rlreason.report.assignment.gather import Found, found_below
 from rlreason.report.assignment.gathered import Gathered
 from rlreason.report.assignment.markdown import FILES, markdown_of
 from rlreason.report.assignment.sections import write_up_of
-from rlreason.runtime.atomic_files import write_whole
+from rlreason.runtime.atomic_files import whole, write_whole
 
 ARCHIVES = "metrics"
 DIGITS = 4
@@ -36,14 +36,18 @@ def keep(course: str, runs: Path, out: Path) -> list[str]:
     (out / ARCHIVES).mkdir(exist_ok=True)
     for read in gathered.all_read:
         folders = [run.folder for run in read.study.runs]
-        write_whole(out / ARCHIVES / f"{read.found.name}.tar.gz", archive(read.found, folders, document.problems))
+        with whole(out / ARCHIVES / f"{read.found.name}.tar.gz") as partial:
+            partial.write_bytes(archive(read.found, folders, document.problems))
     return document.problems
 
 
 def archive(found: Found, runs: list[Path], problems: list[str]) -> bytes:
     """RUN/metrics.jsonl of every run as .tar.gz, the same bytes for the same runs."""
-    whole = io.BytesIO()
-    with gzip.GzipFile(fileobj=whole, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+    packed_file = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed_file, mode="wb", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
         for run in sorted(set(runs)):
             if not (run / METRICS).exists():
                 continue
@@ -52,7 +56,7 @@ def archive(found: Found, runs: list[Path], problems: list[str]) -> bytes:
             info = tarfile.TarInfo(f"{found.name}/{run.name}/{METRICS}")
             info.size = len(lines.encode())
             tar.addfile(info, io.BytesIO(lines.encode()))
-    return whole.getvalue()
+    return packed_file.getvalue()
 
 
 def shortened(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,339 @@
+"""The write-up of an assignment: what is found, what is said of it, and what is said where nothing has been run."""
+
+import gzip
+import html
+import json
+import os
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlreason.errors import ConfigError
+from rlreason.records.console import Console
+from rlreason.report.assignment import FILES, MARKDOWN, PAGE, write_up
+from rlreason.report.assignment.bars import against_bar, bar_line, interval_of, published_line, with_bands
+from rlreason.report.assignment.courses import course_of
+from rlreason.report.assignment.directions import agreement, directions_table, words_of
+from rlreason.report.assignment.gather import found_below
+from rlreason.report.assignment.gathered import Gathered
+from rlreason.report.assignment.keep import keep
+from rlreason.report.assignment.metrics import metric_sentences
+from rlreason.report.assignment.section import DONE, IN_WORDS, NOT_YET, PARTLY
+from rlreason.report.assignment.sections import write_up_of
+from rlreason.report.charts import figures_of
+from rlreason.report.palette import LIGHT
+from rlreason.report.read import read_study
+from rlreason.sweeps.state import read_state, write_state
+from tests.sweep_folders import CONFIG, answers, sweep
+
+ROOT = Path(__file__).parents[1]
+COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
+HOSTILE = "</pre><script>alert(1)</script>\u202e | `x` </details>"
+RATES = {"1e-6": 0.2, "1e-5": 0.5, "3e-5": 0.8, "1e-4": None}
+ENTROPY = {"none": 0.5, "group_std": 0.25}
+
+
+def metrics(run: Path, entropy: float, accuracy: float, shift: float = 0.0) -> None:
+    """Rows of a run of 40 steps, an evaluation at each fourth."""
+    rows = []
+    for step in range(0, 41, 4):
+        time = {"rollout_step": step, "train_step": step, "tokens/generated": 100 * step, "time/active": 2.0 * step}
+        row = time | {"time/total": 3.0 * step, "eval/accuracy": accuracy * step / 40, "eval/entropy": entropy}
+        rows.append(row | {"train/grad_norm": 0.123456789 + shift, "rollout/entropy": entropy + shift})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def rates(folder: Path, name: str = "grpo_learning_rate") -> Path:
+    """The sweep of learning rates, the last of which diverged."""
+    sweep(
+        folder / name,
+        "learning_rate",
+        list(RATES),
+        lambda value, seed: None if (chance := RATES[value]) is None else answers(seed, chance),
+        reference={"learning_rate": "1e-5"},
+    )
+    for run in (folder / name).glob("*seed=*"):
+        metrics(run, 0.3, 0.5, 0.001 * int(run.name[-1]))
+    return folder / name
+
+
+def evaluated(folder: Path, response: str = "no tags at all") -> Path:
+    """A run of algorithm=evaluate: of 40 responses 12 right, 13 wrong with the format and 15 without it."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("algorithm: evaluate\nseed: 0\nmodel: {name: tiny}\ndata: {name: stories}\n")
+    rows = []
+    for k in range(40):
+        right, formatted = k < 12, k < 25
+        said = f"so </think> <answer>{k + right}</answer>" if formatted else response
+        outcome = "correct" if right else "wrong" if formatted else "no_format"
+        rows.append(
+            {
+                "problem_id": f"p{k}", "question": f"What is {k} + 1?", "gold": str(k + 1), "response": said,
+                "outcome": outcome, "format_reward": float(formatted), "answer_reward": float(right),
+                "reward": float(right), "path": "number", "length": 5, "finish_reason": "stop", "sample": 0,
+            }
+        )  # fmt: skip
+    (folder / "responses.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    protocol = {"reward": "r1_zero", "hash": "bb", "prompt": "{question}", "data": "d"}
+    summary = {"status": "finished", "reason": "", "accuracy": 0.3, "eval_problems": 40, "protocol": protocol}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Some of what CS336 2025 asks for."""
+    folder = tmp_path_factory.mktemp("runs")
+    rates(folder / "sweeps/grpo_assignment")
+    for name, key, values in (
+        ("grpo_group_standard_deviation", "std_norm", ("group_std", "none")),
+        ("sft_filtered", "data.filter", ("none", "correct")),
+    ):
+        chance = dict(zip(values, (0.7, 0.4) if key == "std_norm" else (0.4, 0.9), strict=True))
+        sweep(
+            folder / "sweeps" / name, key, values, lambda v, s, of=chance: answers(s, of[v]), reference={key: values[0]}
+        )
+    for run in (folder / "sweeps/grpo_group_standard_deviation").glob("*seed=*"):
+        metrics(run, 0.3, 0.5, ENTROPY["none" if "none" in run.name else "group_std"] + 0.001 * int(run.name[-1]))
+    for run in (folder / "sweeps/sft_filtered").glob("*correct*"):
+        summary = json.loads((run / "summary.json").read_text())
+        sizes = {"train_before_filter": 3000, "train_filtered": 1308, "train": 1308}
+        (run / "summary.json").write_text(json.dumps(summary | {"data_sizes": sizes}))
+    evaluated(folder / "zero", HOSTILE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(runs, tmp_path_factory) -> tuple[Path, dict]:
+    out = tmp_path_factory.mktemp("out")
+    return out, write_up("cs336_2025", runs, out, Console()).figures
+
+
+def test_the_checklist_says_what_is_done_and_how_to_run_the_rest(written):
+    out, figures = written
+    states = {one["question"]: one["state"] for one in figures["questions"]}
+    assert list(states) == [question.id for question in course_of("cs336_2025").questions]
+    assert states["zero_shot"] == states["grpo_learning_rate"] == states["grpo_train_loop"] == DONE
+    assert states["sft_experiment"] == PARTLY
+    assert states["grpo_baselines"] == NOT_YET
+    assert states["think_about_length_normalization"] == IN_WORDS
+    (missing,) = (one["missing"] for one in figures["questions"] if one["question"] == "sft_experiment")
+    assert len(missing) == 1
+    assert "sweep=sft_dataset_size" in missing[0]
+    text = (out / MARKDOWN).read_text()
+    assert "`python -m rlreason -m sweep=grpo_baselines experiment=cs336_2025`" in text
+    assert figures["problems"] == []
+
+
+def test_figures_and_sentences_are_those_of_the_runs(written):
+    text = (written[0] / MARKDOWN).read_text()
+    assert "12 format 1, answer 1; 13 format 1, answer 0; 15 format 0, answer 0" in text
+    assert "the filtered set has 1,308 of 3,000 traces (43.6%)." in text
+    assert "format 0, answer 0: the first 10 of 15" in text
+    assert text.count("zero/responses.jsonl:") == 20
+    assert "Pass bar 25.0%, grpo\\_learning\\_rate: reached, as 3e-5, the best of 4 settings" in text
+    assert (
+        "gradient norm higher by 0.25 (0.25 to 0.25), from 0.37" in text
+    )  # of std_norm=none; the seeds have no spread
+    assert "1e-4 diverged in 4 of 4 seeds" in text
+
+
+def test_published_directions_stand_beside_what_was_found(written):
+    text = (written[0] / MARKDOWN).read_text()
+    rows = re.findall(r"^\| (grpo\S+|sft\S+|expert\S+) \| .* \| ([^|]+) \|$", text[text.index("## Directions") :], re.M)
+    said = [(name.replace("\\", ""), word) for name, word in rows]
+    rate = [word for name, word in said if name == "grpo_learning_rate"][:3]
+    assert rate == ["agrees", "agrees", "agrees"]
+    assert ("grpo_group_standard_deviation", "agrees") in said
+    assert ("grpo_baselines", "not run") in said
+    assert ("sft_experiment", "agrees") in said
+
+
+def test_the_page_has_no_script_and_hostile_texts_are_text(written):
+    out = written[0]
+    page, text = (out / PAGE).read_text(), (out / MARKDOWN).read_text()
+    assert "script-src" not in page
+    assert "default-src 'none'" in html.unescape(page)
+    assert not re.search(r"<script|<[^>]* (src|href|on\w+)=", page)
+    assert "\u202e" not in page + text
+    assert "&lt;/pre&gt;&lt;script&gt;" in page
+    assert page.count("<details>") == page.count("</details>")
+    quoted = text[text.index("format 0, answer 0: the first") :]
+    assert re.search(r"^````?`?text\n</pre><script>", quoted, re.M)  # inside a fence
+    colours = set(re.findall(r'(?:fill|stroke)="(#\w{6})"', page))
+    assert not colours & set(LIGHT.values())  # they follow the page's colours
+
+
+def test_every_picture_named_is_there_and_none_is_left_over(written):
+    out = written[0]
+    named = set(re.findall(rf"{FILES}/([\w.]+)", (out / MARKDOWN).read_text()))
+    assert named == {path.name for path in (out / FILES).iterdir()}
+    assert len(named) > 8
+
+
+def test_nothing_at_all_is_a_list_of_commands(tmp_path):
+    for course in COURSES:
+        out = tmp_path / course
+        out.mkdir()
+        answer = write_up(course, tmp_path, out, Console())
+        states = {one["state"] for one in answer.figures["questions"]}
+        assert states <= {NOT_YET, IN_WORDS}
+        assert "0 runs" in (out / MARKDOWN).read_text()
+    with pytest.raises(ConfigError, match="is no folder"):
+        write_up("cs336_2025", tmp_path / "nowhere", None, Console())
+
+
+def test_the_newest_of_each_name_counts(tmp_path):
+    old, new = rates(tmp_path / "a"), rates(tmp_path / "b")
+    os.utime(new / "sweep.json", (1e9, 1e9))
+    (tmp_path / "c").symlink_to(tmp_path / "a")
+    assert [one.path for one in found_below(tmp_path)] == [old, new]
+    gathered = Gathered(course_of("cs336_2025"), found_below(tmp_path))
+    assert gathered.sweep("grpo_learning_rate").found.path == old
+
+
+def test_a_sweep_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "grpo_baselines").mkdir()
+    (tmp_path / "grpo_baselines/sweep.json").write_text("{")
+    figures = write_up("cs336_2025", tmp_path, None, Console()).figures
+    (problem,) = figures["problems"]
+    assert "grpo_baselines" in problem
+    assert problem in html.unescape((tmp_path / PAGE).read_text())
+    assert {one["state"] for one in figures["questions"]} == {NOT_YET, IN_WORDS}
+
+
+def test_runs_that_have_not_ended_make_a_question_partly_done(tmp_path):
+    folder = rates(tmp_path)
+    state = read_state(folder)
+    for run in state.runs[:2]:
+        (folder / run.name / "summary.json").unlink()
+        (folder / run.name / "status.json").write_text(json.dumps({"status": "running"}))
+    write_state(folder, state)
+    document = write_up_of(Gathered(course_of("cs336_2025"), found_below(tmp_path)))
+    (section,) = (one for one in document.sections if one.question.id == "grpo_learning_rate")
+    assert section.state == PARTLY
+    assert section.missing == ["python -m rlreason -m sweep=grpo_learning_rate experiment=cs336_2025"]
+
+
+def on_math(folder: Path) -> Path:
+    """The same sweep with the model and the data of the handout."""
+    made = rates(folder)
+    for run in made.glob("*seed=*"):
+        config = CONFIG.replace("tiny", "qwen2_5_math_1_5b").replace("stories_long", "math")
+        (run / "config.yaml").write_text(config)
+    return made
+
+
+def test_bands_are_drawn_and_causes_named_only_for_the_published_model(tmp_path):
+    course = course_of("cs336_2025")
+    (question,) = (one for one in course.questions if one.id == "grpo_learning_rate")
+    tiny, theirs = read_study([rates(tmp_path / "tiny")]), read_study([on_math(tmp_path / "math")])
+    for study, bands in ((tiny, 0), (theirs, 1)):
+        figure = with_bands(figures_of(study)[0], course, question, study)
+        assert len(figure.rows["published"]) == bands
+    assert published_line(course, question, tiny) == ""
+    assert "not below" in published_line(course, question, theirs)
+    for setting in theirs.settings:
+        for run in setting.runs:
+            run.accuracy = 0.03 + 0.001 * run.seed
+    assert "A right loop is at 50-70% here" in (line := published_line(course, question, theirs))
+    assert "you are far below, at 3." in line
+
+
+def test_a_pass_bar_is_reached_by_the_whole_interval_on_problems_that_did_not_choose(tmp_path):
+    study = read_study([rates(tmp_path)])
+    (question,) = (one for one in course_of("cs336_2025").questions if one.id == "grpo_learning_rate")
+    assert "on the other half" in bar_line(question, study)
+    mean, low, high = interval_of(study.reference.runs)
+    assert low < mean < high
+    assert [against_bar((mean, low, high), bar) for bar in (low - 0.01, mean, high + 0.01)] == [
+        "reached",
+        "cannot tell",
+        "not reached",
+    ]
+    one = interval_of(study.reference.runs[:1])
+    assert one[1] < study.reference.runs[0].accuracy < one[2]  # of one seed, over its problems
+
+
+def test_agreement_of_every_pair_of_words():
+    for published in ("better", "worse", "same"):
+        assert agreement(published, published) == "agrees"
+        assert agreement(published, "cannot tell") == "cannot tell"
+        assert agreement(published, "not compared") == "not comparable"
+    assert agreement("better", "worse") == agreement("same", "worse") == "disagrees"
+    assert words_of("learning_rate=0.01") == words_of("learning_rate=1e-2")
+    assert directions_table(course_of("pku_hw3"), {}) is None
+
+
+def test_a_metric_that_only_seeds_tell_apart_has_no_sentence(tmp_path):
+    study = read_study([rates(tmp_path)])
+    assert metric_sentences(study) == [
+        "None of these metrics of 1e-6, 3e-5, 1e-4 differs from 1e-5's beyond what seeds differ by."
+    ]
+
+
+def test_every_sweep_setting_and_figure_of_the_data_files_is_there():
+    named = {path.stem: path.read_text() for path in (ROOT / "multirun_sweeps").glob("*.yaml")}
+    for name in COURSES:
+        course = course_of(name)
+        ids = [question.id for question in course.questions]
+        assert len(set(ids)) == len(ids)
+        for question in course.questions:
+            for sweep_name in question.sweeps:
+                assert sweep_name in named
+                assert f"experiment={name}" in question.command_of(sweep_name)
+            if question.command:
+                assert f"experiment={name}" in question.command
+        assert {got.question for got in course.figures} | {one.question for one in course.directions} <= set(ids)
+        assert all(0 <= got.low <= got.high <= 1 for got in course.figures)
+    for one in course_of("cs336_2025").directions:
+        for word in {word for pair in one.pairs for word in pair}:
+            key, _, value = word.partition("=")
+            mine = [text for text in named.values() if key in text and value in text]
+            assert mine, word
+
+
+def test_the_commands_of_the_page_are_those_of_the_checklist():
+    page = (ROOT / "docs/assignments.md").read_text()
+    for name in ("cs336_2025", "cs336_2026"):
+        for question in course_of(name).questions:
+            for command in question.all_commands:
+                assert f"`{command}" in page, command
+
+
+def test_pku_gets_the_questions_of_2025_with_its_own_experiment():
+    questions = {question.id: question for question in course_of("pku_hw3").questions}
+    assert list(questions)[:3] == ["zero_shot", "best_of_n", "grpo_train_loop"]
+    assert list(questions)[-1] == "grpo_prompt_ablation"
+    assert questions["grpo_baselines"].command.endswith("experiment=pku_hw3")
+
+
+def test_what_is_kept_is_small_and_the_same_twice(runs, tmp_path):
+    for name in ("a", "b"):
+        assert keep("cs336_2025", runs, tmp_path / name) == []
+    mine, again = (tmp_path / name / "metrics/grpo_learning_rate.tar.gz" for name in ("a", "b"))
+    assert mine.read_bytes() == again.read_bytes()
+    assert not list((tmp_path / "a" / FILES).glob("*_dark.svg"))
+    assert "_dark.svg" not in (tmp_path / "a" / MARKDOWN).read_text()
+    with gzip.open(mine) as packed, tarfile.open(fileobj=packed) as tar:
+        names = tar.getnames()
+        file = tar.extractfile(names[0])
+        assert file is not None
+        rows = [json.loads(line) for line in file]
+    assert len(names) == 16
+    assert len(rows) == 11
+    assert rows[0]["train/grad_norm"] == 0.1235
+
+
+def test_the_rehearsal_stands_with_what_it_names():
+    folder = ROOT / "docs/rehearsal"
+    text = (folder / MARKDOWN).read_text()
+    named = set(re.findall(rf"{FILES}/([\w.]+)", text))
+    assert named == {path.name for path in (folder / FILES).iterdir()}
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 5e6
+    assert "cannot tell" in text
+    for course in yaml.safe_load((ROOT / "rlreason/report/assignment/published.yaml").read_text())["courses"].values():
+        assert set(course) >= {"model", "data", "figures", "directions"}
