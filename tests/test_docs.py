@@ -224,6 +224,8 @@ def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
     if words[:1] == ["compare"]:
         words = [real[f"BEST_OF_N_{i}"] if word == "RUN" else word for i, word in enumerate(words)]
     words = [with_real_things(word, real) for word in words]
+    if "--assignment" in words:
+        (tmp_path / "runs").mkdir()  # which it gathers; tests/test_report_assignment.py fills it
     if "rollout=vllm" in words:
         pytest.importorskip("vllm")
     if any(word.startswith("resume=") for word in words):

@@ -39,15 +39,25 @@ def lead_of(gathered: Gathered, sections: list[Section]) -> list[str]:
     done = sum(section.state in (DONE, IN_WORDS) for section in sections)
     read = gathered.all_read
     runs = [run for one in read for run in one.study.runs]
-    hours = sum(run.seconds or 0.0 for run in runs) / 3600
+    seconds = sum(run.seconds or 0.0 for run in runs)
+    took = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
     beside = " Runs that ran side by side count each with its own time." if any(r.shared_machine for r in runs) else ""
     return [
-        f"{done} of {len(sections)} questions are answered, from {len(runs)} runs in {len(read)} folders; together "
-        f"they ran for {hours:.1f} hours.{beside}",
+        f"{done} of {len(sections)} questions are answered, from {counted(len(runs), 'run')} in "
+        f"{counted(len(read), 'folder')}; together they ran for {took}.{beside}",
         *rehearsal_lines(gathered),
         "A verdict is a 95% interval of a difference over seeds and problems, corrected for the number of settings "
         "that a sweep compares (Holm). Where the interval holds zero it says that the data cannot tell.",
     ]
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "run"), counted(228, "run")
+    ('1 run', '228 runs')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def rehearsal_lines(gathered: Gathered) -> list[str]:
