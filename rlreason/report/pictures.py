@@ -38,9 +38,17 @@ def png_of(figure: Figure, legend: Sequence[Entry]) -> bytes:
 
 def svg_in_page(compiled: Spec, rows: Rows, width: int, prefix: str) -> str:
     """A compiled figure as SVG for a page: no title, colours as CSS variables, ids that begin with `prefix`."""
-    drawn = _short_numbers(_library().vega_to_svg(with_rows(compiled, rows, width)))
-    drawn = re.sub(r'\bid="([\w-]+)"', rf'id="{prefix}-\1"', drawn)
-    return re.sub(r"url\(#([\w-]+)\)", rf"url(#{prefix}-\1)", drawn)
+    return with_own_ids(_short_numbers(_library().vega_to_svg(with_rows(compiled, rows, width))), prefix)
+
+
+def with_own_ids(svg: str, prefix: str) -> str:
+    """An SVG whose ids, and what refers to them, begin with a prefix: several stand in one page.
+
+    >>> with_own_ids('<clipPath id="clip0"/><g clip-path="url(#clip0)"/>', "p1")
+    '<clipPath id="p1-clip0"/><g clip-path="url(#p1-clip0)"/>'
+    """
+    renamed = re.sub(r'\bid="([\w-]+)"', rf'id="{prefix}-\1"', svg)
+    return re.sub(r"url\(#([\w-]+)\)", rf"url(#{prefix}-\1)", renamed)
 
 
 def compiled(figure: Figure, legend: Sequence[Entry]) -> Spec:
