@@ -172,5 +172,3 @@ def test_a_scorer_that_cannot_score_is_said_before_anything_is_sampled():
     for name in ("nowhere:score", "operator:nothing", "operator:concat"):
         with pytest.raises(ConfigError, match=f"scorer={name}(: | fails on)"):
             load_scorer(name)
-
-

@@ -86,9 +86,7 @@ def refuse_mixture(protocols: Mapping[str, Protocol], allow: bool = False) -> li
         if (different := differences(protocols[names[0]], protocols[name]))
     ]
     if found and not allow:
-        raise ConfigError(
-            f"{found[0]}: measure both in one way"
-        )
+        raise ConfigError(f"{found[0]}: measure both in one way")
     return found
 
 
