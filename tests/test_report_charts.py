@@ -229,6 +229,14 @@ def test_static_pictures_have_title_legend_and_plain_colours(drawn: tuple[Study,
         assert svg_of(figure, legend).startswith("<svg")
 
 
+def test_what_is_read_in_a_picture_keeps_all_digits() -> None:
+    study = study_of(("lr 0.01", "lr 0.0003"))
+    verdicts = verdicts_of_hand(study)
+    svg = svg_of(figures_of(study)[0], legend_of(study, verdicts))
+    assert ">lr 0.01<" in svg
+    assert ">lr 0.0003<" in svg
+
+
 def test_a_picture_and_its_page_are_of_one_version_of_vega() -> None:
     from rlreason.report.page import RUNTIME
 
