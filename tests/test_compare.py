@@ -56,6 +56,17 @@ def test_two_settings_of_a_sweep_are_compared_and_expectations_are_exit_codes(ra
     assert verb("compare", rates, "--expect", "better") == 1  # not every one of them
 
 
+def test_a_setting_that_may_have_been_picked_as_the_best_is_said_to_be(rates, capsys):
+    a, b = rates / "learning_rate=1e-4", rates / "learning_rate=1e-3"
+    assert verb("compare", a, b) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "learning_rate=1e-3 was the best of 3 settings on these problems" in said
+    assert said.count("its lead is flattered") == 1
+    assert "reference" not in said
+    assert verb("compare", a, rates / "learning_rate=1e-2") == 0
+    assert "flattered" not in capsys.readouterr().out
+
+
 def test_single_runs_are_models_and_never_settle_what_settings_do(rates, capsys):
     a, b = rates / "learning_rate=1e-4,seed=0", rates / "learning_rate=1e-3,seed=0"
     (one,) = told(capsys, a, b)
@@ -140,7 +151,9 @@ def test_a_file_that_is_wrong_is_one_line(text, says, tmp_path, capsys):
 
 
 def test_completions_of_trl_are_read(tmp_path, capsys):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+    from pyarrow import parquet
+
     for name, right in (("one", 0.5), ("two", 0.9)):
         folder = tmp_path / name / "completions"
         folder.mkdir(parents=True)

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlreason.report.study import Run, Setting, Study
+from rlreason.sweeps.design import Key
 from rlreason.sweeps.outcomes import CHOOSING, COMPARING, half_of
+from rlreason.sweeps.state import RunState
 
 
 def best_of(study: Study) -> Setting:
@@ -43,6 +45,25 @@ def how_chosen(label: str, of: int) -> str:
         f"{label} was the best of {of} settings on one half of the problems; the verdict is on the other half, which "
         "did not choose."
     )
+
+
+def picked(name: str, runs: Sequence[RunState], everyone: Sequence[RunState]) -> str:
+    """Said of a setting, by its `runs`, that was the best of three or more in its sweep, `everyone`; else nothing."""
+    means = {key: np.mean([run.accuracy or 0.0 for run in of]) for key, of in _by_setting(everyone).items()}
+    mine = _by_setting(runs)
+    if len(mine) != 1 or len(means) < 3 or max(means, key=lambda key: means[key]) not in mine:
+        return ""
+    return (
+        f"{name} was the best of {len(means)} settings on these problems: if it is compared for that, its lead is "
+        "flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for all its settings."
+    )
+
+
+def _by_setting(runs: Sequence[RunState]) -> dict[Key, list[RunState]]:
+    found: dict[Key, list[RunState]] = {}
+    for run in runs:
+        found.setdefault(run.key, []).append(run)
+    return found
 
 
 def unequal_tuning(a: str, of_a: int, b: str, of_b: int) -> str:

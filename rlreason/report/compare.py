@@ -107,6 +107,7 @@ def compared_study(paths: Sequence[Path]) -> Study:
         [Setting((), label, side.runs) for label, side in zip(labels, sides, strict=True)],
         on_purpose=studies[0].on_purpose if _of_one_sweep(paths) else [],
         problems=[line for study in studies for line in study.problems],
+        notes=[line for study in studies for line in study.notes],
         folders=list(paths),
     )
     tried = [len(study.settings) for study in studies]

@@ -1,0 +1,169 @@
+"""Every sentence that a verdict can have, from answers that call for it, and none that goes further than they do."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlreason.report.content import Verdict
+from rlreason.report.study import Answers, Problem, Run, Setting, Study, labels_of
+from rlreason.report.verdicts import verdicts_of
+from rlreason.report.words import MINUS, summary_of
+
+PROBLEMS = 200
+Right = dict[int, np.ndarray | None]  # seed -> which problems are right; None: it diverged without an answer
+
+
+def hits(share: float, flips: int = 0, problems: int = PROBLEMS) -> np.ndarray:
+    """The first `share` of the problems right, but for some of the last right ones."""
+    right = np.arange(problems) < round(share * problems)
+    right[max(0, right.sum() - flips) : right.sum()] = False
+    return right
+
+
+def run_of(key: str, seed: int, right: np.ndarray | None) -> Run:
+    run = Run(
+        Path(key), f"{key},seed={seed}", (("x", key),), seed, "finished" if right is not None else "diverged:loss"
+    )
+    run.planned_steps, run.totals = 40, {"step": 40.0}
+    if right is None:
+        run.accuracy = 0.0
+        return run
+    run.final = Answers({f"p{k}": Problem(float(ok), 1, f"What is {k}?") for k, ok in enumerate(right)}, 40)
+    run.accuracy = float(right.mean())
+    return run
+
+
+def study_of(**settings: Right) -> Study:
+    made = [
+        Setting((("x", key),), "", [run_of(key, s, right) for s, right in of.items()]) for key, of in settings.items()
+    ]
+    for one, label in zip(made, labels_of([one.key for one in made]), strict=True):
+        one.label = label
+    return Study("s", "Which x?", ["x"], made)
+
+
+def verdict_of(study: Study) -> Verdict:
+    (verdict,) = verdicts_of(study)
+    return verdict
+
+
+def seeds(share: float, noise: tuple[int, ...] = (0, 1, 2, 3), problems: int = PROBLEMS) -> Right:
+    return {seed: hits(share, flips, problems) for seed, flips in enumerate(noise)}
+
+
+def test_better_and_worse_name_the_amount_and_its_interval() -> None:
+    better = verdict_of(study_of(R=seeds(0.5), A=seeds(0.7, (0, 2, 1, 3))))
+    assert (better.word, better.outcome) == ("better", "better")
+    assert better.sentence.startswith("A is better than R by 20.0 accuracy points (95% interval 1")
+    assert better.small.startswith("4 paired seeds · 200 problems · p ")
+    worse = verdict_of(study_of(R=seeds(0.7), A=seeds(0.5, (0, 2, 1, 3))))
+    assert worse.sentence.startswith("A is worse than R by 20.0 accuracy points (95% interval 1")
+    assert worse.difference is not None
+    assert worse.difference.high < 0
+
+
+def test_cannot_tell_says_how_many_seeds_would() -> None:
+    verdict = verdict_of(study_of(R=seeds(0.5, (0, 9, 2, 12)), A=seeds(0.54, (12, 0, 9, 1))))
+    assert verdict.word == "cannot tell"
+    assert verdict.sentence.startswith(f"A and R cannot be told apart: the difference lies between {MINUS}")
+    assert " and +" in verdict.sentence
+    assert " seeds would settle a difference of this size" in verdict.sentence
+    assert "better" not in verdict.sentence
+
+
+def test_more_problems_are_asked_for_where_seeds_would_not_settle_it() -> None:
+    rng = np.random.default_rng(3)
+    r, a = rng.random(PROBLEMS) < 0.5, rng.random(PROBLEMS) < 0.53  # the same answers in every seed
+    verdict = verdict_of(study_of(R=dict.fromkeys(range(4), r), A=dict.fromkeys(range(4), a)))
+    assert verdict.word == "cannot tell"
+    assert "More seeds on these 200 problems would not settle it: more problems would." in verdict.sentence
+
+
+def test_a_clear_interval_that_holm_refuses_is_no_direction() -> None:
+    clear = seeds(0.54, (0, 5, 0, 3))
+    study = study_of(R=seeds(0.5, (0, 1, 0, 1)), A=clear, **{f"B{k}": seeds(0.5, (k, 9, 2, 7)) for k in range(8)})
+    first = verdicts_of(study)[0]
+    assert first.difference is not None
+    assert first.difference.low > 0
+    assert first.word == "cannot tell"
+    assert "A looks better than R, but not after correcting for 9 comparisons: by itself" in first.sentence
+    assert verdict_of(study_of(R=seeds(0.5, (0, 1, 0, 1)), A=clear)).word == "better"  # alone, it is
+
+
+def test_equivalence_is_a_claim_with_a_width() -> None:
+    verdict = verdict_of(study_of(R=seeds(0.5, problems=2000), A=seeds(0.5, (1, 0, 3, 2), problems=2000)))
+    assert verdict.word == "same"
+    assert verdict.sentence.startswith(f"No difference larger than 2 points between A and R (95% interval {MINUS}0.")
+
+
+def test_one_seed_compares_models_and_never_settings() -> None:
+    verdict = verdict_of(study_of(R={0: hits(0.5)}, A={0: hits(0.8)}))
+    assert (verdict.word, verdict.small.partition(" · ")[0]) == ("cannot tell", "one seed on a side")
+    assert verdict.sentence.startswith(
+        "One seed on a side: this compares these trained models, not the settings. Model"
+    )
+    assert "Model A is better than R by 30.0 accuracy points (over problems only, 95% interval" in verdict.sentence
+
+
+def test_two_seeds_say_how_wide_the_interval_is() -> None:
+    verdict = verdict_of(study_of(R=seeds(0.5, (0, 9)), A=seeds(0.6, (12, 0))))
+    assert verdict.word == "cannot tell"
+    assert "Two seeds never settle anything: the interval is " in verdict.sentence
+
+
+@pytest.mark.parametrize("lost", [1, 4])
+def test_divergence_is_counted_as_it_is(lost: int) -> None:
+    right: Right = {seed: None if seed < lost else hits(0.5, seed) for seed in range(4)}
+    verdict = verdict_of(study_of(R=seeds(0.5), A=right))
+    assert verdict.word == "diverged"
+    assert verdict.sentence.startswith(f"A diverged in {lost} of 4 seeds. ")
+    assert verdict.outcome == ("worse" if lost == 4 else "cannot tell")  # one of four: the interval holds zero
+    assert ("Counted as it is, it ends 4" in verdict.sentence) == (lost == 4)
+    itself = verdict_of(study_of(A=right, R=seeds(0.5)))
+    assert f"A itself diverged in {lost} of 4 seeds." in itself.sentence
+
+
+def test_a_stopped_run_enters_with_what_it_had_reached() -> None:
+    study = study_of(R=seeds(0.5), A=seeds(0.7))
+    study.settings[1].runs[2].status = "stopped:plateau"
+    study.settings[1].runs[2].totals = {"step": 17.0}
+    said = verdict_of(study).sentence
+    assert "Seed 2 of A was ended at step 17 (stopped:plateau) and enters with what it had reached." in said
+
+
+def test_seeds_that_differ_or_lack_are_named() -> None:
+    other = verdict_of(study_of(R={s: hits(0.5, s) for s in (0, 1, 2)}, A={s: hits(0.7, s) for s in (5, 6, 7)}))
+    assert "The seeds differ, so the runs are not paired; the interval is wider for it." in other.sentence
+    assert (other.small.partition(" · ")[0], other.by_seed) == ("3 or more seeds, unpaired", {})
+    some = verdict_of(study_of(R=seeds(0.5), A={s: hits(0.7, s) for s in (0, 1, 2)}))
+    assert "A lacks seed 3. Compared on the 3 that they share." in some.sentence
+
+
+@pytest.mark.parametrize(("share", "says"), [(0.99, "Both are above 95%"), (0.005, "Both are below 2%"), (0.5, "")])
+def test_a_task_that_separates_nothing_is_said_to(share: float, says: str) -> None:
+    right = {seed: hits(share) for seed in range(4)}
+    sentence = verdict_of(study_of(R=right, A=right)).sentence
+    assert ("this task cannot separate them" in sentence) == bool(says)
+    assert says in sentence
+
+
+def test_no_problem_in_common_is_not_compared() -> None:
+    study = study_of(R=seeds(0.5), A=seeds(0.7))
+    for run in study.settings[1].runs:
+        assert run.final is not None
+        run.final = Answers({f"other {name}": of for name, of in run.final.problems.items()}, 40)
+    verdict = verdict_of(study)
+    assert (verdict.word, verdict.sentence) == (
+        "not compared",
+        "Not compared: their runs answered no problem in common.",
+    )
+
+
+def test_a_summary_says_every_word_once() -> None:
+    study = study_of(
+        R=seeds(0.5, problems=2000), A=seeds(0.7, problems=2000), B=seeds(0.5, (1, 0, 3, 2), problems=2000),
+        C=seeds(0.52, (90, 0, 70, 5), problems=2000), D=seeds(0.2, problems=2000), E=dict.fromkeys(range(4)),
+    )  # fmt: skip
+    said = summary_of(verdicts_of(study), study)
+    assert said == ("A beats R; B is as good as it; C cannot be told apart from it; D is worse than it; E diverges.")
