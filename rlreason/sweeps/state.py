@@ -143,6 +143,11 @@ def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepS
     state = _parsed(folder / FILE)
     if state is None:
         state = _rebuilt(folder)
+        if state is not None and (folder / FILE).exists():
+            (say or print_stderr)(
+                f"{folder / FILE} cannot be read: settings and seeds are those of the runs' names, and the sweep's "
+                "reference is not known"
+            )
     if state is None:
         raise ConfigError(f"{folder} is no folder of a sweep: it holds no {FILE} and no runs; give one of runs/sweeps")
     live = state.status == "running" and holder(folder) is not None

@@ -1,0 +1,117 @@
+"""What the folders given to a report become: settings told apart, seeds, references, and what is left out by name."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlreason.errors import ConfigError
+from rlreason.report.read import differing_keys, read_study
+from rlreason.report.study import Study
+from tests.sweep_folders import CONFIG, answers, ended, sweep
+
+
+def loose(folder: Path, settings: str, seed: int) -> Path:
+    """A run outside of any sweep."""
+    ended(folder, answers(seed, 0.5), config=f"{CONFIG}seed: {seed}\n{settings}")
+    return folder
+
+
+def seen(study: Study) -> dict[str, list[int]]:
+    return {one.label: [run.seed for run in one.runs] for one in study.settings}
+
+
+def test_loose_runs_are_told_apart_by_what_differs_between_their_configs(tmp_path: Path) -> None:
+    runs = [
+        loose(tmp_path / f"{lr}_{seed}", f"optimizer: {{lr: {lr}}}\nthreads: {seed + 1}\n", seed)
+        for lr in (1, 2)
+        for seed in (1, 0)
+    ]
+    study = read_study(runs)
+    assert seen(study) == {"1": [0, 1], "2": [0, 1]}
+    assert study.axes == ["optimizer.lr"]
+    assert study.question == "Which optimizer.lr?"
+
+
+def test_runs_that_differ_in_too_much_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    many = [loose(tmp_path / name, "".join(f"k{k}: {name}\n" for k in range(6)), 0) for name in ("old", "new")]
+    assert [dict(one.key)["run"] for one in read_study(many).settings] == ["old", "new"]
+
+
+def test_one_config_twice_is_told_apart_by_the_folders_around(tmp_path: Path) -> None:
+    twice = [loose(tmp_path / place / "run", "", 0) for place in ("monday", "tuesday")]
+    assert list(seen(read_study(twice))) == ["monday/run", "tuesday/run"]
+
+
+def test_a_sweep_has_its_reference_first_and_a_part_of_one_what_was_given_first(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    sweep(folder, "lr", ["1", "2", "3"], lambda value, seed: answers(seed, int(value) / 4), reference={"lr": "2"})
+    assert list(seen(read_study([folder]))) == ["2", "1", "3"]
+    part = read_study([folder / "lr=3", folder / "lr=2"])
+    assert seen(part) == {"3": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
+    assert part.notes[0].startswith("lr=3 was the best of 3 settings on these problems")
+    assert read_study([folder / "lr=1", folder / "lr=2"]).notes == []
+
+
+def test_a_reference_that_fits_no_setting_is_said_to(tmp_path: Path) -> None:
+    sweep(tmp_path / "s", "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "9"})
+    study = read_study([tmp_path / "s"])
+    assert study.reference.label == "1"
+    assert study.notes == ["No setting is the sweep's reference (lr=9): the first one stands for it."]
+
+
+def test_a_run_given_twice_counts_once_and_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
+    study = read_study([folder, folder])
+    assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
+    assert len(study.problems) == 8
+    assert "has the same setting and seed 0" in study.problems[0]
+
+
+def test_a_sweep_that_lost_its_state_is_read_from_its_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
+    (folder / "sweep.json").write_text('{"half": ')
+    said: list[str] = []
+    study = read_study([folder], said.append)
+    assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
+    assert "sweep.json" in " ".join(study.problems)
+    assert said == study.problems
+
+
+def test_a_folder_of_an_older_version_is_read_under_the_names_of_today(tmp_path: Path) -> None:
+    """Version 0 has no provenance; its settings have the names that they had."""
+    old = loose(tmp_path / "old", "rollout: {async_steps: 2}\n", 0)
+    new = loose(tmp_path / "new", "rollout: {async_level: 1}\n", 0)
+    (new / "provenance.json").write_text(json.dumps({"schema_version": 1}))
+    (new / "metrics.jsonl").write_text('{"rollout_step": 1, "reward/mean": 0.5}\n')
+    study = read_study([old, new])
+    assert seen(study) == {"2": [0], "1": [0]}
+    assert study.axes == ["rollout.async_level"]
+    assert study.problems == []
+
+
+def test_what_is_no_run_says_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="holds no run: give the folder of a run or of a sweep"):
+        read_study([tmp_path / "empty"])
+    with pytest.raises(ConfigError, match="is no folder"):
+        read_study([tmp_path / "nowhere"])
+
+
+def test_a_run_that_is_gone_from_its_sweep_is_waiting_and_not_compared(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
+    shutil.rmtree(folder / "lr=2,seed=3")
+    study = read_study([folder])
+    gone = study.settings[1].runs[3]
+    assert (gone.accuracy, gone.final) == (None, None)
+    assert gone.status == "waiting"
+
+
+def test_what_changes_no_figure_makes_no_setting() -> None:
+    base = {"seed": 0, "model.path": "a", "save_model": True, "hydra.run.dir": "x"}
+    assert differing_keys([base, base | {"seed": 1, "save_model": False, "hydra.run.dir": "y"}]) == []
+    assert differing_keys([base, base | {"model.path": "b"}, {"seed": 3}]) == ["model.path"]
