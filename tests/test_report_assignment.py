@@ -182,6 +182,8 @@ def test_nothing_at_all_is_a_list_of_commands(tmp_path):
         states = {one["state"] for one in answer.figures["questions"]}
         assert states <= {NOT_YET, IN_WORDS}
         assert "0 runs" in (out / MARKDOWN).read_text()
+        said = "not part of this write-up: the kissing number" in (out / MARKDOWN).read_text()
+        assert said == (course == "pku_hw3")
     with pytest.raises(ConfigError, match="is no folder"):
         write_up("cs336_2025", tmp_path / "nowhere", None, Console())
 

@@ -193,7 +193,7 @@ def test_no_group_or_setting_is_nearly_a_verb():
 def test_wrong_verbs_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):
     for words, says in (
         (("inspct", run, "--json"), "did you mean rlreason inspect?"),
-        (("report", run), "report is no verb: inspect, "),
+        (("summary", run), "summary is no verb: inspect, "),
         (("grpo",), "algorithm=grpo"),
     ):
         done, _ = shell("-m", "rlreason", *words, cwd=tmp_path)

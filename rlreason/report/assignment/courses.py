@@ -83,6 +83,7 @@ class Course:
     a_right_loop: str
     figures: Sequence[Got]
     directions: Sequence[Direction]
+    lacks: str = ""  # what the handout asks for and no command makes
 
 
 def course_of(name: str) -> Course:
@@ -102,6 +103,7 @@ def course_of(name: str) -> Course:
         questions=questions,
         figures=figures,
         directions=directions,
+        lacks=courses[name].get("lacks", ""),
         **published,
     )
 

@@ -1,13 +1,12 @@
 """The leaderboard: accuracy against wall clock, and whether its rules are kept."""
 
+from rlreason.records.files import COMPLIANCE
 from rlreason.report.assignment.against import figure_named, leaderboard_figures
 from rlreason.report.assignment.bars import interval_of, with_bands, with_interval
 from rlreason.report.assignment.gather import last_line
 from rlreason.report.assignment.gathered import Gathered, Read
 from rlreason.report.assignment.section import Picture, Section
 from rlreason.report.chosen import best_of, comparing_half, how_chosen
-
-COMPLIANCE = "compliance.md"
 
 
 def leaderboard(section: Section, read: Read, gathered: Gathered) -> None:

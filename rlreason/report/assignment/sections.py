@@ -45,6 +45,7 @@ def lead_of(gathered: Gathered, sections: list[Section]) -> list[str]:
     return [
         f"{done} of {len(sections)} questions are answered, from {counted(len(runs), 'run')} in "
         f"{counted(len(read), 'folder')}; together they ran for {took}.{beside}",
+        *([f"Asked for and not part of this write-up: {gathered.course.lacks}."] if gathered.course.lacks else []),
         *rehearsal_lines(gathered),
         "A verdict is a 95% interval of a difference over seeds and problems, corrected for the number of settings "
         "that a sweep compares (Holm). Where the interval holds zero it says that the data cannot tell.",
