@@ -1,6 +1,7 @@
 """The verb compare: sides of every kind, outcomes as exit codes and as JSON, and mistakes in one line."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -150,25 +151,42 @@ def test_a_file_that_is_wrong_is_one_line(text, says, tmp_path, capsys):
     assert says in said.err
 
 
-def test_completions_of_trl_are_read(tmp_path, capsys):
+def completions(folder: Path, right: float) -> None:
+    """An output_dir of TRL's GRPOTrainer with log_completions: a file a step, the last of which counts."""
     import pyarrow
     from pyarrow import parquet
 
+    (folder / "completions").mkdir(parents=True)
+    for step in (1, 2):
+        columns = {
+            "step": [step] * 160,
+            "prompt": [f"What is {k // 2}?" for k in range(160)],
+            "completion": ["x"] * 160,
+            "accuracy_reward": [float(k < right * 160) * (step == 2) for k in range(160)],
+            "advantage": [0.0] * 160,
+        }
+        parquet.write_table(pyarrow.table(columns), folder / f"completions/completions_{step:05d}.parquet")
+
+
+def test_completions_of_trl_are_read(tmp_path, capsys):
     for name, right in (("one", 0.5), ("two", 0.9)):
-        folder = tmp_path / name / "completions"
-        folder.mkdir(parents=True)
-        for step in (1, 2):
-            columns = {
-                "step": [str(step)] * 160,
-                "prompt": [f"What is {k // 2}?" for k in range(160)],
-                "completion": ["x"] * 160,
-                "accuracy_reward": [float(k < right * 160) * (step == 2) for k in range(160)],
-                "advantage": [0.0] * 160,
-            }
-            parquet.write_table(pyarrow.table(columns), folder / f"completions_{step:05d}.parquet")
+        completions(tmp_path / name, right)
     (found,) = told(capsys, tmp_path / "one", tmp_path / "two")
     assert (found["problems"], found["verdict"]) == (80, "cannot tell")  # one seed each
     assert found["difference"] == pytest.approx(0.4)
+    file = "completions/completions_00002.parquet"
+    assert told(capsys, tmp_path / "one" / file, tmp_path / "two" / file)[0]["difference"] == pytest.approx(0.4)
+
+
+def test_runs_of_trl_in_one_folder_are_seeds(tmp_path, capsys):
+    for name, right in (("one", 0.5), ("two", 0.8)):
+        for seed in (0, 1, 2):
+            completions(tmp_path / name / f"seed_{seed}", right + 0.02 * seed)
+    (found,) = told(capsys, tmp_path / "one", tmp_path / "two")
+    assert (found["verdict"], found["seeds"], found["problems"]) == ("better", 3, 80)
+    completions(tmp_path / "one" / "again", 0.5)
+    assert verb("compare", tmp_path / "one", tmp_path / "two") == 2
+    assert "end each name with the number of its seed" in capsys.readouterr().err
 
 
 def test_what_is_no_side_is_one_line(rates, tmp_path, capsys):

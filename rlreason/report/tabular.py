@@ -2,13 +2,14 @@
 
 import csv
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError, DataError
 from rlreason.report.study import Answers, Problem, Run, Setting, Study, labels_of
-from rlreason.runtime.text import shorten
+from rlreason.runtime.text import few, shorten
 
 COLUMNS = ("setting", "seed", "problem", "correct")
 WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
@@ -17,7 +18,7 @@ Cells = dict[str, dict[int, dict[str, list[float]]]]  # setting -> seed -> probl
 
 def is_tabular(path: Path) -> bool:
     """Whether an argument is a file of results, or a folder of TRL's completions."""
-    return path.is_file() or (path.is_dir() and bool(trl_files(path)))
+    return path.is_file() or bool(trl_files(path))
 
 
 def study_of_file(path: Path) -> Study:
@@ -26,7 +27,7 @@ def study_of_file(path: Path) -> Study:
     `DataError` names the file, the line, the rule and the cure.
     """
     files = trl_files(path)
-    cells = _of_trl(files[-1]) if files else _of_csv(path)
+    cells = {_name(path): {seed: _of_trl(file) for seed, file in files.items()}} if files else _of_csv(path)
     settings = [_setting(name, seeds, path) for name, seeds in cells.items()]
     for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
         setting.label = label
@@ -108,17 +109,43 @@ def _correct(path: Path, line: int, word: str) -> float:
     return value
 
 
-def trl_files(path: Path) -> list[Path]:
-    """The completions that TRL has logged into a folder, by step; [] where it holds none."""
-    places = (path, path / "completions") if path.is_dir() else ()
-    found = [file for place in places for file in place.glob("completions_*.parquet")]
-    if path.is_file() and path.suffix == ".parquet":
-        return [path]
-    return sorted(found, key=lambda file: (len(file.stem), file.stem))
+def trl_files(path: Path) -> dict[int, Path]:
+    """The last completions that TRL has logged, by seed; {} where there are none.
+
+    A file, an output_dir, or a folder with an output_dir for each seed: what stands last in its name is the seed.
+    """
+    if path.is_file():
+        return {0: path} if path.suffix == ".parquet" else {}
+    if not path.is_dir():
+        return {}
+    if (own := _last_of(path)) is not None:
+        return {0: own}
+    inner = [(place, file) for place in sorted(path.glob("*")) if (file := _last_of(place)) is not None]
+    numbers = [re.search(r"(\d+)$", place.name) for place, _ in inner]
+    seeds = [int(number[1]) for number in numbers if number is not None]
+    if len(set(seeds)) < len(inner):
+        named = few([place.name for place, _ in inner], 4)
+        raise ConfigError(f"{path} holds the runs {named}: end each name with the number of its seed, seed_0, seed_1")
+    return dict(zip(seeds, (file for _, file in inner), strict=True))
 
 
-def _of_trl(path: Path) -> Cells:
-    """The last step's completions: a problem is a prompt, and correct is its first reward, which must lie in 0 to 1."""
+def _last_of(folder: Path) -> Path | None:
+    """The completions of the last step in an output_dir, or in its folder of completions."""
+    found = [file for place in (folder, folder / "completions") for file in place.glob("completions_*.parquet")]
+    return max(found, key=lambda file: (len(file.stem), file.stem), default=None)
+
+
+def _name(path: Path) -> str:
+    """What a run of TRL's is called: its output_dir."""
+    folder = path.parent if path.is_file() else path
+    return (folder.resolve().parent if folder.name == "completions" else folder.resolve()).name or path.stem
+
+
+def _of_trl(path: Path) -> dict[str, list[float]]:
+    """The last step's completions: a problem is a prompt, and correct is its first reward, which must lie in 0 to 1.
+
+    A reward that is called accuracy or correct goes before the first.
+    """
     try:
         from pyarrow import parquet
     except ImportError:
@@ -142,5 +169,4 @@ def _of_trl(path: Path) -> Cells:
         cell = cells.setdefault(str(prompt), [0.0, 0])
         cell[0] += float(value)
         cell[1] += 1
-    name = path.parent.parent.name if path.parent.name == "completions" else path.parent.name
-    return {name or path.stem: {0: cells}}
+    return cells

@@ -90,7 +90,8 @@ def settling(found: Difference, comparisons: int = 1) -> str:
     if needed is not None:
         return f"About {max(needed, found.seeds + 1)} seeds would settle a difference of this size half of the time."
     if found.se_extra > 0 and abs(found.mean) < 2 * found.se_extra:
-        return f"More seeds on these {found.problems:,} problems would not settle it: more problems would."
+        these = f"these {found.problems:,} problems" if found.problems > 1 else "this one problem"
+        return f"More seeds on {these} would not settle it: more problems would."
     return "Not even a thousand seeds would settle a difference of this size."
 
 
