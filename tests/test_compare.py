@@ -118,6 +118,22 @@ def test_a_file_of_anybodys_results_gives_the_same_verdict(tmp_path, capsys):
     assert told(capsys, file)[0] == one  # columns in another order, and one too many
 
 
+def test_of_two_files_the_best_settings_are_compared_on_problems_that_did_not_choose(tmp_path, capsys):
+    old, new = tmp_path / "old.csv", tmp_path / "new.csv"
+    old.write_text(CSV + rows("a", 3, 0.3) + rows("b", 3, 0.4))
+    new.write_text(CSV + rows("c", 3, 0.7) + rows("d", 3, 0.5) + rows("e", 3, 0.2))
+    (one,) = told(capsys, old, new)
+    assert (one["setting"], one["reference"], one["verdict"]) == ("new.csv: c", "old.csv: b", "better")
+    assert 20 < one["problems"] < 60  # of 80
+    assert verb("compare", old, new) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "new.csv: c was tuned over 3 settings, old.csv: b over 2." in said
+    for file, name in ((old, "a"), (new, "c")):
+        file.write_text(CSV + f"{name},0,p4,1\n{name}x,0,p4,0\n")
+    assert verb("compare", old, new) == 2
+    assert "too few problems to keep half of them from choosing" in capsys.readouterr().err
+
+
 def test_samples_of_a_problem_are_its_mean_and_shares_are_allowed(tmp_path, capsys):
     file, shares = tmp_path / "samples.csv", tmp_path / "shares.csv"
     file.write_text(CSV + "".join(f"{n},{s},p{p},{v}\n" for n, hits in (("a", "10"), ("b", "11")) for s in range(3)

@@ -2,7 +2,7 @@
 
 A and B are runs, sweeps, settings of a sweep (SWEEP/KEY=VALUE), evaluations, CSV files with the columns
 setting,seed,problem,correct, or folders of TRL's completions. The first is the reference. A sweep or a CSV file alone:
-all its settings against its reference. Of two sweeps, the best settings are compared.
+all its settings against its reference. Of two sweeps, or two files, the best settings are compared.
 """
 
 import argparse
@@ -94,10 +94,6 @@ def compared_study(paths: Sequence[Path]) -> Study:
             )
         return study
     studies = [study_of_file(path) if is_tabular(path) else study_of([read_given(path)]) for path in paths]
-    for path, study in zip(paths, studies, strict=True):
-        if is_tabular(path) and len(study.settings) > 1:
-            names = ", ".join(setting.label for setting in study.settings[:3])
-            raise ConfigError(f"{path} holds several settings ({names}): give it alone, or one file for each setting")
     sides = [chosen.best_of(study) for study in studies]
     labels = _labels(paths, studies, sides)
     joined = Study(
@@ -113,6 +109,10 @@ def compared_study(paths: Sequence[Path]) -> Study:
     tried = [len(study.settings) for study in studies]
     if max(tried) > 1:
         joined.among = chosen.comparing_half(joined.settings)
+        if not joined.among:
+            raise ConfigError(
+                f"{paths[0]}: too few problems to keep half of them from choosing: give one setting a side"
+            )
         joined.notes += [chosen.how_chosen(label, of) for label, of in zip(labels, tried, strict=True) if of > 1]
         joined.notes += [
             text
