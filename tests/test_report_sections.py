@@ -158,7 +158,7 @@ def test_a_few_problems_are_shown_over_training_side_by_side(tmp_path):
     ("change", "says"),
     [
         (lambda r: r.settings.update({"data.overlap": "allow"}), "may overlap"),
-        (lambda r: r.totals.update({"tokens": 2e6}) if r.setting[0][1] == "2" else None, "2 10.0 times"),
+        (lambda r: r.totals.update({"tokens": 2e6}) if r.setting[0][1] == "2" else None, "2: 10.0 times"),
         (lambda r: setattr(r, "shared_machine", True), "no verdict on wall clock"),
         (lambda r: setattr(r, "status", "stopped:parity"), "stopped by a rule"),
         (lambda r: setattr(r, "accuracy", 0.99), "Every run is above 95%"),

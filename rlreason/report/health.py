@@ -95,7 +95,7 @@ def _unequal_budgets(study: Study) -> Iterator[str]:
         odd = [(one, total / base) for one in study.settings[1:] if (total := _total(one, axis))]
         odd = [(one, q) for one, q in odd if q > UNEQUAL or q < 1 / UNEQUAL]
         if odd:
-            named = few([f"{one.label} {q:.1f} times" for one, q in odd], 3)
+            named = few([f"{one.label}: {q:.1f} times" for one, q in odd], 3)
             against = f"read the curves against {axis} too"
             yield f"The {what} differ from those of {study.reference.name} ({named}): {against}."
 
