@@ -103,6 +103,19 @@ def test_pass_at_k_needs_samples(tmp_path):
     assert pass_curve(Answers({})) == {}
 
 
+def test_pass_at_k_before_and_after_is_of_the_same_problems(tmp_path):
+    """The evaluation before training asks fewer problems: what only the final one asks is no progress."""
+    of = study(tmp_path, {"1": 0.5})
+    for one in of.runs:
+        hard = {f"hard{k}": Problem(1, 4) for k in range(10)}
+        one.start = Answers(hard)
+        one.final = Answers({**hard, **{f"easy{k}": Problem(4, 4) for k in range(30)}})
+    table = passes_table(of)
+    before, after = ([*row][2:] for row in table.rows)
+    assert before == after == ["25.0%", "50.0%", "100.0%"]
+    assert "those asked before and after training: 10 a run" in table.note
+
+
 def test_best_of_n_has_every_way_to_choose(tmp_path):
     of = study(tmp_path, {"1": 0.5}, seeds=(0,))
     of.runs[0].summary = {"n_list": [1, 4], "best_of_n": {"pass@N": [[0.2, 0.1, 0.3], [0.5, 0.4, 0.6]], "odd": [5]}}

@@ -1,12 +1,13 @@
 """pass@k before and after training, and what choosing among N responses came to."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from rlreason.evaluation.selection import pass_at
 from rlreason.report.content import Table
-from rlreason.report.study import Answers, Setting, Study
+from rlreason.report.study import Answers, Run, Study
 from rlreason.report.tables import NONE, percent
 
 ONE_SAMPLE = "Every problem was asked once, so there is no pass@k: eval.samples=8 asks each eight times."
@@ -27,9 +28,12 @@ def pass_curve(answers: Answers) -> dict[int, float]:
 
 def passes_table(study: Study) -> Table | None:
     """pass@k of each setting before and after training, the mean over seeds; None where problems were asked once."""
-    rows, ks = [], list[int]()
+    rows, ks, fewest = [], list[int](), None
     for one in study.settings:
-        before, after = _mean(one, "start"), _mean(one, "final")
+        pairs = [before_and_after(run) for run in one.runs]
+        before, after = _mean([start for start, _ in pairs]), _mean([final for _, final in pairs])
+        asked = [len(final.problems) for start, final in pairs if start is not None and final is not None]
+        fewest = min(asked if fewest is None else [fewest, *asked], default=None)
         ks = ks if len(ks) >= len(after) else list(after)
         if len(after) > 1:
             rows += [
@@ -41,6 +45,8 @@ def passes_table(study: Study) -> Table | None:
         return None
     rows = [[*row, *[NONE] * (len(ks) + 2 - len(row))] for row in rows]
     note = "The probability that at least one of k responses is right, the mean over problems and seeds."
+    if fewest is not None:
+        note += f" Both rows are of the same problems, those asked before and after training: {fewest:,} a run."
     return Table(
         "pass@k",
         ["setting", "training", *(f"k = {k}" for k in ks)],
@@ -51,8 +57,23 @@ def passes_table(study: Study) -> Table | None:
     )
 
 
-def _mean(one: Setting, which: str) -> dict[int, float]:
-    curves = [pass_curve(answers) for run in one.runs if (answers := getattr(run, which)) is not None]
+def before_and_after(run: Run) -> tuple[Answers | None, Answers | None]:
+    """The answers before and after training, both to the problems that were asked both times.
+
+    An evaluation before training may ask fewer than the final one does. Without either, the other is whole.
+    """
+    start, final = run.start, run.final
+    if start is None or final is None:
+        return start, final
+    both = start.problems.keys() & final.problems.keys()
+    if not both:
+        return None, final
+    a, b = ({name: p for name, p in of.problems.items() if name in both} for of in (start, final))
+    return replace(start, problems=a), replace(final, problems=b)
+
+
+def _mean(answers: Sequence[Answers | None]) -> dict[int, float]:
+    curves = [pass_curve(one) for one in answers if one is not None]
     curves = [curve for curve in curves if curve]
     if not curves:
         return {}
