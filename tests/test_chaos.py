@@ -1,5 +1,6 @@
 """What happens to machines: disks are full, files break, processes vanish. Every run can go on, and ends equal."""
 
+import errno
 import json
 import os
 import re
@@ -155,11 +156,16 @@ def remounted(disk: Path, options: str) -> None:
 
 
 def filled(disk: Path, free: int) -> None:
-    """Put a file on the disk that leaves so many bytes."""
-    with (disk / "ballast").open("wb") as file:
-        while (left := shutil.disk_usage(disk).free - free) > 0:
-            file.write(bytes(min(left, 1 << 20)))
-            file.flush()
+    """Put a file on the disk that leaves so many bytes, whatever the disk says of its free ones."""
+    with (disk / "ballast").open("wb", buffering=0) as file:
+        size = 1 << 20
+        while size >= 1 << 12:
+            try:
+                file.write(bytes(size))
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+                size //= 2
+        file.truncate(file.tell() - free)
 
 
 @pytest.mark.slow
@@ -168,7 +174,9 @@ def test_the_disk_is_full_when_a_checkpoint_is_written(runs, disk):
     words = (*runs.words("grpo", steps, "eval_every=0"), f"hydra.run.dir={folder}")
     started = Started(*words, cwd=disk)
     wait_for(lambda: bool(checkpoints_of(folder)) or started.process.exitcode is not None, 120)
+    os.kill(started.process.pid, signal.SIGSTOP)  # or it takes room while the disk is being filled
     filled(disk, 1 << 20)  # room for rows and responses
+    os.kill(started.process.pid, signal.SIGCONT)
     one_line(started.finished(), 4, "cannot be written (No space left on device)", "free some space", "checkpoints/")
     assert json.loads((folder / "status.json").read_text())["status"] == "failed"
     assert not list(folder.rglob("*.partial"))
