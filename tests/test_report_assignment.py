@@ -243,6 +243,10 @@ def test_bands_are_drawn_and_causes_named_only_for_the_published_model(tmp_path)
             run.accuracy = 0.03 + 0.001 * run.seed
     assert "A right loop is at 50-70% here" in (line := published_line(course, question, theirs))
     assert "you are far below, at 3." in line
+    for setting in theirs.settings:
+        for run in setting.runs:
+            run.accuracy = 0.46 + 0.001 * run.seed
+    assert "you are below, at 46." in published_line(course, question, theirs)
 
 
 def test_a_pass_bar_is_reached_by_the_whole_interval_on_problems_that_did_not_choose(tmp_path):

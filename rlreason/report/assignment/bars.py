@@ -12,7 +12,9 @@ from rlreason.report.content import Figure
 from rlreason.report.study import Run, Setting, Study
 from rlreason.statistics import mean_interval, wilson_interval
 
-#: Why a loop on the handout's model and data stays far below what others got, the commonest first.
+#: An interval that ends below this share of the lowest published figure is far below it.
+FAR = 0.8
+#: Why a loop on the handout's model and data stays below what others got, the commonest first.
 CAUSES = (
     "groups that hold responses to different questions (every unit test passes), a learning rate of a tenth of what "
     "the others took, the stop string cut off before it is graded, a prompt whose last line is not what the reward "
@@ -139,7 +141,8 @@ def published_line(course: Course, question: Question, study: Study) -> str:
     if found[2] >= low:
         return f"Others got {'; '.join(map(got_words, bands))}: this is not below it."
     right = f"A right loop is at {course.a_right_loop}" if course.a_right_loop else f"Others are at {percent(low)}"
-    return f"{right}; you are far below, at {percent(found[0])}. Commonest causes: {CAUSES}."
+    below = "far below" if found[2] < FAR * low else "below"
+    return f"{right}; you are {below}, at {percent(found[0])}. Commonest causes: {CAUSES}."
 
 
 def got_words(got: Got) -> str:
