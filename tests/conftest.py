@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.types import Problem
 
 torch.set_num_threads(1)  # several test processes share the cores
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in what a shell runs behind `&`: the tests' runs would inherit
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it, and never stop
 
 BEGAN = time.monotonic()
 LONG_MINUTES = float(os.environ.get("RLREASON_LONG_MINUTES") or "inf")

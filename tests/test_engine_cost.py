@@ -98,7 +98,8 @@ def test_draws_follow_the_cumulative_distribution_whatever_the_vocabulary(vocab)
     mass = exact.gather(1, ids[:, None])[:, 0]
     assert bool((mass > 0).all())
     assert bool((above > uniforms - 2e-6).all() and (above - mass < uniforms + 2e-6).all())
-    torch.testing.assert_close(log_probs.double(), mass.log(), atol=2e-5, rtol=0)
+    # softmax adds its terms in float32, eight or sixteen side by side: with AVX2 151,936 of them are 3e-5 off.
+    torch.testing.assert_close(log_probs.double(), mass.log(), atol=2e-5 if vocab < 50_000 else 1e-4, rtol=0)
 
 
 def test_products_are_those_of_the_layers():

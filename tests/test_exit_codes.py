@@ -137,9 +137,13 @@ def test_a_sweep_that_is_stopped_stops_its_run_and_shows_what_there_is(tmp_path)
     argv = [sys.executable, "-m", "rlreason", "-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=100000"]
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=out, stderr=out, start_new_session=True)
-        wait_for(lambda: list(tmp_path.glob("grid/*/rollouts/step_00001.jsonl*")))
-        os.killpg(process.pid, signal.SIGINT)  # as from a terminal: to the sweep and to its run
-        assert process.wait(60) == 130
+        try:
+            wait_for(lambda: list(tmp_path.glob("grid/*/rollouts/step_00001.jsonl*")))
+            os.killpg(process.pid, signal.SIGINT)  # as from a terminal: to the sweep and to its run
+            assert process.wait(60) == 130
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     said = (tmp_path / "out").read_text()
     assert re.search(r"^! .*seed=0.*: interrupted", said, re.MULTILINE)
     assert "1 run waits" in said
