@@ -40,9 +40,8 @@ PHASES = {
     "summary": ("rlreason.records.writer:RunWriter._write_summary:call:1", 2),
 }
 QUICK = (
-    "first evaluation", "sampling", "grading", "collected", "before the update", "behind the update", "row",
-    "responses", "behind the evaluation", "model of the checkpoint", "before the manifest", "pruning", "saved",
-    "summary",
+    "first evaluation", "sampling", "before the update", "behind the update", "responses", "before the manifest",
+    "pruning", "saved",
 )  # fmt: skip
 BETWEEN_UPDATES = "rlreason.trainer:Trainer.evaluate_within:{}:5"  # in the second step, as all that follow
 STEP, ROW = "rlreason.learner:Learner._step:{}:{}", "rlreason.records.writer:RunWriter.metrics:{}:{}"
