@@ -134,6 +134,45 @@ def test_of_two_files_the_best_settings_are_compared_on_problems_that_did_not_ch
     assert "too few problems to keep half of them from choosing" in capsys.readouterr().err
 
 
+def test_what_is_said_beside_a_verdict_stands_in_json_too(rates, capsys):
+    (one,) = told(capsys, rates / "learning_rate=1e-4", rates / "learning_rate=1e-3")
+    assert one["verdict"] == "better"
+    assert "the best of 3 settings on these problems" in one["notes"][0]
+    assert all(other["notes"] == [] for other in told(capsys, rates))
+
+
+def test_a_file_is_compared_with_runs_whose_problems_it_names_and_how_it_was_measured_is_not_known(
+    rates, tmp_path, capsys
+):
+    file = tmp_path / "theirs.csv"
+    for name in ("p{}", "What is {} + 1?"):  # the id of a problem, or its question
+        file.write_text(CSV + "".join(f"theirs,{s},{name.format(p)},1\n" for s in range(4) for p in range(200)))
+        (one,) = told(capsys, rates / "learning_rate=1e-4", file)
+        assert (one["setting"], one["verdict"], one["seeds"], one["problems"]) == ("theirs.csv", "better", 4, 200)
+        assert "theirs.csv does not say how it was measured: that prompt, sampling, grader" in one["notes"][0]
+    file.write_text(CSV + rows("theirs", 4, 0.9).replace(",p", ",q"))
+    assert verb("compare", file, rates / "learning_rate=1e-4") == 2
+    assert "answered no problem in common" in capsys.readouterr().err
+    assert verb("compare", tmp_path / "nothere.csv") == 2
+    assert "nothere.csv is not there" in capsys.readouterr().err
+
+
+def test_names_of_settings_are_one_line_without_blanks_around_them(tmp_path, capsys):
+    file = tmp_path / "blanks.csv"
+    file.write_text(CSV + rows("a", 3, 0.3) + rows(" a", 3, 0.3).replace("p", "q") + rows('"b \n c "', 3, 0.9))
+    (one,) = told(capsys, file)
+    assert (one["setting"], one["reference"]) == ("setting=b c", "setting=a")
+
+
+def test_runs_that_answered_too_little_are_named(tmp_path, capsys):
+    file = tmp_path / "short.csv"
+    of_b = [row for row in rows("b", 3, 0.9).splitlines() if not row.startswith("b,1,") or row.startswith("b,1,p7,")]
+    file.write_text(CSV + rows("a", 3, 0.3) + "\n".join(of_b))
+    (one,) = told(capsys, file)
+    assert one["problems"] == 1
+    assert "Compared on the 1 of 80 problems that all runs answered: seed 1 of b answered 1." in one["sentence"]
+
+
 def test_samples_of_a_problem_are_its_mean_and_shares_are_allowed(tmp_path, capsys):
     file, shares = tmp_path / "samples.csv", tmp_path / "shares.csv"
     file.write_text(CSV + "".join(f"{n},{s},p{p},{v}\n" for n, hits in (("a", "10"), ("b", "11")) for s in range(3)
@@ -208,8 +247,9 @@ def test_runs_of_trl_in_one_folder_are_seeds(tmp_path, capsys):
 def test_what_is_no_side_is_one_line(rates, tmp_path, capsys):
     for words, says in (
         ([], "the following arguments are required: RUN"),
-        ([tmp_path / "nowhere"], "is no folder"),
+        ([tmp_path / "nowhere"], "is not there"),
         ([rates, rates], "is given twice"),
+        ([rates / "learning_rate=1e-3", rates], "are the same runs (1e-3): give two different sides"),
         ([rates / "learning_rate=7"], "no run of"),
         ([rates, "--equal-within", "0"], "--equal-within 0 is no width"),
     ):

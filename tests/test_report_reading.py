@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlreason.errors import ConfigError
+from rlreason.records.status import write_status
+from rlreason.report.build import build_report
 from rlreason.report.read import differing_keys, read_study
 from rlreason.report.study import Study
 from tests.sweep_folders import CONFIG, answers, ended, sweep
@@ -97,7 +99,7 @@ def test_what_is_no_run_says_what_to_give(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no run: give the folder of a run or of a sweep"):
         read_study([tmp_path / "empty"])
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not there"):
         read_study([tmp_path / "nowhere"])
 
 
@@ -109,6 +111,28 @@ def test_a_run_that_is_gone_from_its_sweep_is_waiting_and_not_compared(tmp_path:
     gone = study.settings[1].runs[3]
     assert (gone.accuracy, gone.final) == (None, None)
     assert gone.status == "waiting"
+
+
+def test_a_broken_summary_leaves_a_run_what_its_status_and_its_answers_say(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
+    for seed, text in ((0, "[]"), (1, '{"sta')):
+        (folder / f"lr=2,seed={seed}/summary.json").write_text(text)
+        write_status(folder / f"lr=2,seed={seed}", "finished")
+    study = read_study([folder])
+    assert [run.status for run in study.settings[1].runs] == ["finished"] * 4
+    assert all(run.final for run in study.settings[1].runs)
+    assert len(study.problems) == 2
+    assert "summary.json" in study.problems[0]
+
+
+def test_a_setting_that_was_chosen_on_these_problems_is_said_to_be_everywhere(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    sweep(folder, "lr", ["1", "2", "3"], lambda value, seed: answers(seed, int(value) / 4), reference={"lr": "1"})
+    report = build_report(read_study([folder / "lr=1", folder / "lr=3"]))
+    assert "3 was chosen on these same problems, as the best of 3 settings." in report.verdicts[0].sentence
+    assert report.lead.endswith("That figure is fixed, but 3 was chosen by its result.")
+    assert build_report(read_study([folder])).lead.endswith("fixed: nothing was chosen by its result.")
 
 
 def test_what_changes_no_figure_makes_no_setting() -> None:

@@ -1,5 +1,6 @@
 """Every sentence that a verdict can have, from answers that call for it, and none that goes further than they do."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -167,3 +168,24 @@ def test_a_summary_says_every_word_once() -> None:
     )  # fmt: skip
     said = summary_of(verdicts_of(study), study)
     assert said == ("A beats R; B is as good as it; C cannot be told apart from it; D is worse than it; E diverges.")
+
+
+def test_equal_settings_of_few_problems_are_not_called_a_small_difference() -> None:
+    wide = verdict_of(study_of(R=seeds(0.5, (0, 1), 8), A=seeds(0.5, (1, 0), 8)))
+    assert "More seeds and problems would narrow the interval" in wide.sentence
+
+
+def test_one_name_for_two_questions_is_not_compared() -> None:
+    study = study_of(R=seeds(0.5), A=seeds(0.7))
+    for run in study.settings[1].runs:
+        problems = {name: replace(p, question=f"{p.question}?") for name, p in run.final.problems.items()}
+        run.final = replace(run.final, problems=problems)
+    verdict = verdict_of(study)
+    assert verdict.word == "not compared"
+    assert verdict.sentence == "Not compared: what problem p0 asks is another in A and one thing in R."
+
+
+def test_a_run_that_is_not_there_is_said_to_be_gone() -> None:
+    study = study_of(R=seeds(0.5), A=seeds(0.7))
+    study.settings[1].runs[3] = Run(Path("A"), "A,seed=3", (("x", "A"),), 3, "waiting")
+    assert "Seed 3 of A does not enter: it has not begun, or its folder is gone." in verdict_of(study).sentence

@@ -64,9 +64,11 @@ def lead_of(study: Study) -> str:
     if n < 2:
         return f"One setting, {each.removesuffix(' each')}, measured by {study.figure}{problems}."
     reference = study.reference.name
+    chosen = few([one.label for one in study.settings if one.best_of])
+    fixed = f"but {chosen} was chosen by its result" if chosen else "nothing was chosen by its result"
     return (
         f"{n} settings of {what_differs(study)}, {each}, compared with {reference} on {study.figure}{problems}. "
-        "That figure is fixed: nothing was chosen by its result."
+        f"That figure is fixed{', ' if chosen else ': '}{fixed}."
     )
 
 

@@ -47,14 +47,19 @@ def how_chosen(label: str, of: int) -> str:
     )
 
 
-def picked(name: str, runs: Sequence[RunState], everyone: Sequence[RunState]) -> str:
-    """Said of a setting, by its `runs`, that was the best of three or more in its sweep, `everyone`; else nothing."""
+def picked(runs: Sequence[RunState], everyone: Sequence[RunState]) -> int:
+    """Of how many settings of its sweep, `everyone`, the one of `runs` was the best, if of three or more; else 0."""
     means = {key: np.mean([run.accuracy or 0.0 for run in of]) for key, of in _by_setting(everyone).items()}
     mine = _by_setting(runs)
     if len(mine) != 1 or len(means) < 3 or max(means, key=lambda key: means[key]) not in mine:
-        return ""
+        return 0
+    return len(means)
+
+
+def flattered(name: str, of: int) -> str:
+    """Said of a setting that was the best of so many on the problems that it is compared on."""
     return (
-        f"{name} was the best of {len(means)} settings on these problems: if it is compared for that, its lead is "
+        f"{name} was the best of {of} settings on these problems: if it is compared for that, its lead is "
         "flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for all its settings."
     )
 

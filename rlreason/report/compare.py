@@ -16,7 +16,7 @@ from rlreason.report import chosen
 from rlreason.report.content import Verdict
 from rlreason.report.read import read_given, study_of
 from rlreason.report.study import Setting, Study
-from rlreason.report.tabular import is_tabular, study_of_file
+from rlreason.report.tabular import beside_runs, is_tabular, study_of_file
 from rlreason.report.verdicts import EQUAL_WITHIN, verdicts_of
 from rlreason.runtime.streams import folded
 from rlreason.runtime.verb import Answer, Parser
@@ -50,16 +50,17 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     if not any(verdict.difference for verdict in verdicts):
         raise ConfigError(" ".join(verdict.sentence for verdict in verdicts[:3]) or "there is nothing to compare")
     lines = [folded(line, console.width) for verdict in verdicts for line in _lines(verdict)]
-    lines += [folded(f"! {text}", console.width) for text in (*study.notes, *study.problems)]
+    said = [*study.notes, *study.problems]
+    lines += [folded(f"! {text}", console.width) for text in said]
     exit_code = 0
     if arguments.expect and (other := [v for v in verdicts if v.outcome != arguments.expect]):
         exit_code = NOT_AS_EXPECTED
         lines.append(f"expected {arguments.expect}: {other[0].setting} is {other[0].outcome or other[0].word!r}")
-    return Answer("\n".join(lines), [entry(verdict) for verdict in verdicts], exit_code)
+    return Answer("\n".join(lines), [entry(verdict, said) for verdict in verdicts], exit_code)
 
 
-def entry(verdict: Verdict) -> dict[str, Any]:
-    """A verdict for JSON; the difference and its ends are in accuracy, 0 to 1."""
+def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """A verdict for JSON; the difference and its ends are in accuracy, 0 to 1. `notes`: what is said of all of them."""
     found = verdict.difference
     return {
         "setting": verdict.typed[0],
@@ -73,6 +74,7 @@ def entry(verdict: Verdict) -> dict[str, Any]:
         "p": found.p if found else None,
         "adjusted_p": verdict.adjusted_p,
         "sentence": verdict.sentence,
+        "notes": list(notes),
     }
 
 
@@ -94,16 +96,21 @@ def compared_study(paths: Sequence[Path]) -> Study:
             )
         return study
     studies = [study_of_file(path) if is_tabular(path) else study_of([read_given(path)]) for path in paths]
+    files, others = (
+        [s for s, path in zip(studies, paths, strict=True) if is_tabular(path) is of] for of in (True, False)
+    )
+    unknown = beside_runs(files, others)
     sides = [chosen.best_of(study) for study in studies]
     labels = _labels(paths, studies, sides)
+    _refuse_the_same(paths, sides)
     joined = Study(
         studies[0].name,
         "How do these compare?",
         [],
-        [Setting((), label, side.runs) for label, side in zip(labels, sides, strict=True)],
+        [Setting((), label, side.runs, side.best_of) for label, side in zip(labels, sides, strict=True)],
         on_purpose=studies[0].on_purpose if _of_one_sweep(paths) else [],
         problems=[line for study in studies for line in study.problems],
-        notes=[line for study in studies for line in study.notes],
+        notes=[line for study in studies for line in study.notes] + unknown,
         folders=list(paths),
     )
     tried = [len(study.settings) for study in studies]
@@ -125,6 +132,16 @@ def compared_study(paths: Sequence[Path]) -> Study:
 def _of_one_sweep(paths: Sequence[Path]) -> bool:
     """Whether all sides are settings of one sweep, SWEEP/KEY=VALUE."""
     return len({path.parent.resolve() for path in paths}) == 1 and all("=" in path.name for path in paths)
+
+
+def _refuse_the_same(paths: Sequence[Path], sides: Sequence[Setting]) -> None:
+    """`ConfigError` where a side is compared with its own runs."""
+    seen: dict[tuple[tuple[Path, str], ...], Path] = {}
+    for path, side in zip(paths, sides, strict=True):
+        runs = tuple((run.folder.resolve(), run.name) for run in side.runs)
+        if runs in seen:
+            raise ConfigError(f"{seen[runs]} and {path} are the same runs ({side.label}): give two different sides")
+        seen[runs] = path
 
 
 def _labels(paths: Sequence[Path], studies: Sequence[Study], sides: Sequence[Setting]) -> list[str]:

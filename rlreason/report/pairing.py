@@ -87,7 +87,7 @@ def _columns(side: Side, problems: Sequence[str]) -> dict[int, Floats]:
 
 def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> tuple[list[str], list[str]]:
     """(how two settings were measured differently, a line each; the parts of the protocol that differ on purpose)."""
-    runs = [run for one in (reference, setting) for run in one.runs if _measured(run)]
+    runs = [run for one in (reference, setting) for run in one.runs if _measured(run) and _says_how(run)]
     others, intended = list[str](), list[str]()
     for run in runs[1:]:
         if runs[0].protocol is not None and run.protocol is not None:
@@ -96,11 +96,26 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
             found = told_apart(_measuring(runs[0]), _measuring(run), on_purpose)
         others += found[0]
         intended += found[1]
+    others += _asked_otherwise(setting, reference)
     return list(dict.fromkeys(others)), list(dict.fromkeys(intended))
+
+
+def _asked_otherwise(setting: Setting, reference: Setting) -> list[str]:
+    """Whether one problem id stands for two questions."""
+    first, second = (next((r.final.problems for r in s.runs if r.final is not None), {}) for s in (reference, setting))
+    for name in sorted(first.keys() & second.keys()):
+        if first[name].question != second[name].question:
+            return [f"what problem {name} asks: one thing and another"]
+    return []
 
 
 def _measured(run: Run) -> bool:
     return run.final is not None and run.status != RUNNING
+
+
+def _says_how(run: Run) -> bool:
+    """Whether anything is known of how a run was measured: nothing is of a file of results."""
+    return run.protocol is not None or bool(run.settings)
 
 
 def _measuring(run: Run) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG, STATUS
 from rlreason.records.reader import runs_in
-from rlreason.report.chosen import picked
+from rlreason.report.chosen import flattered, picked
 from rlreason.report.question import question_of
 from rlreason.report.read_run import Say, read_run
 from rlreason.report.study import Run, Setting, Study, labels_of
@@ -32,7 +32,7 @@ class Given:
     state: SweepState | None = None
     part: bool = False  # a setting of that sweep, not all of it
     problems: list[str] = field(default_factory=list)  # what was broken
-    picked: str = ""  # said of a setting that may have been given because it was the best of its sweep
+    picked: int = 0  # of how many settings of its sweep this one was the best, and may have been given for that
 
 
 def read_study(folders: Sequence[Path], say: Callable[[str], None] | None = None) -> Study:
@@ -90,11 +90,12 @@ def _setting_of_a_sweep(path: Path, note: Say, problems: list[str]) -> Given:
         everyone = state.runs
         state.runs = [run for run in everyone if asked <= set(run.name.split(","))]
         if state.runs:
-            said = picked(path.name, state.runs, everyone)
-            return Given(path, _runs_of(sweep, state, note), state, part=True, problems=problems, picked=said)
+            of = picked(state.runs, everyone)
+            return Given(path, _runs_of(sweep, state, note), state, part=True, problems=problems, picked=of)
         names = [run.name for run in everyone]
         raise ConfigError(f"RUNS={path}: no run of {sweep} has {path.name}: its runs are {few(names, 3)}")
-    raise ConfigError(f"RUNS={path} is no folder: give the folder of a run or of a sweep, as printed at its start")
+    what = "is no folder" if path.exists() else "is not there"
+    raise ConfigError(f"RUNS={path} {what}: give the folder of a run or of a sweep, as printed at its start")
 
 
 def study_of(given: Sequence[Given]) -> Study:
@@ -122,13 +123,17 @@ def study_of(given: Sequence[Given]) -> Study:
         settings,
         on_purpose=list(purposes(state.axes)) if state is not None and _one_sweep(given) else [],
         problems=list(dict.fromkeys(line for one in given for line in one.problems)),
-        notes=[one.picked for one in given if one.picked],
+        notes=[flattered(one.path.name, one.picked) for one in given if one.picked],
         carried=[one for each in whole if each.state for one in each.state.carried],
         command=state.command if state is not None else "",
         folders=[one.path for one in given],
     )
     if not study.runs:
         raise ConfigError(f"RUNS={first.path} holds no run: give the folder of a run or of a sweep")
+    for one in given:
+        for setting in settings:
+            if one.picked and one.runs[0] in setting.runs:
+                setting.best_of = one.picked
     _put_reference_first(study, None if first.part else state)
     label_all(study.settings)
     _name_twins(study)

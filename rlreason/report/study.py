@@ -100,6 +100,7 @@ class Setting:
     key: Key
     label: str  # short, one of its kind in a study: "3e-5", "group_size=8 sft_epochs=2"
     runs: list[Run]
+    best_of: int = 0  # of how many settings it was the best on these problems, where others of them are left out
 
     @property
     def name(self) -> str:

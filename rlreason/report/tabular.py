@@ -3,7 +3,8 @@
 import csv
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,29 @@ def study_of_file(path: Path) -> Study:
     return Study(path.stem, "How do these settings compare?", ["setting"], settings, folders=[path])
 
 
+def beside_runs(files: Sequence[Study], others: Sequence[Study]) -> list[str]:
+    """Let files be compared with runs whose problems they name, by id or by question; what to say of each file."""
+    named = {name for study in files for run in study.runs if run.final for name in run.final.problems}
+    questions: dict[str, str] = {}  # of the runs' problems, by what they go by here
+    for run in (run for study in others for run in study.runs):
+        if run.final is None:
+            continue
+        if not named & run.final.problems.keys():
+            by_question = {p.question if p.question in named else name: p for name, p in run.final.problems.items()}
+            run.final = replace(run.final, problems=by_question)
+        questions |= {name: p.question for name, p in run.final.problems.items()}
+    for run in (run for study in files for run in study.runs):
+        if run.final is not None:  # the question says on which half of the problems one is
+            of = {name: replace(p, question=questions.get(name, name)) for name, p in run.final.problems.items()}
+            run.final = replace(run.final, problems=of)
+    return [
+        f"{study.folders[0].name} does not say how it was measured: that prompt, sampling, grader and data are those "
+        "of the runs beside it cannot be checked."
+        for study in files
+        if others
+    ]
+
+
 def _setting(name: str, seeds: dict[int, dict[str, list[float]]], path: Path) -> Setting:
     key = (("setting", name),)
     runs = []
@@ -47,8 +71,7 @@ def _setting(name: str, seeds: dict[int, dict[str, list[float]]], path: Path) ->
 
 def _of_csv(path: Path) -> Cells:
     cells: Cells = {}
-    for number, name, seed, problem, correct in _rows(path):
-        del number
+    for name, seed, problem, correct in _rows(path):
         cell = cells.setdefault(name, {}).setdefault(seed, {}).setdefault(problem, [0.0, 0])
         cell[0] += correct
         cell[1] += 1
@@ -57,8 +80,8 @@ def _of_csv(path: Path) -> Cells:
     return cells
 
 
-def _rows(path: Path) -> Iterator[tuple[int, str, int, str, float]]:
-    """(line, setting, seed, problem, correct) of each row."""
+def _rows(path: Path) -> Iterator[tuple[str, int, str, float]]:
+    """(setting, seed, problem, correct) of each row."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
@@ -70,6 +93,7 @@ def _rows(path: Path) -> Iterator[tuple[int, str, int, str, float]]:
             at = [head.index(name) for name in COLUMNS]
             seeds: dict[str, int] = {}
             corrects: dict[str, float] = {}
+            names: dict[str, str] = {}  # as written -> on one line
             for row in reader:
                 if not row:
                     continue
@@ -81,9 +105,11 @@ def _rows(path: Path) -> Iterator[tuple[int, str, int, str, float]]:
                     seeds[seed] = _seed(path, reader.line_num, seed)
                 if correct not in corrects:
                     corrects[correct] = _correct(path, reader.line_num, correct)
-                if not name or not problem:
+                if name not in names:
+                    names[name] = " ".join(name.split())
+                if not names[name] or not problem:
                     raise _wrong(path, reader.line_num, "names no setting or no problem")
-                yield reader.line_num, name, seeds[seed], problem, corrects[correct]
+                yield names[name], seeds[seed], problem, corrects[correct]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV ({error}): give a UTF-8 file with commas") from None
 

@@ -10,6 +10,7 @@ from rlreason.report.study import Run, Setting, Study
 from rlreason.runtime.text import few
 from rlreason.statistics import holm
 from rlreason.statistics.differences import PROBLEMS, UNPAIRED
+from rlreason.sweeps.state import WAITING
 
 EQUAL_WITHIN = 0.02  # accuracy: "no difference larger than 2 points"
 
@@ -89,13 +90,20 @@ def marks_of(
     one: Setting, reference: Setting, pairing: Pairing, on_purpose: Sequence[str], whole: bool = True
 ) -> list[str]:
     """What has to be said with a verdict, a sentence each. `whole`: all problems were to be compared on."""
-    marks = [mark for setting in (one, reference) for mark in _of_runs(setting)]
+    marks = [
+        f"{setting.label} was chosen on these same problems, as the best of {setting.best_of} settings."
+        for setting in (one, reference)
+        if setting.best_of
+    ]
+    marks += [mark for setting in (one, reference) for mark in _of_runs(setting)]
     diverged = sum(run.diverged for run in reference.runs)
     if diverged:
         marks.append(f"{reference.name} itself diverged in {diverged} of {len(reference.runs)} seeds.")
     marks += _of_seeds(one, reference, pairing)
     if whole and len(pairing.problems) < pairing.asked:
-        marks.append(f"Compared on the {len(pairing.problems):,} of {pairing.asked:,} problems that all runs answered.")
+        lack = _lacking((one, reference), pairing.asked)
+        of = f"{len(pairing.problems):,} of {pairing.asked:,} problems that all runs answered"
+        marks.append(f"Compared on the {of}{f': {lack}' if lack else ''}.")
     if on_purpose:
         one_part = len(on_purpose) == 1
         parts = few([part[:1].upper() + part[1:] if k == 0 else part for k, part in enumerate(on_purpose)])
@@ -104,6 +112,15 @@ def marks_of(
             "purpose; each setting is measured under its own."
         )
     return marks
+
+
+def _lacking(settings: Sequence[Setting], asked: int) -> str:
+    """'seed 1 of b answered 7', of the runs that answered fewer problems than others."""
+    answered = [
+        (f"seed {run.seed} of {s.label}", len(run.final.problems)) for s in settings for run in s.runs if run.final
+    ]
+    short = sorted(((n, who) for who, n in answered if n < asked))
+    return few([f"{who} answered {n:,}" for n, who in short], 2)
 
 
 def _of_runs(setting: Setting) -> list[str]:
@@ -115,6 +132,8 @@ def _of_runs(setting: Setting) -> list[str]:
             marks.append(f"{who} stopped at step {_step(run)}{of} and enters with what it had reached.")
         elif run.status.partition(":")[0] == "stopped" and run.final is not None:
             marks.append(f"{who} was ended at step {_step(run)} ({run.status}) and enters with what it had reached.")
+        elif run.status == WAITING:
+            marks.append(f"{who} does not enter: it has not begun, or its folder is gone.")
         elif run.accuracy is None:
             marks.append(f"{who} does not enter: {run.status}.")
     return marks

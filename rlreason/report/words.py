@@ -12,6 +12,7 @@ from rlreason.statistics.differences import LEVEL, PROBLEMS
 
 MINUS = "\N{MINUS SIGN}"
 SATURATED = (0.02, 0.95)  # both sides below the one or above the other: the task cannot separate them
+WIDE = 0.08  # accuracy: an interval of this width also allows differences that matter
 MOST_NAMED = 3  # settings that a summary names one by one
 
 
@@ -85,6 +86,8 @@ def sentence(
 def settling(found: Difference, comparisons: int = 1) -> str:
     """What it would take to tell: seeds, or problems."""
     if abs(found.mean) < 0.0005:
+        if found.high - found.low > WIDE:
+            return "More seeds and problems would narrow the interval; none would settle so small a difference."
         return "Nothing would settle so small a difference."
     needed = seeds_needed(found, LEVEL / max(comparisons, 1))
     if needed is not None:

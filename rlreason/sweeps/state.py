@@ -173,7 +173,9 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
     if summary is not None:
         return _with_figures(run, summary)
     status = read_status(place)
-    if DOMINATED in (status, run.status):
+    if (place / SUMMARY).exists() and status is not None and ending(status).of_its_own:  # a broken summary was told
+        run.status, run.reason = status, how_it_ended(place).get("reason", "")
+    elif DOMINATED in (status, run.status):
         run.status, run.reason = DOMINATED, run.reason or how_it_ended(place).get("reason", "")
     elif status is None or ending(status).of_its_own:  # a folder that was moved away, or is to go on
         if run.of_its_own:
