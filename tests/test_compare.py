@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep_folders import answers, sweep
+from tests.sweep_folders import PROTOCOL, answers, sweep
 from tests.test_verbs import verb
 
 CHANCE = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
@@ -155,6 +155,15 @@ def test_a_file_is_compared_with_runs_whose_problems_it_names_and_how_it_was_mea
     assert "answered no problem in common" in capsys.readouterr().err
     assert verb("compare", tmp_path / "nothere.csv") == 2
     assert "nothere.csv is not there" in capsys.readouterr().err
+
+
+def test_a_refused_pair_stands_in_json_with_exit_code_2(tmp_path, capsys):
+    other = PROTOCOL | {"sampling.temperature": 0.0, "hash": "bb"}
+    sweep(tmp_path / "s", "x", ["a", "b"], lambda v, s: answers(s, 0.6), protocols={"b": other})
+    assert verb("compare", tmp_path / "s", "--json") == 2
+    (one,) = json.loads(capsys.readouterr().out)
+    assert (one["verdict"], one["difference"]) == ("not compared", None)
+    assert "sampling.temperature is 0.0 in b and 1.0 in a" in one["sentence"]
 
 
 def test_names_of_settings_are_one_line_without_blanks_around_them(tmp_path, capsys):

@@ -252,7 +252,9 @@ def test_bands_are_drawn_and_causes_named_only_for_the_published_model(tmp_path)
 def test_a_pass_bar_is_reached_by_the_whole_interval_on_problems_that_did_not_choose(tmp_path):
     study = read_study([rates(tmp_path)])
     (question,) = (one for one in course_of("cs336_2025").questions if one.id == "grpo_learning_rate")
-    assert "on the other half" in bar_line(question, study)
+    said = bar_line(course_of("cs336_2025"), question, study)
+    assert "on the other half" in said
+    assert said.endswith("It is set for Qwen2.5-Math-1.5B, and says nothing of this model.")
     mean, low, high = interval_of(study.reference.runs)
     assert low < mean < high
     assert [against_bar((mean, low, high), bar) for bar in (low - 0.01, mean, high + 0.01)] == [

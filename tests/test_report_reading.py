@@ -9,6 +9,7 @@ import pytest
 from rlreason.errors import ConfigError
 from rlreason.records.status import write_status
 from rlreason.report.build import build_report
+from rlreason.report.page import page_of
 from rlreason.report.read import differing_keys, read_study
 from rlreason.report.study import Study
 from tests.sweep_folders import CONFIG, answers, ended, sweep
@@ -81,6 +82,47 @@ def test_a_sweep_that_lost_its_state_is_read_from_its_runs(tmp_path: Path) -> No
     assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
     assert "sweep.json" in " ".join(study.problems)
     assert said == study.problems
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("reference", [1]), ("axes", [1, None]), ("carried", ["x"]), ("command", 5), ("runs", "x"), ("name", None)],
+)
+def test_a_field_of_a_sweeps_state_that_is_no_such_field_is_a_damaged_state(tmp_path: Path, field, value) -> None:
+    folder = tmp_path / "s"
+    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
+    told = json.loads((folder / "sweep.json").read_text())
+    (folder / "sweep.json").write_text(json.dumps(told | {field: value}))
+    study = read_study([folder])
+    assert "sweep.json cannot be read" in study.problems[0]
+    assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize(("field", "value"), [("seed", "x"), ("seconds", "a"), ("name", "../../etc")])
+def test_a_run_of_a_sweeps_state_that_is_none_is_a_damaged_state(tmp_path: Path, field, value) -> None:
+    folder = tmp_path / "s"
+    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
+    told = json.loads((folder / "sweep.json").read_text())
+    told["runs"][0][field] = value
+    (folder / "sweep.json").write_text(json.dumps(told))
+    assert seen(read_study([folder])) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
+
+
+def test_figures_that_no_run_writes_are_no_figures(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
+    huge = [f'{{"rollout_step": {k}, "reward/mean": {"-" * (k % 2)}1e308, "eval/accuracy": 0.5}}' for k in range(9)]
+    (folder / "lr=1,seed=0/metrics.jsonl").write_text("\n".join(huge))
+    (folder / "lr=1,seed=1/metrics.jsonl").write_text(f'{{"rollout_step": 1{"0" * 400}, "eval/accuracy": 0.5}}')
+    (folder / "lr=1,seed=2/config.yaml").write_text("a: " + "[" * 3000 + "]" * 3000)
+    answer = {"problem_id": "p0", "question": "?", "outcome": "correct", "format_reward": 10**400}
+    with (folder / "lr=2,seed=0/evals/step_00040.jsonl").open("a") as file:
+        file.write(json.dumps(answer) + "\n")
+    study = read_study([folder])
+    assert "left out line 201 (no usable 'format_reward')" in " ".join(study.problems)
+    assert "reward/mean" not in study.settings[0].runs[0].series
+    assert "holds no settings (RecursionError)" in study.problems[0]
+    assert page_of(build_report(study))
 
 
 def test_a_folder_of_an_older_version_is_read_under_the_names_of_today(tmp_path: Path) -> None:

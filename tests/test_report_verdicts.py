@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlreason.report.build import lead_of
 from rlreason.report.content import Verdict
-from rlreason.report.study import Answers, Problem, Run, Setting, Study, labels_of
+from rlreason.report.health import warnings_of
+from rlreason.report.study import Answers, Problem, Run, Series, Setting, Study, labels_of
 from rlreason.report.verdicts import verdicts_of
-from rlreason.report.words import MINUS, summary_of
+from rlreason.report.words import MINUS, size, summary_of
 
 PROBLEMS = 200
 Right = dict[int, np.ndarray | None]  # seed -> which problems are right; None: it diverged without an answer
@@ -189,3 +191,30 @@ def test_a_run_that_is_not_there_is_said_to_be_gone() -> None:
     study = study_of(R=seeds(0.5), A=seeds(0.7))
     study.settings[1].runs[3] = Run(Path("A"), "A,seed=3", (("x", "A"),), 3, "waiting")
     assert "Seed 3 of A does not enter: it has not begun, or its folder is gone." in verdict_of(study).sentence
+
+
+def test_a_model_of_one_seed_beside_several_is_named_with_its_seed() -> None:
+    verdict = verdict_of(study_of(R={0: hits(0.5)}, A=seeds(0.7)))
+    assert "Model A, seed 0 is better than R by" in verdict.sentence
+    assert "R lacks seeds 1, 2, 3. Compared on the 1 that they share." in verdict.sentence
+
+
+def test_tiny_differences_are_not_called_none() -> None:
+    assert [size(of) for of in (0.127, 0.0, 0.0001, 0.00049)] == ["12.7", "0.0", "0.01", "0.05"]
+
+
+def test_collapse_and_copied_seeds_are_warned_of() -> None:
+    study = study_of(R=seeds(0.5, (0, 0, 0, 0)), A=seeds(0.1))
+    for run in study.settings[1].runs:
+        run.series = {"eval/accuracy": Series({"step": np.array([0.0, 20.0, 40.0])}, np.array([0.2, 0.4, 0.1]))}
+    collapsed, copies = warnings_of(study)[:2]
+    assert collapsed == "A collapsed in 4 of 4 seeds: from 40.0% at its best to 9.3% in the end."
+    assert copies.startswith("All 4 seeds of R gave the same answers to every problem")
+
+
+def test_a_run_that_failed_is_not_said_to_have_stopped() -> None:
+    study = study_of(R=seeds(0.5), A=seeds(0.3))
+    run = study.settings[1].runs[0]
+    run.status, run.totals = "failed", {"step": 5.0}
+    assert "Seed 0 of A failed at step 5 of 40 and enters with what it had reached." in verdict_of(study).sentence
+    assert "(of a run that ended early, the last one that it reached)" in lead_of(study)

@@ -93,7 +93,7 @@ class RunFolder:
         """Every setting of the run with its value, from `config.yaml`."""
         try:
             settings = yaml.safe_load(self.config) or {}
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError) as error:
             settings = error
         if isinstance(settings, dict):
             return settings

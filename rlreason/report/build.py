@@ -64,6 +64,8 @@ def lead_of(study: Study) -> str:
     if n < 2:
         return f"One setting, {each.removesuffix(' each')}, measured by {study.figure}{problems}."
     reference = study.reference.name
+    if any(run.final is not None and not run.ended for run in study.runs):
+        problems += " (of a run that ended early, the last one that it reached)"
     chosen = few([one.label for one in study.settings if one.best_of])
     fixed = f"but {chosen} was chosen by its result" if chosen else "nothing was chosen by its result"
     return (

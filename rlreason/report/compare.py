@@ -14,6 +14,7 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report import chosen
 from rlreason.report.content import Verdict
+from rlreason.report.health import warnings_of
 from rlreason.report.read import read_given, study_of
 from rlreason.report.study import Setting, Study
 from rlreason.report.tabular import beside_runs, is_tabular, study_of_file
@@ -47,12 +48,12 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     with console.wait("reading"):
         study = compared_study(arguments.sides)
     verdicts = verdicts_of(study, arguments.equal_within / 100)
-    if not any(verdict.difference for verdict in verdicts):
+    if not any(verdict.difference for verdict in verdicts) and arguments.json is None:
         raise ConfigError(" ".join(verdict.sentence for verdict in verdicts[:3]) or "there is nothing to compare")
     lines = [folded(line, console.width) for verdict in verdicts for line in _lines(verdict)]
-    said = [*study.notes, *study.problems]
+    said = [*study.notes, *study.problems, *warnings_of(study)]
     lines += [folded(f"! {text}", console.width) for text in said]
-    exit_code = 0
+    exit_code = 0 if any(verdict.difference for verdict in verdicts) else ConfigError.exit_code
     if arguments.expect and (other := [v for v in verdicts if v.outcome != arguments.expect]):
         exit_code = NOT_AS_EXPECTED
         lines.append(f"expected {arguments.expect}: {other[0].setting} is {other[0].outcome or other[0].word!r}")

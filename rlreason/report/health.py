@@ -8,11 +8,14 @@ from rlreason.report.study import Run, Setting, Study
 from rlreason.report.tables import NONE, millions
 from rlreason.report.words import SATURATED
 from rlreason.runtime.text import duration, few
+from rlreason.sweeps.state import WAITING
 
 UNEQUAL = 1.25  # times as much is another budget
 FEW_LIVE = 0.3  # share of groups with mixed rewards
 MANY_CUT = 0.1  # share of truncated responses
 LARGE_MISMATCH = 0.05  # nats a token, between engine and trainer
+COLLAPSE = 0.1  # accuracy: a fall of less is none
+FEW_PROBLEMS = 16  # on fewer, seeds may agree by chance
 LATE = 0.75  # of a run's points: what its last quarter looks like
 CONTROL = "python -m rlreason -m sweep=controls seed=0,1,2,3"
 
@@ -20,8 +23,8 @@ CONTROL = "python -m rlreason -m sweep=controls seed=0,1,2,3"
 def warnings_of(study: Study) -> list[str]:
     """One sentence for each thing that is odd; [] where nothing is."""
     checks = (
-        _seeds, _ends, _saturated, _unequal_budgets, _live_groups, _truncated, _mismatch, _noise, _overlap, _control,
-        _grading, _shared, _code,
+        _seeds, _ends, _collapsed, _copies, _saturated, _unequal_budgets, _live_groups, _truncated, _mismatch, _noise,
+        _overlap, _control, _grading, _shared, _code,
     )  # fmt: skip
     return [line for check in checks for line in check(study)]
 
@@ -74,8 +77,36 @@ def _ends(study: Study) -> Iterator[str]:
         yield f"{len(names)} of {len(study.runs)} runs {shown[word]}: {few(names, 3)}."
 
 
+def _collapsed(study: Study) -> Iterator[str]:
+    """Runs that end at half of their best accuracy or less, and ten points or more below it, monitored or not."""
+    for one in study.settings:
+        ended = [run for run in one.runs if not run.diverged and run.accuracy is not None and run.evaluations]
+        pairs = [(max(y for _, y in run.evaluations), run.accuracy or 0.0) for run in ended]
+        fallen = [(best, last) for best, last in pairs if last <= best / 2 and best - last >= COLLAPSE]
+        if fallen:
+            best, last = (float(np.mean(values)) for values in zip(*fallen, strict=True))
+            yield (
+                f"{one.label} collapsed in {len(fallen)} of {len(one.runs)} seeds: from {best:.1%} at its best to "
+                f"{last:.1%} in the end."
+            )
+
+
+def _copies(study: Study) -> Iterator[str]:
+    """Seeds whose answers are all the same, right and wrong ones: one model counted more than once tells too much."""
+    for one in study.settings:
+        answers = [{n: p.share for n, p in run.final.problems.items()} for run in one.runs if run.final is not None]
+        mixed = [of for of in answers if len(of) >= FEW_PROBLEMS and len(set(of.values())) > 1]
+        if len(mixed) > 1 and all(of == mixed[0] for of in mixed[1:]):
+            yield (
+                f"All {len(mixed)} seeds of {one.label} gave the same answers to every problem: if they are copies of "
+                "one run, they tell no more than one seed."
+            )
+
+
 def _saturated(study: Study) -> Iterator[str]:
     accuracies = [run.accuracy for run in study.runs if run.accuracy is not None]
+    if len(accuracies) < len(study.runs):
+        return
     if len(study.settings) > 1 and accuracies and min(accuracies) > SATURATED[1]:
         yield f"Every run is above {SATURATED[1]:.0%}: this task cannot separate the settings."
     if len(study.settings) > 1 and accuracies and max(accuracies) < SATURATED[0]:
@@ -113,7 +144,7 @@ def budget_of(study: Study) -> str:
         parts.append(
             f"about {millions(low)} tokens a run" if equal else f"{millions(low)} to {millions(high)} tokens a run"
         )
-    odd = sum(not run.ended or run.diverged for run in study.runs)
+    odd = sum(run.status != WAITING and (not run.ended or run.diverged) for run in study.runs)
     if odd:
         parts.append(f"{odd} run{'s' * (odd > 1)} ended early")
     return "; ".join(parts) or NONE

@@ -18,6 +18,7 @@ from rlreason.records.lines import each_line
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import how_it_ended, read_status
 from rlreason.report.study import AXES, RUNNING, Answers, Problem, Run, Series
+from rlreason.runtime.json_fields import LARGEST
 from rlreason.runtime.lock import holder
 from rlreason.sweeps.design import Key
 from rlreason.sweeps.state import KILLED, WAITING, RunState
@@ -117,8 +118,10 @@ def _series(reader: RunFolder, say: Say) -> tuple[dict[str, Series], dict[str, f
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """One metric of all rows; NaN where a row has none, or one too large to be drawn."""
     values = (row.get(name) for row in rows)
-    return np.array([math.nan if value is None else float(value) for value in values], dtype=np.float64)
+    drawn = (math.nan if value is None or not abs(value) < LARGEST else float(value) for value in values)
+    return np.fromiter(drawn, np.float64)
 
 
 def _with_answers(run: Run, reader: RunFolder, say: Say) -> None:
@@ -177,7 +180,8 @@ def _wrong(row: dict[str, Any]) -> str:
     for name in ("problem_id", "question", "outcome"):
         if not isinstance(row.get(name), str):
             return f"no usable '{name}'"
-    if not isinstance(row.get("format_reward") or 0.0, int | float):
+    reward = row.get("format_reward") or 0.0
+    if not isinstance(reward, int | float) or not abs(reward) < LARGEST:
         return "no usable 'format_reward'"
     return ""
 
@@ -196,4 +200,4 @@ def without_ids(line: bytes) -> bytes:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None

@@ -52,6 +52,10 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
         notes.append("With one seed the interval is over problems only.")
     if any("*" in row[5] for row in rows):
         notes.append("* The best of several evaluations is biased upwards, and is never compared.")
+        if any(_on_fewer(run) for run in study.runs):
+            notes.append(
+                "Evaluations during training ask fewer problems than the final one: the best may lie below it."
+            )
     if any(run.shared_machine for run in study.runs):
         notes.append("Runs shared the machine, so their times compare with nothing.")
     return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6, 7}), " ".join(notes), frozenset({0}))
@@ -98,6 +102,12 @@ def best_checkpoint(runs: Sequence[Run]) -> str:
         return NONE
     best = float(np.mean([max(accuracy for _, accuracy in of) for of in found]))
     return f"{percent(best)}*\nbest of {max(map(len, found))}"
+
+
+def _on_fewer(run: Run) -> bool:
+    """Whether the evaluations of the curve asked fewer problems than the final one."""
+    interim = run.settings.get("interim_eval_problems") or run.settings.get("eval_problems")
+    return isinstance(interim, int) and run.final is not None and interim < len(run.final.problems)
 
 
 def _mean_of(values: Sequence[float | None], shown: object) -> str:

@@ -32,7 +32,8 @@ def study_of_file(path: Path) -> Study:
     settings = [_setting(name, seeds, path) for name, seeds in cells.items()]
     for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
         setting.label = label
-    return Study(path.stem, "How do these settings compare?", ["setting"], settings, folders=[path])
+    notes = [f"{path.name}: TRL's completions are of the last step's training prompts."] if files else []
+    return Study(path.stem, "How do these settings compare?", ["setting"], settings, notes=notes, folders=[path])
 
 
 def beside_runs(files: Sequence[Study], others: Sequence[Study]) -> list[str]:

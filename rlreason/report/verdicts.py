@@ -51,7 +51,8 @@ def _verdict(
     if diverged and difference.over != PROBLEMS:
         text = words.of_diverged(a, b, difference, outcome, diverged, measured, comparisons)
     elif difference.over == PROBLEMS and not fixed:
-        text = words.of_one_seed(a, b, difference, models, comparisons, equal_within)
+        models_of = (_model(one, pairing), _model(reference, pairing))
+        text = words.of_one_seed(*models_of, difference, models, comparisons, equal_within)
     else:
         text = words.sentence(a, b, difference, outcome, comparisons, equal_within, settles=not fixed)
     if outcome in ("cannot tell", "same"):
@@ -73,6 +74,12 @@ def _verdict(
     )
 
 
+def _model(setting: Setting, pairing: Pairing) -> str:
+    """What the trained model of a comparison of one seed is called."""
+    several = sum(run.accuracy is not None for run in setting.runs) > 1
+    return setting.label + (f", seed {min(pairing.by_seed)}" if several and pairing.by_seed else "")
+
+
 def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) -> Verdict:
     if differing:
         name, _, values = differing[0].partition(": ")
@@ -82,7 +89,7 @@ def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) ->
     else:
         empty = next((s for s in (one, reference) if not side_of(s).right), None)
         why = f"no run of {empty.label} has a final evaluation" if empty else "their runs answered no problem in common"
-    text = f"Not compared: {why}."
+    text = f"Not compared: {' '.join(why.split())}."
     return Verdict(one.label, reference.label, "not compared", text, typed=(one.typed, reference.typed))
 
 
@@ -129,13 +136,14 @@ def _of_runs(setting: Setting) -> list[str]:
         who = f"Seed {run.seed} of {setting.label}"
         if run.final is not None and not run.ended:
             of = f" of {run.planned_steps}" if run.planned_steps else ""
-            marks.append(f"{who} stopped at step {_step(run)}{of} and enters with what it had reached.")
+            how = "failed" if run.status.partition(":")[0] == "failed" else "stopped"
+            marks.append(f"{who} {how} at step {_step(run)}{of} and enters with what it had reached.")
         elif run.status.partition(":")[0] == "stopped" and run.final is not None:
             marks.append(f"{who} was ended at step {_step(run)} ({run.status}) and enters with what it had reached.")
         elif run.status == WAITING:
             marks.append(f"{who} does not enter: it has not begun, or its folder is gone.")
         elif run.accuracy is None:
-            marks.append(f"{who} does not enter: {run.status}.")
+            marks.append(f"{who} does not enter: {'its final evaluation is lost' if run.ended else run.status}.")
     return marks
 
 
@@ -150,7 +158,7 @@ def _of_seeds(one: Setting, reference: Setting, pairing: Pairing) -> list[str]:
     marks = []
     if pairing.difference.over == UNPAIRED:
         marks.append("The seeds differ, so the runs are not paired; the interval is wider for it.")
-    elif mine != its and pairing.difference.over != PROBLEMS:
+    elif mine != its and mine & its:
         for setting, lacking in ((one, its - mine), (reference, mine - its)):
             if lacking:
                 seeds = few([str(seed) for seed in sorted(lacking)])

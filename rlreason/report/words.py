@@ -18,7 +18,8 @@ MOST_NAMED = 3  # settings that a summary names one by one
 
 def size(difference: float) -> str:
     """An amount in points, without a sign: `size(-0.127)` is '12.7'."""
-    return f"{100 * abs(difference):.1f}"
+    points = 100 * abs(difference)
+    return f"{points:.1f}" if points >= 0.05 or not points else f"{points:.1g}"
 
 
 def signed(difference: float) -> str:

@@ -18,6 +18,7 @@ from rlreason.statistics.intervals import (
     cluster_interval,
     cluster_variance,
     mean_interval,
+    mean_is_zero,
     mismatch_metrics,
     wilson_interval,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "compared",
     "holm",
     "mean_interval",
+    "mean_is_zero",
     "mismatch_metrics",
     "paired_difference",
     "points",

@@ -5,9 +5,8 @@ it is missing or damaged, is read from them again.
 """
 
 import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from rlreason.records.lines import finite
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.records.status import ending, how_it_ended, known, read_status
 from rlreason.runtime.atomic_files import write_whole
+from rlreason.runtime.json_fields import LARGEST, fields_of
 from rlreason.runtime.lock import holder
 from rlreason.runtime.streams import print_stderr
 from rlreason.sweeps.design import Design, Key, Setting
@@ -213,7 +213,7 @@ def _with_figures(run: RunState, summary: dict[str, Any]) -> RunState:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None
 
 
 def _parsed(path: Path) -> SweepState | None:
@@ -222,17 +222,14 @@ def _parsed(path: Path) -> SweepState | None:
         told = json.loads(path.read_text(encoding="utf-8"))
         if told["version"] != VERSION:
             return None
-        runs = [RunState(**_of(RunState, run)) for run in told["runs"]]
+        runs = [RunState(**fields_of(RunState, run)) for run in told["runs"]]
+        if any(Path(run.name).is_absolute() or ".." in Path(run.name).parts for run in runs):
+            return None
         for run in runs:
             run.accuracy_interval = tuple(run.accuracy_interval) if run.accuracy_interval else None  # type: ignore[assignment]
-        return SweepState(**_of(SweepState, told) | {"runs": runs})
+        return SweepState(**fields_of(SweepState, told | {"runs": runs}))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def _of(kind: type, told: dict[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(kind)}
-    return {name: value for name, value in told.items() if name in names}
 
 
 def _rebuilt(folder: Path) -> SweepState | None:

@@ -69,7 +69,7 @@ def against_bar(found: tuple[float, float, float], bar: float) -> str:
     return "reached" if found[1] >= bar else "not reached" if found[2] < bar else "cannot tell"
 
 
-def bar_line(question: Question, study: Study) -> str:
+def bar_line(course: Course, question: Question, study: Study) -> str:
     """The best setting against the pass bar, on the problems that did not choose it; '' where there is no bar."""
     if question.bar is None:
         return ""
@@ -85,7 +85,8 @@ def bar_line(question: Question, study: Study) -> str:
         else f"the accuracy is {with_interval(found, _seeds(best))}"
     )
     reached = against_bar(found, question.bar)
-    return f"Pass bar {percent(question.bar)}, {study.name}: {reached}, as {which}."
+    of_theirs = "" if is_of(course, study) else f" It is set for {course.model_name}, and says nothing of this model."
+    return f"Pass bar {percent(question.bar)}, {study.name}: {reached}, as {which}.{of_theirs}"
 
 
 def _seeds(setting: Setting) -> int:

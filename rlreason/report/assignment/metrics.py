@@ -8,7 +8,8 @@ from rlreason.report.content import Table
 from rlreason.report.health import late
 from rlreason.report.study import Setting, Study
 from rlreason.runtime.text import few
-from rlreason.statistics import mean_interval
+from rlreason.statistics import holm, mean_interval, mean_is_zero
+from rlreason.statistics.differences import LEVEL
 
 #: Metric -> what it is called; the first that a run has of each group is taken.
 OTHERS = {
@@ -39,23 +40,30 @@ def cell(values: Sequence[float]) -> str:
     """A mean with its interval, as a table has it.
 
     >>> cell([1.0, 2.0, 3.0]), cell([0.5]), cell([])
-    ('2\\n-0.484 to 4.48', '0.5', '\N{EN DASH}')
+    ('2\\n0 to 4.48', '0.5', '\N{EN DASH}')
     """
     if not values:
         return "\N{EN DASH}"
     mean, low, high = mean_interval(values)
+    low = max(low, 0.0) if min(values) >= 0 else low  # none of these metrics is ever negative
     return f"{mean:.3g}" + (f"\n{low:.3g} to {high:.3g}" if len(values) > 1 else "")
 
 
 def metric_sentences(study: Study, most: int = 3) -> list[str]:
     """A sentence for each setting, of the metrics whose difference from the reference's excludes zero over seeds.
 
-    Pairs of the same seed, Student's 95% interval of their differences, not corrected for the number of metrics. A
-    setting without such a metric, or with fewer than two pairs, is said to tell nothing.
+    Pairs of the same seed, Student's 95% interval of their differences; what is said counts by Holm's correction over
+    all metrics of all settings. A setting without such a metric, or with fewer than two pairs, tells nothing.
     """
-    reference, told, silent = study.reference, [], []
+    reference, told, silent = study.reference, list[str](), list[str]()
+    tested = [
+        (one.label, metric, _difference(one, reference, metric)) for one in study.settings[1:] for metric in OTHERS
+    ]
+    known = {(label, metric): of for label, metric, of in tested if of is not None}
+    adjusted = holm([p for _, p in known.values()])
+    sure = {key for key, p in zip(known, adjusted, strict=True) if p <= LEVEL}
     for one in study.settings[1:]:
-        differing = [said for metric in OTHERS if (said := _difference(one, reference, metric))]
+        differing = [known[one.label, metric][0] for metric in OTHERS if (one.label, metric) in sure]
         if differing:
             told.append(f"{one.label} against {reference.name} at the end of training: {'; '.join(differing)}.")
         else:
@@ -68,16 +76,17 @@ def metric_sentences(study: Study, most: int = 3) -> list[str]:
     return told
 
 
-def _difference(one: Setting, reference: Setting, metric: str) -> str:
+def _difference(one: Setting, reference: Setting, metric: str) -> tuple[str, float] | None:
+    """(the difference in words, its p-value by Student's t over pairs); None with fewer than two pairs."""
     mine, its = values_of(one, metric), values_of(reference, metric)
     seeds = sorted(mine.keys() & its.keys())
     if len(seeds) < 2:
-        return ""
-    mean, low, high = mean_interval([mine[seed] - its[seed] for seed in seeds])
-    if low <= 0 <= high:
-        return ""
+        return None
+    differences = [mine[seed] - its[seed] for seed in seeds]
+    mean, low, high = mean_interval(differences)
     word = "higher" if mean > 0 else "lower"
     edges = sorted((abs(low), abs(high)))
     before = float(np.mean([its[seed] for seed in seeds]))
     name = OTHERS[metric].partition(",")[0]
-    return f"{name} {word} by {abs(mean):.2g} ({edges[0]:.2g} to {edges[1]:.2g}), from {before:.2g}"
+    text = f"{name} {word} by {abs(mean):.2g} ({edges[0]:.2g} to {edges[1]:.2g}), from {before:.2g}"
+    return text, mean_is_zero(differences)

@@ -36,8 +36,8 @@ def write_up_of(gathered: Gathered) -> WriteUp:
 
 def lead_of(gathered: Gathered, sections: list[Section]) -> list[str]:
     """How much is there, and what it cost."""
-    done = sum(section.state in (DONE, IN_WORDS) for section in sections)
     read = gathered.all_read
+    done = sum(section.state in (DONE, IN_WORDS) for section in sections) if read else 0
     runs = [run for one in read for run in one.study.runs]
     seconds = sum(run.seconds or 0.0 for run in runs)
     took = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
@@ -48,7 +48,8 @@ def lead_of(gathered: Gathered, sections: list[Section]) -> list[str]:
         *([f"Asked for and not part of this write-up: {gathered.course.lacks}."] if gathered.course.lacks else []),
         *rehearsal_lines(gathered),
         "A verdict is a 95% interval of a difference over seeds and problems, corrected for the number of settings "
-        "that a sweep compares (Holm). Where the interval holds zero it says that the data cannot tell.",
+        "that a sweep compares (Holm); a sentence on other metrics is corrected for all metrics of all "
+        "settings. Where the interval holds zero it says that the data cannot tell.",
     ]
 
 
@@ -136,7 +137,9 @@ def add(section: Section, read: Read, gathered: Gathered) -> None:
             f"No run by itself was found: this is {study.reference.label}, the reference of {read.found.name}."
         )
     section.lines.append(f"{read.found.name}: {what_ran(study)}. {read.report.summary}")
-    section.lines += [line for line in (bar_line(question, study), published_line(course, question, study)) if line]
+    section.lines += [
+        line for line in (bar_line(course, question, study), published_line(course, question, study)) if line
+    ]
     if len(study.settings) > 1:
         section.verdicts.append((f"{read.found.name}: {study.question}", verdicts_of(study)))
     section.pictures += pictures_of(question, read, course)
