@@ -6,8 +6,10 @@ import json
 import os
 import re
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -26,6 +28,7 @@ from rlreason.report.assignment.sections import write_up_of
 from rlreason.report.charts import figures_of
 from rlreason.report.palette import LIGHT
 from rlreason.report.read import read_study
+from rlreason.report.study import Series
 from rlreason.sweeps.state import read_state, write_state
 from tests.sweep_folders import CONFIG, answers, sweep
 
@@ -281,6 +284,26 @@ def test_a_metric_that_only_seeds_tell_apart_has_no_sentence(tmp_path):
     assert metric_sentences(study) == [
         "None of these metrics of 1e-6, 3e-5, 1e-4 differs from 1e-5's beyond what seeds differ by."
     ]
+
+
+def test_sentences_on_other_metrics_are_corrected_for_all_of_them(tmp_path):
+    """What stands by itself may not among the metrics of all settings; what is far beyond the spread of seeds does."""
+    study = read_study([rates(tmp_path)])
+    reference, one, *others = study.settings
+
+    def end(setting, metric, values):
+        for run, value in zip(setting.runs, values, strict=True):
+            run.series = {**run.series, metric: Series({"step": np.array([1.0])}, np.array([value]))}
+
+    for setting in study.settings:
+        end(setting, "train/grad_norm", [1.0, 1.1, 1.2, 1.3])
+    end(one, "train/grad_norm", [1.05, 1.17, 1.23, 1.38])
+    (alone,) = metric_sentences(replace(study, settings=[reference, one]))
+    assert alone.startswith("1e-6 against 1e-5 at the end of training: gradient norm higher")
+    assert metric_sentences(study)[0].startswith("None of these metrics of 1e-6, 3e-5, 1e-4")
+    end(one, "train/grad_norm", [9.0, 9.1, 9.2, 9.31])
+    assert metric_sentences(study)[0].startswith("1e-6 against 1e-5 at the end of training: gradient norm higher")
+    assert others
 
 
 def test_every_sweep_setting_and_figure_of_the_data_files_is_there():
