@@ -48,12 +48,13 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     with console.wait("reading"):
         study = compared_study(arguments.sides)
     verdicts = verdicts_of(study, arguments.equal_within / 100)
-    if not any(verdict.difference for verdict in verdicts) and arguments.json is None:
+    comparable = any(verdict.difference for verdict in verdicts)
+    if not comparable and arguments.json is None:
         raise ConfigError(" ".join(verdict.sentence for verdict in verdicts[:3]) or "there is nothing to compare")
     lines = [folded(line, console.width) for verdict in verdicts for line in _lines(verdict)]
     said = [*study.notes, *study.problems, *warnings_of(study)]
     lines += [folded(f"! {text}", console.width) for text in said]
-    exit_code = 0 if any(verdict.difference for verdict in verdicts) else ConfigError.exit_code
+    exit_code = 0 if comparable else ConfigError.exit_code
     if arguments.expect and (other := [v for v in verdicts if v.outcome != arguments.expect]):
         exit_code = NOT_AS_EXPECTED
         lines.append(f"expected {arguments.expect}: {other[0].setting} is {other[0].outcome or other[0].word!r}")
@@ -90,16 +91,15 @@ def compared_study(paths: Sequence[Path]) -> Study:
     """The study of what was given: `paths[0]` is the reference, or holds it where it stands alone."""
     if len(paths) == 1:
         path = paths[0]
-        study = study_of_file(path) if is_tabular(path) else study_of([read_given(path)])
+        study = _study_of(path, is_tabular(path))
         if len(study.settings) < 2:
             raise ConfigError(
                 f"{path} holds one setting, {study.reference.label}: give a second one to compare with it"
             )
         return study
-    studies = [study_of_file(path) if is_tabular(path) else study_of([read_given(path)]) for path in paths]
-    files, others = (
-        [s for s, path in zip(studies, paths, strict=True) if is_tabular(path) is of] for of in (True, False)
-    )
+    tabular = [is_tabular(path) for path in paths]
+    studies = [_study_of(path, of_file) for path, of_file in zip(paths, tabular, strict=True)]
+    files, others = ([s for s, of_file in zip(studies, tabular, strict=True) if of_file is of] for of in (True, False))
     unknown = beside_runs(files, others)
     sides = [chosen.best_of(study) for study in studies]
     labels = _labels(paths, studies, sides)
@@ -128,6 +128,10 @@ def compared_study(paths: Sequence[Path]) -> Study:
             if (text := chosen.unequal_tuning(labels[k], tried[k], labels[0], tried[0]))
         ]
     return joined
+
+
+def _study_of(path: Path, of_file: bool) -> Study:
+    return study_of_file(path) if of_file else study_of([read_given(path)])
 
 
 def _of_one_sweep(paths: Sequence[Path]) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rlreason.report.pairing import side_of
 from rlreason.report.study import Run, Setting, Study
 from rlreason.report.tables import NONE, millions
 from rlreason.report.words import SATURATED
@@ -94,8 +95,8 @@ def _collapsed(study: Study) -> Iterator[str]:
 def _copies(study: Study) -> Iterator[str]:
     """Seeds whose answers are all the same, right and wrong ones: one model counted more than once tells too much."""
     for one in study.settings:
-        answers = [{n: p.share for n, p in run.final.problems.items()} for run in one.runs if run.final is not None]
-        mixed = [of for of in answers if len(of) >= FEW_PROBLEMS and len(set(of.values())) > 1]
+        answers = side_of(one).right.values()
+        mixed = [of for of in answers if of and len(of) >= FEW_PROBLEMS and len(set(of.values())) > 1]
         if len(mixed) > 1 and all(of == mixed[0] for of in mixed[1:]):
             yield (
                 f"All {len(mixed)} seeds of {one.label} gave the same answers to every problem: if they are copies of "

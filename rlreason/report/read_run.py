@@ -18,7 +18,7 @@ from rlreason.records.lines import each_line
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import how_it_ended, read_status
 from rlreason.report.study import AXES, RUNNING, Answers, Problem, Run, Series
-from rlreason.runtime.json_fields import LARGEST
+from rlreason.runtime.json_fields import LARGEST, number
 from rlreason.runtime.lock import holder
 from rlreason.sweeps.design import Key
 from rlreason.sweeps.state import KILLED, WAITING, RunState
@@ -52,7 +52,7 @@ def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | Non
     steps = run.settings.get("n_steps") or run.settings.get("n_ei_steps")
     run.planned_steps = steps if isinstance(steps, int) else None
     run.series, run.totals = _series(reader, say)
-    run.seconds = _number(run.summary.get("seconds")) if run.seconds is None else run.seconds
+    run.seconds = number(run.summary.get("seconds")) if run.seconds is None else run.seconds
     protocol = run.summary.get("protocol")
     run.protocol = dict(protocol) if isinstance(protocol, Mapping) else None
     _with_answers(run, reader, say)
@@ -180,8 +180,7 @@ def _wrong(row: dict[str, Any]) -> str:
     for name in ("problem_id", "question", "outcome"):
         if not isinstance(row.get(name), str):
             return f"no usable '{name}'"
-    reward = row.get("format_reward") or 0.0
-    if not isinstance(reward, int | float) or not abs(reward) < LARGEST:
+    if number(row.get("format_reward") or 0.0) is None:
         return "no usable 'format_reward'"
     return ""
 
@@ -197,7 +196,3 @@ def without_ids(line: bytes) -> bytes:
     head, found, rest = line.rpartition(b', "prompt_ids": [')
     whole = rest.rstrip().endswith((b"]}", b"}"))
     return head + b"}\n" if found and whole else line
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None

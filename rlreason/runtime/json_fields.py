@@ -17,6 +17,11 @@ def fields_of(kind: type, told: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def number(value: Any) -> float | None:
+    """The value as a figure; None where it is none, or no finite one."""
+    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None
+
+
 def fits(value: Any, kind: Any) -> bool:
     """Whether a value is of an annotated type: any, a plain one, or a list, dict, tuple or union of such.
 
@@ -35,5 +40,5 @@ def fits(value: Any, kind: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
     if kind is float:
-        return isinstance(value, int | float) and abs(value) < LARGEST
+        return number(value) is not None
     return isinstance(value, kind)

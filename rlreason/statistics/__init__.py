@@ -18,7 +18,6 @@ from rlreason.statistics.intervals import (
     cluster_interval,
     cluster_variance,
     mean_interval,
-    mean_is_zero,
     mismatch_metrics,
     wilson_interval,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "compared",
     "holm",
     "mean_interval",
-    "mean_is_zero",
     "mismatch_metrics",
     "paired_difference",
     "points",

@@ -87,21 +87,6 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def mean_is_zero(values: Sequence[float]) -> float:
-    """The p-value of a mean of 0 of two or more independent values, two-sided, by Student's t: t = mean sqrt(S) / s.
-
-    >>> round(mean_is_zero([0.5, 0.6, 0.7]), 4), mean_is_zero([1.0, -1.0]), mean_is_zero([0.0, 0.0])
-    (0.0091, 1.0, 1.0)
-    """
-    from scipy.stats import t
-
-    n, mean = len(values), sum(values) / len(values)
-    error = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
-    if error == 0.0:
-        return 0.0 if mean else 1.0
-    return float(2 * t.sf(abs(mean) / error, n - 1))
-
-
 def bootstrap_intervals(values: Floats, seed: int, draws: int = 4000) -> tuple[Floats, Floats]:
     """95% percentile intervals (Efron 1979) of the column means of `values` (problems, columns).
 

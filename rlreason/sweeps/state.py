@@ -16,7 +16,7 @@ from rlreason.records.lines import finite
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.records.status import ending, how_it_ended, known, read_status
 from rlreason.runtime.atomic_files import write_whole
-from rlreason.runtime.json_fields import LARGEST, fields_of
+from rlreason.runtime.json_fields import fields_of, number
 from rlreason.runtime.lock import holder
 from rlreason.runtime.streams import print_stderr
 from rlreason.sweeps.design import Design, Key, Setting
@@ -194,26 +194,22 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
 def _with_figures(run: RunState, summary: dict[str, Any]) -> RunState:
     """The run with the status and the figures of its `summary.json`."""
     run.status, run.reason = known(str(summary.get("status", ""))), str(summary.get("reason", ""))
-    run.accuracy, run.accuracy_before = _number(summary.get("accuracy")), _number(summary.get("accuracy_before"))
+    run.accuracy, run.accuracy_before = number(summary.get("accuracy")), number(summary.get("accuracy_before"))
     interval = summary.get("accuracy_interval")
-    ends = [_number(end) for end in interval] if isinstance(interval, list) and len(interval) == 2 else []
+    ends = [number(end) for end in interval] if isinstance(interval, list) and len(interval) == 2 else []
     run.accuracy_interval = (ends[0], ends[1]) if len(ends) == 2 and None not in ends else None  # type: ignore[assignment]
     if run.accuracy is None and ending(run.status) is ending("diverged"):
         run.accuracy, run.accuracy_interval = 0.0, None
         run.reason += "; without a figure of its own, it counts as accuracy 0" * ("counts as" not in run.reason)
         run.reason = run.reason.removeprefix("; ")
-    run.length = _number(summary.get("length"))
+    run.length = number(summary.get("length"))
     problems = summary.get("eval_problems")
     run.problems = int(problems) if isinstance(problems, int | float) else None
     protocol = summary.get("protocol")
     run.protocol = str(protocol.get("hash")) if isinstance(protocol, dict) else None
     if run.seconds is None:  # a rebuilt state: the run's own clock, without the start of Python
-        run.seconds = _number(summary.get("seconds"))
+        run.seconds = number(summary.get("seconds"))
     return run
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None
 
 
 def _parsed(path: Path) -> SweepState | None:

@@ -1,5 +1,6 @@
 """Other metrics than the accuracy: where each setting ended, and which of them differ from the reference's."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,8 +9,8 @@ from rlreason.report.content import Table
 from rlreason.report.health import late
 from rlreason.report.study import Setting, Study
 from rlreason.runtime.text import few
-from rlreason.statistics import holm, mean_interval, mean_is_zero
-from rlreason.statistics.differences import LEVEL
+from rlreason.statistics import holm, mean_interval
+from rlreason.statistics.differences import LEVEL, p_value
 
 #: Metric -> what it is called; the first that a run has of each group is taken.
 OTHERS = {
@@ -89,4 +90,5 @@ def _difference(one: Setting, reference: Setting, metric: str) -> tuple[str, flo
     before = float(np.mean([its[seed] for seed in seeds]))
     name = OTHERS[metric].partition(",")[0]
     text = f"{name} {word} by {abs(mean):.2g} ({edges[0]:.2g} to {edges[1]:.2g}), from {before:.2g}"
-    return text, mean_is_zero(differences)
+    se = float(np.std(differences, ddof=1)) / math.sqrt(len(seeds))
+    return text, p_value(mean, se, 0.0, len(seeds) - 1)
