@@ -54,7 +54,7 @@ RULES = {
         ALL,
     ),
     "cli": Rule("errors runtime plugins objectives config records sweeps setup", "hydra"),
-    "discovery": Rule("errors types statistics runtime config grading data records evaluation setup", ALL),
+    "discovery": Rule("errors statistics runtime config records report cli"),
     "analysis": Rule(
         "errors types statistics runtime objectives config grading data model learner records algorithms evaluation"
         " setup cli",
@@ -68,7 +68,8 @@ RULES = {
         ALL,
     ),
     "jobs": Rule(
-        "errors types statistics runtime plugins config grading data model records algorithms evaluation setup trainer",
+        "errors types statistics runtime plugins config grading data model records algorithms evaluation setup trainer"
+        " discovery",
         ALL,
     ),
     "api": Rule("errors runtime plugins config records cli jobs", "hydra"),

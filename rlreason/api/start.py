@@ -86,6 +86,8 @@ def start(
             with composing(asked):
                 cfg = _composed(asked)
             run = typed(cfg, of_sweep=resumed.sweep is not None)
+            if not isinstance(run, RunConfig):
+                raise ConfigError(f"algorithm={run.algorithm} is started by python -m rlreason: leave it out here")
             folder = stack.enter_context(_taken(asked))
         stack.enter_context(process_state_kept())
         run_job(run, folder, redacted_settings(OmegaConf.to_yaml(cfg)), asked.words(), console)

@@ -15,6 +15,7 @@ from rlreason.cli.aliases import translated
 from rlreason.cli.check_runs import check_runs, checked, place_of
 from rlreason.cli.check_sweep import checked_sweep
 from rlreason.cli.choices import refuse_wrong_choices
+from rlreason.cli.discover_words import own_names
 from rlreason.cli.flags import Asked, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.multirun import composed, fixed
@@ -51,6 +52,7 @@ def check_words(words: Sequence[str], note: Callable[[str], object] = print) -> 
             return asked
         with composing(asked), in_one_line(asked.overrides, asked.config_name):
             rest, own = without_sweep_words(asked.overrides, asked.multirun)
+            rest = own_names(rest, note)
             words = [_without_detour(word) for word in quoted(rest, asked.multirun)]
             asked = replace(asked, overrides=translated(words, note), own=own)
             refuse_wrong_choices(asked.overrides)

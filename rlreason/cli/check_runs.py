@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from rlreason.cli.flags import Asked
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.multirun import composed
+from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.monitors import OF_SWEEPS
 from rlreason.config.rules import lowered
 from rlreason.config.run import RunConfig
@@ -58,11 +59,11 @@ def check_runs(
     _check_writable(folder)
     from rlreason.setup.preflight import preflight  # it loads the grader: only where runs are to start
 
-    for line in preflight(runs, folder):
+    for line in preflight([run for run in runs if isinstance(run, RunConfig)], folder):
         note(f"note: {line}")
 
 
-def the_same(runs: Sequence[RunConfig], combinations: Sequence[Sequence[str]]) -> list[str]:
+def the_same(runs: Sequence[AnyRunConfig], combinations: Sequence[Sequence[str]]) -> list[str]:
     """A line for each run that has all settings of an earlier one, though its words differ."""
     first: dict[str, set[str]] = {}
     lines = []
@@ -93,7 +94,7 @@ def _check_writable(folder: Path) -> None:
         ) from None
 
 
-def checked(overrides: Sequence[str], name: str, of_sweep: bool = False) -> RunConfig:
+def checked(overrides: Sequence[str], name: str, of_sweep: bool = False) -> AnyRunConfig:
     """The settings of one run, checked by its rules."""
     with in_one_line(overrides, name, composing=True):
         cfg = compose(name, list(overrides))

@@ -32,6 +32,7 @@ from rlreason.sweeps.design import Design
 SOURCES = ("config_dir", "config_path", "config_name")  # flags that say where options come from
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")  # of which one is done at a time
 HELP = ("help", "hydra_help")
+OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with the others: their files in conf/
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,9 @@ class Asked:
 
     @property
     def config_name(self) -> str:
-        """The config that the overrides change: `config`, unless --config-name gives another."""
-        return self.flags.get("config_name") or "config"
+        """The config that the overrides change: `config`, unless --config-name or the algorithm chooses another."""
+        chosen = {word.partition("=")[2] for word in self.overrides if word.startswith("algorithm=")}
+        return self.flags.get("config_name") or OWN_CONFIGS.get(",".join(chosen).lower()) or "config"
 
     def words(self) -> list[str]:
         """The command line again, flags first: Hydra's parser stops at overrides that follow a flag that follows one.

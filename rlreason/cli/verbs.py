@@ -45,6 +45,12 @@ VERBS = (
     Verb(
         "compare", "rlreason.report.compare", "RUN ...", "which setting is better, by how much, or that nobody can tell"
     ),
+    Verb(
+        "score",
+        "rlreason.discovery.score",
+        "PROGRAM",
+        "a program of discovery: run in a sandbox, its set checked exactly",
+    ),
     Verb("curves", "rlreason.analysis.curves", "RUN", "draw curves.png again, also of a run that is under way"),
     Verb("plan", "rlreason.sweeps.plan_verb", "--seeds S ...", "what so many seeds and problems can show"),
     Verb(

@@ -1,6 +1,6 @@
 """The config group `budget`: what a run may spend. What it has spent is counted over all parts of a resumed run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 NAMES = ("hours", "tokens", "steps")
@@ -15,7 +15,7 @@ class BudgetConfig:
     steps: int | None = None  # steps as n_steps counts them, which stays what a falling learning rate falls towards
 
 
-def raised(before: Mapping[str, float | None], now: Mapping[str, float | None]) -> bool:
+def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], names: Sequence[str] = NAMES) -> bool:
     """Whether a budget allows more than another one, and less of nothing.
 
     >>> raised({"hours": 1.0, "tokens": None}, {"hours": 2.0, "tokens": None})
@@ -23,6 +23,6 @@ def raised(before: Mapping[str, float | None], now: Mapping[str, float | None]) 
     >>> raised({"hours": 1.0, "tokens": None}, {"hours": 2.0, "tokens": 100})
     False
     """
-    pairs = [(before.get(name), now.get(name)) for name in NAMES]
+    pairs = [(before.get(name), now.get(name)) for name in names]
     more = [b is None or (a is not None and b > a) for a, b in pairs if a != b]
     return bool(more) and all(more)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlreason.config.data import HabitsConfig
+from rlreason.config.discover_conditions import DISCOVER_CONDITIONS
 from rlreason.config.eval_conditions import EVAL_CONDITIONS
 from rlreason.config.leaves import leaves
 from rlreason.config.monitor_conditions import MONITOR_CONDITIONS
@@ -227,6 +228,7 @@ CONDITIONS = (
         if (losses := [f"loss={name}" for name in readers(key)])
         and (keys := ("loss.cliprange", f"loss.{key}") if key == "cliprange_low" else (f"loss.{key}",))
     ),
+    *DISCOVER_CONDITIONS,
     *EVAL_CONDITIONS,
     *MONITOR_CONDITIONS,
 )

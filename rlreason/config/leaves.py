@@ -58,6 +58,7 @@ def below(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 #: Settings that name what a run reads, those below `eval` too.
 INPUTS = (
     "model.path", "data.path", "data.train", "data.validation", "data.pass_rates", "data.ground_truth", "prompt.file",
+    "start", "problem", "prompts.first", "prompts.error", "prompts.extend", "prompts.no_code",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.choices import wrong_words
 from rlreason.config.leaves import leaves
 from rlreason.config.ranges import out_of_range
@@ -9,7 +10,7 @@ from rlreason.config.run import RunConfig
 from rlreason.config.unread import complaints, of_options
 
 
-def broken_rules(run: RunConfig, conf: Path, of_sweep: bool = False) -> list[str]:
+def broken_rules(run: AnyRunConfig, conf: Path, of_sweep: bool = False) -> list[str]:
     """Complaints in one line each. `conf` is the folder of option files.
 
     In a run `of_sweep` a setting may be there for the sake of the other runs, so nobody minds that nothing reads it.
@@ -25,7 +26,7 @@ def broken_rules(run: RunConfig, conf: Path, of_sweep: bool = False) -> list[str
     return bad
 
 
-def too_many_asked(run: RunConfig, there: int | None, conf: Path) -> list[str]:
+def too_many_asked(run: AnyRunConfig, there: int | None, conf: Path) -> list[str]:
     """Complaints about more problems than `there` are: what a scale asks for is an upper bound and no mistake."""
     return [
         f"{key}={count} is more than the {there} problems there are to ask: set {key}={there}, or null for all of them"
@@ -34,11 +35,13 @@ def too_many_asked(run: RunConfig, there: int | None, conf: Path) -> list[str]:
     ]
 
 
-def lowered(run: RunConfig) -> list[str]:
+def lowered(run: AnyRunConfig) -> list[str]:
     """A complaint where the last evaluation asks fewer problems than those before it were set to ask.
 
     Only for who knows that `interim_eval_problems` was typed: a scale's is an upper bound and no mistake.
     """
+    if not isinstance(run, RunConfig):
+        return []
     asked, last = run.bounds().get("interim_eval_problems"), run.eval.final_problems
     if asked is None or last is None or asked <= last:
         return []

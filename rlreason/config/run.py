@@ -4,11 +4,12 @@ The names are the handout's where it has one. What an algorithm does, it answers
 settings (`trains`, `samples_to_learn`, `responses_per_step` ...) and never which algorithm they are.
 """
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from omegaconf import MISSING
 
+from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.data import DataConfig, StoriesConfig
 from rlreason.config.evaluation import EvalConfig, EvalProtocolConfig, complaints, evaluation_of
 from rlreason.config.groups import (
@@ -16,7 +17,6 @@ from rlreason.config.groups import (
     LoggerConfig,
     PromptConfig,
     SamplingConfig,
-    WaitsConfig,
 )
 from rlreason.config.model import TINY_CONTEXT, ModelConfig
 from rlreason.config.monitors import MonitorsConfig
@@ -27,15 +27,12 @@ UNKNOWN_PROBLEMS = 1000  # in data whose size nobody knows before it is read
 
 
 @dataclass
-class RunConfig:
-    """Keys of every algorithm, whether it trains or not."""
+class RunConfig(AnyRunConfig):
+    """Keys of every algorithm that works on a model, whether it trains it or not."""
 
-    trains: ClassVar[bool] = False
     samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
     reads_eval_samples: ClassVar[bool] = True  # whether `eval.samples` says how many responses an evaluation takes
 
-    algorithm: str = MISSING  # what the run does
-    seed: int = 0  # of sampling, order of problems, data.limit, new adapters; not of made-up data and the tiny model
     # Threads on the processor; null: one for the tiny model, otherwise as many processors as this process may use.
     threads: int | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -44,7 +41,6 @@ class RunConfig:
     grading: GradingConfig = field(default_factory=GradingConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     monitors: MonitorsConfig = field(default_factory=MonitorsConfig)
-    waits: WaitsConfig = field(default_factory=WaitsConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)  # where evaluations differ from training
@@ -137,10 +133,7 @@ class RunConfig:
 
     def problems(self) -> list[str]:
         """Every violated rule between settings, one line each: setting, value, rule, cure."""
-        groups = (getattr(self, f.name) for f in fields(self) if f.name != "eval")
-        bad = [
-            line for group in groups if is_dataclass(group) and hasattr(group, "problems") for line in group.problems()
-        ]
+        bad = super().problems()
         bad += complaints(self)
         if self.monitors.parity == "correct" and not self.corrects_mismatch:
             bad.append(

@@ -1,4 +1,4 @@
-"""Give Hydra the schemas, the sweeps and its resolvers; turn a composed config into a checked `RunConfig`."""
+"""Give Hydra the schemas, the sweeps and its resolvers; turn a composed config into checked settings."""
 
 import hashlib
 import re
@@ -12,6 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from rlreason.config import data, model, tasks
+from rlreason.config.any_run import AnyRunConfig
+from rlreason.config.discover import DiscoverConfig
 from rlreason.config.grpo import GRPOConfig
 from rlreason.config.jobs import BestOfNConfig, EvaluateConfig
 from rlreason.config.rules import broken_rules
@@ -33,6 +35,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "grpo": GRPOConfig,
         "evaluate": EvaluateConfig,
         "best_of_n": BestOfNConfig,
+        "discover": DiscoverConfig,
     },
     "schema/model": {"tiny": model.TinyModelConfig, "pretrained": model.PretrainedModelConfig},
     "schema/data": {
@@ -113,7 +116,7 @@ def _divided(whole: int, parts: int) -> int:
     return whole // parts
 
 
-def typed(cfg: DictConfig, of_sweep: bool = False) -> RunConfig:
+def typed(cfg: DictConfig, of_sweep: bool = False) -> AnyRunConfig:
     """The composed config as a checked dataclass; `ConfigError` names every violated rule.
 
     `of_sweep`: one run of several, of which each may leave settings unread that another reads.
@@ -123,7 +126,7 @@ def typed(cfg: DictConfig, of_sweep: bool = False) -> RunConfig:
     except MissingMandatoryValue as error:
         key = getattr(error, "full_key", None) or str(error).split(":")[-1].strip()
         raise ConfigError(f"{key} has no value: give one on the command line ({key}=...)") from error
-    if not isinstance(run, RunConfig):
+    if not isinstance(run, AnyRunConfig):
         raise ConfigError("algorithm has no value: choose one (algorithm=grpo)")
     if extra := _extras(cfg, run):
         raise ConfigError(f"{extra[0]} is no setting of this run: take the + away and fix the name, or leave it out")
@@ -132,12 +135,14 @@ def typed(cfg: DictConfig, of_sweep: bool = False) -> RunConfig:
     return run
 
 
-def schemas_of(run: RunConfig) -> dict[str, str]:
+def schemas_of(run: AnyRunConfig) -> dict[str, str]:
     """Which of `SCHEMAS` the settings of a run are of: {"algorithm": "grpo", "model": "tiny", "data": "stories"}.
 
     "eval.data" is among them where evaluations have data of their own.
     """
-    parts = {"algorithm": run, "model": run.model, "data": run.data, "eval.data": run.eval.data}
+    parts: dict[str, Any] = {"algorithm": run}
+    if isinstance(run, RunConfig):
+        parts |= {"model": run.model, "data": run.data, "eval.data": run.eval.data}
     names = {schema: name for group in SCHEMAS.values() for name, schema in group.items()}
     return {
         key: next(names[kind] for kind in type(part).__mro__ if kind in names)

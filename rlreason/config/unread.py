@@ -10,15 +10,15 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.conditions import CONDITIONS
 from rlreason.config.leaves import leaves, typed_word
-from rlreason.config.run import RunConfig
 
 #: By what the chosen option of a group is known again; a group without such a word has no option files.
 NAMING = ("name", "kind", "loss_type", "engine", "__class__")
 
 
-def unread_keys(run: RunConfig) -> dict[str, str]:
+def unread_keys(run: AnyRunConfig) -> dict[str, str]:
     """The settings that nothing reads in this run, given or not, and where each of them is read."""
     own, found = {leaf.key for leaf in leaves(run)}, dict[str, str]()
     for condition in CONDITIONS:
@@ -28,7 +28,7 @@ def unread_keys(run: RunConfig) -> dict[str, str]:
     return found
 
 
-def complaints(run: RunConfig, conf: Path) -> dict[str, str]:
+def complaints(run: AnyRunConfig, conf: Path) -> dict[str, str]:
     """Setting -> what is wrong with it: of those that were given and that nothing reads.
 
     `conf` is the folder of option files. Given means: another value than the dataclass, the chosen option of the group
@@ -48,7 +48,7 @@ def complaints(run: RunConfig, conf: Path) -> dict[str, str]:
     return found
 
 
-def of_options(run: RunConfig, key: str, conf: Path) -> list[Any]:
+def of_options(run: AnyRunConfig, key: str, conf: Path) -> list[Any]:
     """What the chosen option of the key's group, known by its name, gives it; and the options that it builds on."""
     group, _, rest = key.partition(".")
     homes, kinds = (conf, *_own_option_folders()), ("scale", f"scale/{run.algorithm}", "eval", "experiment")

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.run import RunConfig
 from rlreason.config.store import schemas_of
@@ -20,11 +22,11 @@ from rlreason.runtime.generators import seed_generators
 from rlreason.runtime.lock import run_lock
 from rlreason.runtime.stacks import stacks_in
 
-Start = Callable[[RunConfig, RunWriter, Console], float]
+Start = Callable[[Any, RunWriter, Console], float]
 
 
 def run_job(
-    run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console, own_process: bool = False
+    run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], console: Console, own_process: bool = False
 ) -> float:
     """Do what the settings say, leave everything in `folder`, return the accuracy.
 
@@ -37,7 +39,7 @@ def run_job(
         try:
             with stacks_in(folder), signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
                 clock = Clock()
-                with console.wait("loading torch and transformers"), loading(for_good=own_process):
+                with console.wait(f"loading {_loaded_for(run)}"), loading(for_good=own_process):
                     start = _start_of(run)
                 return _started(start, run, folder, config, words, console, clock)
         except BaseException as error:
@@ -50,22 +52,35 @@ def run_job(
             raise error
 
 
-def _start_of(run: RunConfig) -> Start:
+def _start_of(run: AnyRunConfig) -> Start:
     """What does the work, with the libraries that it needs."""
+    if not isinstance(run, RunConfig):
+        from rlreason.discovery.loop import discover
+
+        return discover
     if run.trains:
-        from rlreason.trainer import train as start
-    else:
-        from rlreason.jobs.start import start
+        from rlreason.trainer import train
+
+        return train
+    from rlreason.jobs.start import start
+
     return start
 
 
-def _started(
-    start: Start, run: RunConfig, folder: Path, config: str, words: Sequence[str], console: Console, clock: Clock
-) -> float:
-    from rlreason.setup.probe import own_sources
+def _loaded_for(run: AnyRunConfig) -> str:
+    return "torch and transformers" if isinstance(run, RunConfig) else "the client and the sandbox"
 
-    seed_generators(run.seed)
-    schemas, sources = schemas_of(run), own_sources(run)
+
+def _started(
+    start: Start, run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], console: Console, clock: Clock
+) -> float:
+    sources: dict[str, str] = {}
+    if isinstance(run, RunConfig):
+        from rlreason.setup.probe import own_sources
+
+        seed_generators(run.seed)
+        sources = own_sources(run)
+    schemas = schemas_of(run)
     records = RunWriter(
         folder, config, words, schemas=schemas, sources=sources, trains=run.trains, say=console.say, clock=clock
     )

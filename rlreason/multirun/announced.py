@@ -7,6 +7,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from rlreason.cli.flags import Asked
+from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.store import typed
 from rlreason.sweeps.design import Design
@@ -16,14 +17,14 @@ from rlreason.sweeps.probe import probe
 from rlreason.sweeps.state import SweepState
 
 
-def announce(asked: Asked, design: Design) -> RunConfig:
+def announce(asked: Asked, design: Design) -> AnyRunConfig:
     """Print the plan of a sweep; returns the settings of its first run. Hydra must be ready to compose.
 
     With `dry=true`, two steps of the first run are tried where no run that has finished tells how long one takes.
     """
     run = first_run(asked, design)
     tried = None
-    if asked.own.dry and not knows_time(design, run):
+    if asked.own.dry and isinstance(run, RunConfig) and not knows_time(design, run):
         print("note: trying two steps of the first run, to tell how long one takes", flush=True)
         tried = probe(design.runs[0], run, asked.sources())
     print("\n" + plan_text(design, [run], asked.own.jobs or 1, space_of, tried), flush=True)
@@ -32,23 +33,24 @@ def announce(asked: Asked, design: Design) -> RunConfig:
     return run
 
 
-def first_run(asked: Asked, design: Design) -> RunConfig:
+def first_run(asked: Asked, design: Design) -> AnyRunConfig:
     """The settings of a sweep's first run."""
     cfg = compose(asked.config_name, list(design.runs[0].words))
     OmegaConf.resolve(cfg)
     return typed(cfg, of_sweep=True)
 
 
-def space_of(run: RunConfig) -> float:
+def space_of(run: AnyRunConfig) -> float:
     """Bytes that a run may leave, by its settings: model, responses, checkpoints and small files."""
     from rlreason.setup.space import RECORDS, space_needed  # it knows the tiny model's tokenizer, which takes a while
 
-    return float(sum(space_needed(run)) + RECORDS)
+    return float(RECORDS + (sum(space_needed(run)) if isinstance(run, RunConfig) else 0))
 
 
-def after_run_of(run: RunConfig, design: Design) -> Callable[[SweepState], list[dict[str, Any]]] | None:
+def after_run_of(run: AnyRunConfig, design: Design) -> Callable[[SweepState], list[dict[str, Any]]] | None:
     """What the sweep asks after each run: which settings to stop; None where `monitors.dominated` is off.
 
     `run`: the settings of one of its runs.
     """
-    return watch(design.folder) if run.monitors.dominated == "stop" else None
+    watched = isinstance(run, RunConfig) and run.monitors.dominated == "stop"
+    return watch(design.folder) if watched else None

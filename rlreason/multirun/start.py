@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.cli.check_sweep import stage_of
 from rlreason.cli.flags import Asked
 from rlreason.cli.launchers import BASIC, chosen_launcher, launcher_of, set_up
+from rlreason.config.run import RunConfig
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.multirun.announced import after_run_of, announce
@@ -113,7 +114,9 @@ def composed_run(config_name: str, run: PlannedRun) -> Composed:
     """The config of a run of a sweep, as the run will write it. Hydra must be ready to compose."""
     cfg = compose(config_name, list(run.words))
     asked = typed(cfg, of_sweep=True)
-    may_fork = asked.rollout.engine != "vllm"  # which decides as it is loaded how it uses the processors
+    may_fork = (
+        isinstance(asked, RunConfig) and asked.rollout.engine != "vllm"
+    )  # which decides as it is loaded how it uses the processors
     return Composed(redacted_settings(OmegaConf.to_yaml(cfg, resolve=True)), asked.waits.run_s, may_fork)
 
 

@@ -6,7 +6,7 @@
 A run with a reward, data or a loss of the user's own keeps their sources in `own_functions.txt`.
 A job that does not train leaves `responses.jsonl` and `pass_rates.jsonl` instead of the last line, best of N its curves
 as `best_of_n.csv` and `best_of_n.png`. `eval.card` adds a `compliance.md`, `profile=true` a `profile.json.gz` and a
-`profile.md`.
+`profile.md`. Discovery leaves `calls.jsonl`, `conversation_log.json`, `program.py`, `report.md` and `score.png`.
 """
 
 import re
@@ -41,13 +41,16 @@ RESPONSES = "responses.jsonl"  # of a job that does not train, in the order of t
 UNFINISHED = "responses.unfinished.jsonl"  # those of an interrupted job, in the order in which they ended
 PASS_RATES = "pass_rates.jsonl"
 BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE = "best_of_n.csv", "best_of_n.png"
+CALLS = "calls.jsonl"  # of a run of discovery: every request and what came of it, as it happens
+CONVERSATION, PROGRAM = "conversation_log.json", "program.py"  # the conversation as a whole, the best program so far
+REPORT, SCORE_PICTURE = "report.md", "score.png"
 CASES = "inspect.md"
 COMPLIANCE = "compliance.md"  # of a run that is held to the rules of a leaderboard; its last line is the verdict
 #: `STACKS` is open before a run takes its folder, so it is none of them.
 CONTENTS = (
     CONFIG, STATUS, PROVENANCE, CHANGES, OBJECTIVE, FUNCTIONS, METRICS, CURVES, PROFILE_TRACE, PROFILE_TABLE, INCIDENTS,
     ROLLOUTS, EVALS, MODEL, f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, ENGINE_LOG, LOG, RESPONSES,
-    UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES, COMPLIANCE,
+    UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES, COMPLIANCE, CALLS, CONVERSATION, PROGRAM,
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
 

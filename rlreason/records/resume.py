@@ -49,7 +49,7 @@ def goes_on(folder: Path, config: str) -> bool:
     path = folder / CONFIG
     if not path.exists() or not (folder / UNFINISHED).exists():
         return False
-    before, now = _flat(path.read_text(encoding="utf-8")), _flat(config)
+    before, now = flat_text(path.read_text(encoding="utf-8")), flat_text(config)
     if before.get("algorithm") != now.get("algorithm"):
         return False
     if different := changed(before, now, HARMLESS):
@@ -70,10 +70,10 @@ def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) ->
     path = folder / CONFIG
     if not path.exists() or not checkpoints_in(folder):
         return None
-    before, now = _flat(path.read_text(encoding="utf-8", errors="replace")), _flat(config)
+    before, now = flat_text(path.read_text(encoding="utf-8", errors="replace")), flat_text(config)
     if "algorithm" not in before and (checkpoint := newest_good(folder, say)) is not None:
         say(f"! {path} is damaged: the checkpoint has the settings")
-        before = _flat(read_state(checkpoint).get("config", ""))
+        before = flat_text(read_state(checkpoint).get("config", ""))
     finished = (folder / SUMMARY).exists()
     if different := changed(before, now, MAY_CHANGE):
         kind = "a finished run" if finished else "an interrupted run"
@@ -214,10 +214,10 @@ def settings_changed(old: str, new: str, allowed: tuple[str, ...] = HARMLESS) ->
     >>> settings_changed("loss: {beta: 0.1}", "loss: {beta: 0.2}")
     'loss.beta=0.1 there, 0.2 here'
     """
-    return changed(_flat(old), _flat(new), allowed)
+    return changed(flat_text(old), flat_text(new), allowed)
 
 
-def _flat(config: str) -> dict[str, Any]:
+def flat_text(config: str) -> dict[str, Any]:
     """The settings of a config by their dotted names of this version; {} where it is no config at all."""
     try:
         settings = yaml.safe_load(config)

@@ -18,6 +18,7 @@ from rlreason.records.provenance import code_differs, differences, part_line, pr
 from rlreason.records.reader import RunFolder
 from rlreason.records.response_log import ResponseLog
 from rlreason.records.resume import cut_back, describe_place, goes_on, reopened, where_it_goes_on
+from rlreason.records.resume_discovery import discovery_goes_on
 from rlreason.records.rows import Row, response_row, write_rows
 from rlreason.records.status import how_it_ended, write_status
 from rlreason.runtime.atomic_files import append_line, write_whole
@@ -56,12 +57,14 @@ class RunWriter:
     ) -> None:
         self.clock = clock or Clock()
         self.checkpoint = None if not trains else where_it_goes_on(folder, config, say)  # to go on from
-        if self.checkpoint is None:
+        conversation = trains is False and discovery_goes_on(folder, config)
+        if self.checkpoint is None and not conversation:
             refuse_occupied(folder)
         self.folder = folder
         self.loggers = Loggers()  # set by the caller: they log in this folder, so they are made later
         folder.mkdir(parents=True, exist_ok=True)
-        self.resumed = self.checkpoint is not None or (trains is False and goes_on(folder, config))
+        goes = self.checkpoint is not None or conversation
+        self.resumed = goes or (trains is False and goes_on(folder, config))
         origin = provenance(schemas or {}, words) | ({"own_functions": list(sources)} if sources else {})
         if not self.resumed and (aside := set_aside(folder)):
             say(f"a broken-off run was here: its records are now in {aside}")

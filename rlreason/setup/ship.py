@@ -32,7 +32,9 @@ def asked(words: list[str]) -> RunConfig:
     """The settings of a run with these words, whose model is made anew."""
     register()
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        return typed(compose("config", [*words, "model.cache=null"]))
+        run = typed(compose("config", [*words, "model.cache=null"]))
+    assert isinstance(run, RunConfig)
+    return run
 
 
 def make(run: RunConfig, console: Console) -> tuple[Policy, Recipe, dict[str, Any]]:

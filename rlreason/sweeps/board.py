@@ -133,6 +133,8 @@ def result(run: RunState) -> str:
     >>> result(RunState("seed=0", [], {}, 0, "finished", accuracy=0.5, accuracy_before=0.25))
     'accuracy 0.250 -> 0.500, finished'
     """
+    if run.score is not None:
+        return f"score {run.score:g}, {run.shown}"
     if run.accuracy is None:
         return run.shown
     before = "" if run.accuracy_before is None else f"{run.accuracy_before:.3f} -> "

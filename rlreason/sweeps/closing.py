@@ -22,15 +22,15 @@ class Row:
 
     setting: Setting
     runs: list[RunState]
-    mean: float | None  # accuracy over those seeds that have one
+    mean: float | None  # accuracy, or score, over those seeds that have one
     interval: tuple[float, float] | None
     over_seeds: bool
     length: float | None
 
     @property
     def measured(self) -> list[RunState]:
-        """The runs that have an accuracy."""
-        return [run for run in self.runs if run.accuracy is not None]
+        """The runs that came to a figure."""
+        return [run for run in self.runs if run.figure is not None]
 
 
 def rows_of(state: SweepState) -> list[Row]:
@@ -43,13 +43,13 @@ def rows_of(state: SweepState) -> list[Row]:
 
 
 def _row(setting: Setting, runs: list[RunState]) -> Row:
-    values = [run.accuracy for run in runs if run.accuracy is not None]
+    values = [run.figure for run in runs if run.figure is not None]
     lengths = [run.length for run in runs if run.length is not None]
     length = sum(lengths) / len(lengths) if lengths else None
     if not values:
         return Row(setting, runs, None, None, False, length)
     if len(values) == 1:
-        interval = next(run.accuracy_interval for run in runs if run.accuracy is not None)
+        interval = next(run.accuracy_interval for run in runs if run.figure is not None)
         return Row(setting, runs, values[0], interval, False, length)
     mean, low, high = mean_interval(values)
     return Row(setting, runs, mean, (low, high), True, length)
@@ -68,7 +68,8 @@ def settings_table(state: SweepState) -> str:
     rows = rows_of(state)
     several = any(row.over_seeds for row in rows)
     heading = "95%, over seeds" if several else "95%, over problems"
-    head = [*state.axes, "seeds", "accuracy", heading, "length", "status"]
+    scored = any(run.score is not None for run in state.runs)
+    head = [*state.axes, "seeds", "score" if scored else "accuracy", heading, "length", "status"]
     lines = [_cells(row, state, several) for row in rows]
     widths = [max(len(line[k]) for line in [head, *lines]) for k in range(len(head))]
     left = {*range(len(state.axes)), len(head) - 1}
@@ -82,15 +83,16 @@ def settings_table(state: SweepState) -> str:
 
 def _cells(row: Row, state: SweepState, several: bool) -> list[str]:
     values = [row.setting.get(axis, "-") for axis in state.axes]
+    shown = "{:.1f}".format if any(run.score is not None for run in row.runs) else "{:.3f}".format
     interval = "-"
     if row.interval is not None and (row.over_seeds or not several):
-        interval = f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
+        interval = f"{shown(row.interval[0])} to {shown(row.interval[1])}"
     seeds = len(row.measured)
     of_all = "" if seeds == len(row.runs) else f" of {len(row.runs)}"
     counts = Counter(run.status for run in row.runs)
     status = ", ".join(name if len(counts) == 1 else f"{n} {name}" for name, n in counts.items())
     mark = f" ({REFERENCE})" if state.reference is not None and row.setting == state.reference else ""
-    mean = "-" if row.mean is None else f"{row.mean:.3f}"
+    mean = "-" if row.mean is None else shown(row.mean)
     return [
         *values,
         f"{seeds}{of_all}",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlreason.config.run import RunConfig
+from rlreason.config.any_run import AnyRunConfig
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder
 from rlreason.sweeps.design import Design
@@ -15,7 +15,7 @@ MEASURED = ("finished", "budget")  # ends that a run's time and size may be take
 ALIKE = (
     "algorithm", "n_steps", "model.name", "model.path", "data.name", "rollout_batch_size", "question_batch_size",
     "train_batch_size", "epochs_per_rollout", "sampling.max_tokens", "group_size", "prompt.name", "eval.card",
-    "budget.hours", "budget.tokens", "budget.steps",
+    "budget.hours", "budget.tokens", "budget.steps", "budget.calls", "strategy", "client.model", "problem",
 )  # fmt: skip
 LOOKED_AT = 6  # other sweeps, the newest first: a plan is to come at once
 
@@ -38,7 +38,7 @@ def state_so_far(design: Design) -> SweepState | None:
         return None
 
 
-def cost_of(design: Design, run: RunConfig, before: SweepState | None) -> Cost | None:
+def cost_of(design: Design, run: AnyRunConfig, before: SweepState | None) -> Cost | None:
     """The mean cost of finished runs of this sweep, else of one beside it that is alike; None where there are none."""
     if before and (found := _mean(before, design.folder, "this sweep")):
         return found
@@ -53,7 +53,7 @@ def cost_of(design: Design, run: RunConfig, before: SweepState | None) -> Cost |
     return None
 
 
-def alike(folder: RunFolder, run: RunConfig) -> bool:
+def alike(folder: RunFolder, run: AnyRunConfig) -> bool:
     """Whether a run in a folder had the settings that decide over its time, as far as both have them."""
     return all(folder.setting(key) == _setting(run, key) for key in ALIKE)
 

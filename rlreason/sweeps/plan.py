@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rlreason.config.any_run import AnyRunConfig
+from rlreason.config.discover import BUDGETS, DiscoverConfig
 from rlreason.config.run import RunConfig
 from rlreason.runtime.text import duration, few
 from rlreason.statistics import (
@@ -33,9 +35,9 @@ SHOWN = 12  # values of an axis, at most
 
 def plan_text(
     design: Design,
-    runs: Sequence[RunConfig],
+    runs: Sequence[AnyRunConfig],
     jobs: int = 1,
-    space: Callable[[RunConfig], float] | None = None,
+    space: Callable[[AnyRunConfig], float] | None = None,
     probe: Probe | None = None,
 ) -> str:
     """The plan of a sweep, a line for each of its parts.
@@ -63,7 +65,7 @@ def plan_text(
     return "\n".join(f"{label:<10} {line}" for label, line in lines.items())
 
 
-def knows_time(design: Design, run: RunConfig) -> bool:
+def knows_time(design: Design, run: AnyRunConfig) -> bool:
     """Whether runs that have finished tell how long this sweep's take; else `dry=true` has to try."""
     return cost_of(design, run, state_so_far(design)) is not None
 
@@ -102,7 +104,7 @@ def time_line(cost: Cost | None, probe: Probe | None, left: int, jobs: int) -> s
 
 
 def disk_line(
-    cost: Cost | None, runs: Sequence[RunConfig], left: int, space: Callable[[RunConfig], float] | None
+    cost: Cost | None, runs: Sequence[AnyRunConfig], left: int, space: Callable[[AnyRunConfig], float] | None
 ) -> str:
     """What the runs that are left will write."""
     if cost is not None:
@@ -113,9 +115,11 @@ def disk_line(
     return f"at most about {_size(each * left)}: {_size(each)} a run, by its settings"
 
 
-def can_show(design: Design, run: RunConfig, before: SweepState | None) -> str:
+def can_show(design: Design, run: AnyRunConfig, before: SweepState | None) -> str:
     """The smallest difference between two settings that the seeds and problems of a sweep can show."""
     counts = Counter(one.key for one in design.runs)
+    if not isinstance(run, RunConfig):
+        return _best_scores(run, min(counts.values()))
     problems = problems_of(run, before)
     if len(counts) < 2:
         return _one_setting(min(counts.values()))
@@ -125,6 +129,14 @@ def can_show(design: Design, run: RunConfig, before: SweepState | None) -> str:
     fewest = min(counts.values())
     idle = run.monitors.dominated == "stop" and fewest <= FEWEST_SEEDS
     return shown_by(fewest, problems, spread, pairs) + halves(problems) + IDLE * idle
+
+
+def _best_scores(run: AnyRunConfig, seeds: int) -> str:
+    """What a sweep of discovery shows, and may spend."""
+    bounds = {name: getattr(run.budget, name) for name in BUDGETS} if isinstance(run, DiscoverConfig) else {}
+    spent = ", ".join(f"budget.{name}={bound:g}" for name, bound in bounds.items() if bound is not None)
+    shown = "best scores, one seed each: no distribution" if seeds == 1 else f"best scores over {seeds} seeds"
+    return f"{shown}; each run spends at most {spent}"
 
 
 def _one_setting(seeds: int) -> str:

@@ -45,9 +45,15 @@ class RunState:
     accuracy: float | None = None  # of the final evaluation; 0.0 counts for a diverged run that has none
     accuracy_interval: tuple[float, float] | None = None  # 95%, over problems
     accuracy_before: float | None = None
+    score: float | None = None  # of a run of discovery, in place of an accuracy
     length: float | None = None
     problems: int | None = None
     protocol: str | None = None  # hash
+
+    @property
+    def figure(self) -> float | None:
+        """What the run came to: its accuracy, or its score."""
+        return self.accuracy if self.score is None else self.score
 
     @property
     def key(self) -> Key:
@@ -180,7 +186,7 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
     elif status is None or ending(status).of_its_own:  # a folder that was moved away, or is to go on
         if run.of_its_own:
             run.status, run.reason, run.started, run.ended, run.seconds = WAITING, "", None, None, None
-            run.accuracy, run.accuracy_interval, run.protocol = None, None, None
+            run.accuracy, run.accuracy_interval, run.protocol, run.score = None, None, None, None
         elif run.status == "running":
             run.status, run.reason = "interrupted", KILLED
     elif status == "running":
@@ -195,6 +201,7 @@ def _with_figures(run: RunState, summary: dict[str, Any]) -> RunState:
     """The run with the status and the figures of its `summary.json`."""
     run.status, run.reason = known(str(summary.get("status", ""))), str(summary.get("reason", ""))
     run.accuracy, run.accuracy_before = number(summary.get("accuracy")), number(summary.get("accuracy_before"))
+    run.score = number(summary.get("score"))
     interval = summary.get("accuracy_interval")
     ends = [number(end) for end in interval] if isinstance(interval, list) and len(interval) == 2 else []
     run.accuracy_interval = (ends[0], ends[1]) if len(ends) == 2 and None not in ends else None  # type: ignore[assignment]

@@ -1,0 +1,35 @@
+"""What every run has, whether it works on a model here or asks one elsewhere: the base of all settings of runs."""
+
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import ClassVar
+
+from omegaconf import MISSING
+
+from rlreason.config.groups import WaitsConfig
+
+
+@dataclass
+class AnyRunConfig:
+    """Keys of every run."""
+
+    trains: ClassVar[bool] = False
+
+    algorithm: str = MISSING  # what the run does
+    seed: int = 0  # of sampling, order of problems, data.limit, new adapters; not of made-up data and the tiny model
+    waits: WaitsConfig = field(default_factory=WaitsConfig)
+
+    @property
+    def problems_there(self) -> int | None:
+        """How many problems an evaluation can ask at most, where the settings say it before any data is read."""
+        return None
+
+    def bounds(self) -> dict[str, int | None]:
+        """The settings that bound how many problems evaluations ask, with their values."""
+        return {}
+
+    def problems(self) -> list[str]:
+        """Every violated rule between settings, one line each: setting, value, rule, cure."""
+        groups = (getattr(self, f.name) for f in fields(self) if f.name != "eval")
+        return [
+            line for group in groups if is_dataclass(group) and hasattr(group, "problems") for line in group.problems()
+        ]

@@ -1,0 +1,123 @@
+"""The settings of `algorithm=discover`: a language model elsewhere proposes programs, a verifier scores them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlreason.config.any_run import AnyRunConfig
+from rlreason.config.choices import choice
+
+SIDE_BY_SIDE = ("best_of_n", "hybrid")  # strategies that ask for several replies at once
+CONVERSING = ("refine", "hybrid")  # strategies that tell the model what its program was worth
+BUDGETS = ("calls", "tokens", "cost", "hours")
+
+
+@dataclass
+class ClientConfig:
+    """Which model is asked, and how: any endpoint that understands OpenAI's chat completions."""
+
+    base_url: str | None = None  # as in http://127.0.0.1:8000/v1; null: OPENAI_BASE_URL of the environment
+    model: str | None = None  # the name that the endpoint knows it by; null: the only one that it lists
+    key_variable: str = "OPENAI_API_KEY"  # the variable of the environment that holds the key; none is sent without it
+    temperature: float | None = None  # null: the endpoint's
+    max_tokens: int = 16384  # of one reply, thinking included
+    thinking: bool | None = None  # of models with this switch; null leaves it to the endpoint
+    timeout_s: float = 600.0  # seconds for one whole call
+    retries: int = 4  # more calls for one reply, after an error, a time-out, an empty reply or one without a program
+    pause_s: float = 2.0  # seconds before the first of them; twice as long before each further one
+    system: str | None = None  # the system message; null: none
+    prompt_price: float | None = None  # of a million prompt tokens, in the currency of budget.cost
+    completion_price: float | None = None  # of a million tokens of replies
+    extra: dict[str, Any] = field(default_factory=dict)  # more of the request's body, as {top_p: 0.95}
+
+
+@dataclass
+class PromptFilesConfig:
+    """What the model is told: files in the problem's folder, in prompts/, or anywhere by their paths."""
+
+    first: str | None = None  # the task, with {starter}, {score}, {hints}; null: the problem's own
+    error: str = "discover_error.prompt"  # after a program that gave no valid set: {error}, {raw_points}, {best}
+    extend: str = "discover_extend.prompt"  # after a valid set: {score}, {best}, {max_squared_norm}
+    no_code: str = "discover_no_code.prompt"  # after a reply that held no whole program
+    hints: bool = False  # whether the problem's hints stand in the first one
+
+
+@dataclass
+class ScoreConfig:
+    """The limits of every program, and of the check of its set."""
+
+    timeout_s: float = 600.0  # seconds for the program
+    check_timeout_s: float = 120.0  # seconds for the check
+    memory_mb: int = 2048  # megabytes of memory, all processes of the program together
+    workers: int = 2  # programs that run at the same time, each in a folder of its own
+    cpus: int = 2  # processors that each may use, where there are so many
+
+
+@dataclass
+class DiscoverBudgetConfig:
+    """What a run may spend, all its parts and every retry counted; null: no bound. None of them is ever exceeded."""
+
+    calls: int | None = 20  # requests sent
+    tokens: int | None = None  # of prompts and replies; a call that was never answered counts as its longest reply
+    cost: float | None = None  # by the client's prices
+    hours: float | None = None  # wall clock, of calls and programs
+
+
+@dataclass
+class DiscoverConfig(AnyRunConfig):
+    """A model and a verifier in a loop, on a problem whose answers can be checked and not looked up."""
+
+    algorithm: str = "discover"
+    problem: str = "kissing_11"  # one that comes with the package, or a folder with a problem.yaml
+    # simple: the same question anew, every time. refine: one conversation, each verdict the next question. best_of_n:
+    # several replies to the question at a time, the verifier chooses. hybrid: the same within a conversation.
+    strategy: str = choice("simple", "refine", "best_of_n", "hybrid")
+    replies: int = 4  # asked for at the same time
+    start: str | None = None  # a program to begin with; null: the problem's starter
+    history: int = 4  # turns before this one that stand in the conversation, beside the first and the best
+    restart_after: int | None = (
+        None  # turns without a better program after which a conversation begins anew; null: none
+    )
+    client: ClientConfig = field(default_factory=ClientConfig)
+    prompts: PromptFilesConfig = field(default_factory=PromptFilesConfig)
+    score: ScoreConfig = field(default_factory=ScoreConfig)
+    budget: DiscoverBudgetConfig = field(default_factory=DiscoverBudgetConfig)
+
+    @property
+    def side_by_side(self) -> int:
+        """Replies that are asked for at the same time."""
+        return self.replies if self.strategy in SIDE_BY_SIDE else 1
+
+    @property
+    def converses(self) -> bool:
+        """Whether the model learns what its programs were worth."""
+        return self.strategy in CONVERSING
+
+    @property
+    def priced(self) -> bool:
+        """Whether a call's cost is known."""
+        return self.client.prompt_price is not None and self.client.completion_price is not None
+
+    def problems(self) -> list[str]:
+        """Every violated rule between settings, one line each."""
+        bad = super().problems()
+        if all(getattr(self.budget, name) is None for name in BUDGETS):
+            bad.append("budget.calls=null, and no other budget is set: a run needs an end: try budget.calls=20")
+        if self.budget.cost is not None and not self.priced:
+            bad.append(
+                f"budget.cost={self.budget.cost:g} needs client.prompt_price and client.completion_price, the prices "
+                "of a million tokens: set both"
+            )
+        if (tokens := self.budget.tokens) is not None and tokens <= self.client.max_tokens:
+            bad.append(
+                f"budget.tokens={tokens} must be above client.max_tokens={self.client.max_tokens}, which one reply may "
+                "take: raise it, or lower client.max_tokens"
+            )
+        url = self.client.base_url
+        if url is not None and not url.startswith(("http://", "https://")):
+            bad.append(f"client.base_url={url} must begin with http:// or https://: try client.base_url=http://{url}")
+        reserved = sorted({"model", "messages", "stream", "n"} & set(self.client.extra))
+        if reserved:
+            bad.append(
+                f"client.extra={self.client.extra} sets {reserved[0]}, which the run itself decides: leave it out"
+            )
+        return bad

@@ -1,0 +1,225 @@
+"""Ask the questions of a turn until each has a program or no more tries: nothing twice, nothing beyond the budget.
+
+Requests go out in rounds: all samples of the turn at once, then again those that failed. So the order of the journal's
+questions, and what the budget still allows, do not depend on which server was faster.
+"""
+
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from rlreason.config.discover import DiscoverConfig
+from rlreason.discovery.client import Attempt, Client, Endpoint, pause_s, program_in, refusal, worth_retrying
+from rlreason.discovery.journal import Journal, id_of
+from rlreason.discovery.spending import Spending, prompt_bound, use_of
+from rlreason.discovery.turns import Question, Reply
+from rlreason.errors import ConfigError
+from rlreason.runtime.lock import alive
+
+UNREACHABLE = ("connection", "timeout", "http_429")  # and http_5xx: nothing is wrong with the question
+PATIENCE_S = 5.0  # for answers under way when the run is stopped: they are paid for
+Scorer = Callable[[str], dict[str, Any]]
+
+
+class Asker:
+    """Asks one endpoint, writes everything into the journal, and has programs scored as they come."""
+
+    def __init__(
+        self,
+        run: DiscoverConfig,
+        endpoint: Endpoint,
+        client: Client,
+        journal: Journal,
+        spending: Spending,
+        score: Scorer,
+    ) -> None:
+        """`score`: of a program's source, called in threads of its own, `score.workers` at a time."""
+        self.run, self.endpoint, self.client = run, endpoint, client
+        self.journal, self.spending, self._score = journal, spending, score
+        self.ended = ""  # which budget allows no more
+        self._done: queue.Queue[tuple[str, str, Any]] = queue.Queue()  # kind, id, what came of it
+        self._places = threading.BoundedSemaphore(run.score.workers)
+
+    def replies(self, question: Question, samples: int) -> list[Reply]:
+        """The replies to a question; fewer where the budget ends, none where it allowed nothing."""
+        replies = [Reply(question, sample) for sample in range(samples)]
+        for reply in replies:
+            self._from_journal(reply)
+        scoring = {reply.id for reply in replies if reply.program is not None and self._begin_scoring(reply)}
+        over = question.turn < self.journal.last_turn  # a later question was asked: this one is answered
+        while waiting := [r for r in replies if not over and self._asks_again(r)]:
+            self._pause(waiting)
+            asked = self._send(waiting)
+            if not asked:
+                break
+            scoring = self._collect({r.id: r for r in replies}, asked, scoring)
+        self._collect({r.id: r for r in replies}, set(), scoring, whole=True)
+        begun = [reply for reply in replies if reply.calls]
+        self._refuse_if_unreachable(begun)
+        return begun
+
+    def _from_journal(self, reply: Reply) -> None:
+        """What earlier parts of the run have asked and heard."""
+        attempt = 1
+        while (id := id_of(reply.question.turn, reply.sample, attempt)) in self.journal.asked:
+            asked, answer = self.journal.asked[id], self.journal.answers.get(id)
+            use = use_of(asked, answer)
+            self.spending.add(use)
+            self._note_call(reply, id, answer["outcome"] if answer else "interrupted", use)
+            if answer is not None:
+                said = (answer["content"], answer.get("reasoning"), answer.get("finish_reason"))
+                reply.attempt = Attempt(answer["outcome"], *said, detail=str(answer.get("detail")))
+                if answer["outcome"] == "ok":
+                    reply.program = program_in(answer["content"])
+            attempt += 1
+
+    def _note_call(self, reply: Reply, id: str, outcome: str, use: Any) -> None:
+        cost = self.spending.prices.cost(use.prompt_tokens, use.completion_tokens)
+        counts = {"prompt_tokens": use.prompt_tokens, "completion_tokens": use.completion_tokens}
+        told = {"id": id, "outcome": outcome, **counts, "tokens_counted": use.counted, "cost": round(cost, 9)}
+        reply.calls.append(told)
+
+    def _asks_again(self, reply: Reply) -> bool:
+        if self.ended or reply.program is not None:
+            return False
+        failed = [call["outcome"] for call in reply.calls if call["outcome"] != "interrupted"]
+        if failed and not worth_retrying(failed[-1]):
+            attempt = reply.attempt or Attempt(failed[-1])
+            raise ConfigError(refusal(attempt, self.endpoint))
+        return len(failed) <= self.run.client.retries
+
+    def _pause(self, waiting: list[Reply]) -> None:
+        """Wait before questions are asked again, as long as the longest of them asks for."""
+        seconds = 0.0
+        for reply in waiting:
+            if (attempt := reply.attempt) is not None and reply.calls[-1]["outcome"] != "interrupted":
+                asked, factor = attempt.retry_after_s, 1.0 if attempt.retry_after_s is not None else self._factor
+                seconds = max(seconds, factor * pause_s(len(reply.calls), asked, self.run.seed))
+        if (hours := self.run.budget.hours) is not None:
+            seconds = min(seconds, max(0.0, hours * 3600 - self.journal.seconds))
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            alive()
+            time.sleep(min(left, 1.0))
+
+    @property
+    def _factor(self) -> float:
+        return self.run.client.pause_s
+
+    def _send(self, waiting: list[Reply]) -> set[str]:
+        """Send the next request for each of these, as far as the budget allows; returns the replies asked for."""
+        asked = set()
+        for reply in waiting:
+            messages = reply.question.messages
+            bound, wanted = prompt_bound(messages), self.run.client.max_tokens
+            allowed, self.ended = self.spending.room(bound, wanted, self.journal.seconds)
+            if self.ended:
+                break
+            id = id_of(reply.question.turn, reply.sample, len(reply.calls) + 1)
+            self.spending.begin(id, bound, allowed)
+            self.journal.write("ask", id=id, prompt_bound=bound, max_tokens=allowed)
+            self._in_thread("answer", reply.id, partial(self._ask, id, messages, allowed))
+            asked.add(reply.id)
+        return asked
+
+    def _ask(self, id: str, messages: list[dict[str, str]], max_tokens: int) -> Attempt:
+        limit, hours = self.run.client.timeout_s, self.run.budget.hours
+        if hours is not None:
+            limit = min(limit, max(1.0, hours * 3600 - self.journal.seconds))
+        seed = int(hashlib.sha256(f"{self.run.seed} {id}".encode()).hexdigest()[:7], 16)
+        request = f"s{self.run.seed}-{id}"
+        return self.client.ask(messages, request_id=request, seed=seed, max_tokens=max_tokens, timeout_s=limit)
+
+    def _in_thread(self, kind: str, id: str, work: Callable[[], Any]) -> None:
+        def run() -> None:
+            try:
+                self._done.put((kind, id, work()))
+            except BaseException as error:
+                self._done.put((kind, id, error))
+
+        threading.Thread(target=run, daemon=True, name=f"{kind} {id}").start()
+
+    def _collect(self, replies: dict[str, Reply], asked: set[str], scoring: set[str], whole: bool = False) -> set[str]:
+        """Take in answers until all that was asked has come, and scores until none is missing where `whole`.
+
+        Returns the replies whose programs are being scored.
+        """
+        left, scoring = set(asked), set(scoring)
+        try:
+            while left or (whole and scoring):
+                alive()
+                try:
+                    kind, id, came = self._done.get(timeout=1.0)
+                except queue.Empty:
+                    continue
+                if isinstance(came, BaseException):
+                    raise came
+                if kind == "score":
+                    scoring.discard(id)
+                    self._scored(replies[id], came)
+                    continue
+                left.discard(id)
+                self._answered(replies[id], came)
+                if replies[id].program is not None and self._begin_scoring(replies[id]):
+                    scoring.add(id)
+        except KeyboardInterrupt:
+            self._last_answers(replies, left)
+            raise
+        return scoring
+
+    def _last_answers(self, replies: dict[str, Reply], left: set[str]) -> None:
+        """Write down what comes back within a few seconds: it is paid for, and the next part need not ask again."""
+        until = time.monotonic() + PATIENCE_S
+        while left and (wait := until - time.monotonic()) > 0:
+            try:
+                kind, id, came = self._done.get(timeout=wait)
+            except queue.Empty:
+                return
+            if kind == "answer" and isinstance(came, Attempt):
+                left.discard(id)
+                self._answered(replies[id], came)
+
+    def _answered(self, reply: Reply, attempt: Attempt) -> None:
+        id = id_of(reply.question.turn, reply.sample, len(reply.calls) + 1)
+        outcome, program = attempt.outcome, None
+        if outcome == "ok" and (program := program_in(attempt.content)) is None:
+            outcome = "truncated" if attempt.finish_reason == "length" else "no_code"
+        self.journal.answer(id, attempt, outcome, retry_after_s=attempt.retry_after_s)
+        use = use_of(self.journal.asked[id], self.journal.answers[id])
+        self.spending.end(id, use)
+        self._note_call(reply, id, outcome, use)
+        reply.attempt, reply.program = attempt, program
+
+    def _begin_scoring(self, reply: Reply) -> bool:
+        """Have a reply's program scored, unless it was before: in an earlier part, or in another reply."""
+        assert reply.program is not None
+        source = reply.program
+        digest = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()
+        known = self.journal.scores.get(reply.id) or self.journal.by_program.get(digest)
+        if known is not None:
+            self._scored(reply, known)
+            return False
+
+        def work() -> dict[str, Any]:
+            with self._places:
+                return self._score(source)
+
+        self._in_thread("score", reply.id, work)
+        return True
+
+    def _scored(self, reply: Reply, result: dict[str, Any]) -> None:
+        if reply.id not in self.journal.scores:
+            self.journal.write("score", of=reply.id, result=result)
+        reply.result = result
+
+    def _refuse_if_unreachable(self, replies: list[Reply]) -> None:
+        """`ConfigError` where the endpoint answered none of a turn's questions: the run can go on later."""
+        last = [reply.calls[-1]["outcome"] for reply in replies if not reply.content]
+        if self.ended or not replies or len(last) < len(replies):
+            return
+        if all(outcome in UNREACHABLE or outcome.startswith("http_5") for outcome in last):
+            raise ConfigError(refusal(replies[0].attempt or Attempt(last[0]), self.endpoint))

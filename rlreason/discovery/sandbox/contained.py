@@ -1,0 +1,238 @@
+"""This side of the sandbox: start a command, read what it says within bounds, end all of it, tell what happened."""
+
+import json
+import os
+import selectors
+import signal
+import site
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlreason.discovery.sandbox.use import processes_below, used_mb
+from rlreason.runtime.signals import temporary_folder
+
+WARDEN = Path(__file__).with_name("warden.py")
+TAIL = 4000  # bytes of the output that are kept
+LOOK_EVERY_S = 0.02  # at what all processes take together
+DRAINING_S = 1.0  # for what was written before the program ended
+ENDING_S = 10.0  # for the warden to end them
+SYSTEM = (
+    "/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime",
+    "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/sys/devices/system/cpu",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a program may take; for all of its processes together where it says so."""
+
+    timeout_s: float = 600.0  # wall clock, from the start of its Python
+    memory_mb: int = 2048  # together; each process may have as much data
+    check_timeout_s: float = 120.0  # wall clock for the check of what it gave
+    disk_mb: int = 256  # files of the scratch folder together, where it lies in memory; each file
+    output_mb: int = 64  # printed
+    channel_mb: int = 16  # of the set as text
+    processes: int = 256  # at one time
+    cpus: int = 4  # processors that it may use, where there are more
+    namespaces: bool = True  # false: as on a system that allows none
+    landlock: bool = True  # false: as on a system without it
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a contained command ended. `stopped`: the limit that ended it, or why it could not begin."""
+
+    stopped: str | None = None  # timeout, memory, output, channel, processes, stopped, broken
+    exit: int | None = None  # code, or minus the signal
+    channel: bytes = b""
+    tail: bytes = b""  # the end of what it printed
+    printed: int = 0  # bytes in all
+    seconds: float = 0.0
+    peak_mb: float = 0.0
+    protections: dict[str, str] = field(default_factory=dict)
+    why: str = ""
+    left_behind: bool = False  # processes that could not be ended
+
+
+def run_contained(
+    arguments: Sequence[str], source: bytes, limits: Limits, timeout_s: float, *, stdin: bytes | None = None,
+    readable: Sequence[str] = (), stop: Callable[[], bool] = lambda: False,
+) -> Outcome:  # fmt: skip
+    """Run this Python with `arguments` in the sandbox, `source` being the file `program.py` of its scratch folder.
+
+    An argument `{program}` becomes the path of that file. `readable`: more paths that may be read. The processes that
+    it starts have all ended when this returns. An interruption ends them too, and so does `stop` once it is true.
+    """
+    with temporary_folder("rlreason-program-") as folder, ExitStack() as stack:
+        program = Path(folder) / "program.py"
+        program.write_bytes(source)
+        command = [sys.executable, "-I", "-B", *(a.replace("{program}", str(program)) for a in arguments)]
+        pipes = _Pipes(stack, stdin)
+        options = {
+            "folder": str(folder),
+            "program": str(program),
+            "command": command,
+            "readable": [*SYSTEM, *pythons_folders(), *readable],
+            "needed": [sys.executable, *pythons_folders(), *readable],
+            "channel": pipes.channel[1],
+            "status": pipes.status[1],
+            "leash": pipes.leash[0],
+            "stdin": pipes.stdin,
+            "timeout_s": timeout_s,
+            "memory_mb": limits.memory_mb,
+            "disk_mb": limits.disk_mb,
+            "processes": limits.processes,
+            "cpus": limits.cpus,
+            "namespaces": limits.namespaces,
+            "landlock": limits.landlock,
+        }
+        warden = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", str(WARDEN), json.dumps(options)],
+            stdin=subprocess.DEVNULL,
+            stdout=pipes.output[1],
+            stderr=pipes.output[1],
+            pass_fds=[fd for fd in (pipes.channel[1], pipes.status[1], pipes.leash[0], pipes.stdin) if fd is not None],
+            env={},
+            start_new_session=True,
+        )
+        pipes.close_far_ends()
+        outcome = Outcome()
+        try:
+            _watch(warden, pipes, limits, timeout_s, outcome, stop)
+        finally:
+            pipes.let_go()
+            _end(warden, outcome)
+        return outcome
+
+
+class _Pipes:
+    """The pipes to the other side: [0] is read, [1] is written."""
+
+    def __init__(self, stack: ExitStack, stdin: bytes | None) -> None:
+        self.channel, self.status, self.output, self.leash = os.pipe(), os.pipe(), os.pipe(), os.pipe()
+        self.stdin: int | None = None
+        if stdin is not None:
+            self.stdin = os.memfd_create("stdin")
+            with open(os.dup(self.stdin), "wb") as file:
+                file.write(stdin)
+            os.lseek(self.stdin, 0, os.SEEK_SET)
+        ends = (*self.channel, *self.status, *self.output, *self.leash, self.stdin)
+        self._open = {end for end in ends if end is not None}
+        stack.callback(self._close, *self._open)
+
+    def close_far_ends(self) -> None:
+        """Close what the other side alone uses."""
+        self._close(self.channel[1], self.status[1], self.output[1], self.leash[0], self.stdin)
+
+    def let_go(self) -> None:
+        """Let go of the leash: the warden ends everything."""
+        self._close(self.leash[1])
+
+    def _close(self, *ends: int | None) -> None:
+        for end in ends:
+            if end in self._open:
+                self._open.discard(end)
+                with suppress(OSError):
+                    os.close(end)
+
+
+def _watch(
+    warden: subprocess.Popen[bytes],
+    pipes: _Pipes,
+    limits: Limits,
+    timeout_s: float,
+    outcome: Outcome,
+    stop: Callable[[], bool],
+) -> None:
+    """Read until the warden has ended, or a limit is exceeded."""
+    status, channel, began = bytearray(), bytearray(), time.monotonic()
+    started, ended = None, None  # when the program's Python began and had ended
+    with selectors.DefaultSelector() as selector:
+        for name, pipe in (("channel", pipes.channel), ("status", pipes.status), ("output", pipes.output)):
+            os.set_blocking(pipe[0], False)
+            selector.register(pipe[0], selectors.EVENT_READ, name)
+        looked = 0.0
+        while selector.get_map() and outcome.stopped is None:
+            for key, _ in selector.select(LOOK_EVERY_S):
+                with suppress(BlockingIOError):
+                    part = os.read(key.fd, 1 << 16)
+                    if not part:
+                        selector.unregister(key.fd)
+                    elif key.data == "channel":
+                        channel += part
+                    elif key.data == "status":
+                        status += part
+                    else:
+                        outcome.printed += len(part)
+                        outcome.tail = (outcome.tail + part)[-TAIL:]
+            now = time.monotonic()
+            if started is None and b"\n" in status:
+                started = now
+            if now - looked >= LOOK_EVERY_S:
+                looked = now
+                outcome.stopped = (
+                    "stopped"
+                    if stop()
+                    else _over(warden.pid, limits, outcome, len(channel), now - (started or began), timeout_s)
+                )
+            if ended is None and b'"exit"' in status and status.endswith(b"\n"):
+                ended = now
+            if ended is not None and now - ended > DRAINING_S:
+                break
+    outcome.seconds = time.monotonic() - (started or began)
+    outcome.channel = bytes(channel)
+    _read_status(bytes(status), outcome)
+
+
+def _over(pid: int, limits: Limits, outcome: Outcome, sent: int, seconds: float, timeout_s: float) -> str | None:
+    """The limit that is exceeded now, if one is."""
+    below = processes_below(pid, limits.processes + 2)
+    outcome.peak_mb = max(outcome.peak_mb, used := used_mb(below, limits.memory_mb))
+    exceeded = {
+        "timeout": seconds > timeout_s,
+        "memory": used > limits.memory_mb,
+        "output": outcome.printed > limits.output_mb * 2**20,
+        "channel": sent > limits.channel_mb * 2**20,
+        "processes": len(below) > limits.processes + 1,  # the first process is not the program's
+    }
+    return next((name for name, is_over in exceeded.items() if is_over), None)
+
+
+def _read_status(status: bytes, outcome: Outcome) -> None:
+    for line in status.splitlines():
+        with suppress(ValueError):
+            told: dict[str, Any] = json.loads(line)
+            outcome.protections = told.get("protections", outcome.protections)
+            if "exit" in told:
+                outcome.exit = told["exit"]
+                outcome.peak_mb = max(outcome.peak_mb, told["peak_kb"] / 1024)
+            if "broken" in told:
+                outcome.stopped, outcome.why = "broken", told["broken"]
+
+
+def _end(warden: subprocess.Popen[bytes], outcome: Outcome) -> None:
+    """Wait until the warden has ended everything below it."""
+    try:
+        outcome.left_behind = warden.wait(ENDING_S) != 0
+    except subprocess.TimeoutExpired:
+        below = processes_below(warden.pid)
+        for pid in (*below, warden.pid):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        warden.wait(ENDING_S)
+        outcome.left_behind = True
+
+
+def pythons_folders() -> list[str]:
+    """Where this Python, its standard library and its packages lie."""
+    paths = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
+    real = {os.path.realpath(path) for path in (*paths, os.path.dirname(os.path.realpath(sys.executable)))}
+    kept = sorted(path for path in {*paths, *real} if os.path.isdir(path) and path != "/")
+    return [path for path in kept if not any(path.startswith(f"{other}/") for other in kept)]

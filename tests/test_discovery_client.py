@@ -1,0 +1,479 @@
+"""The client of a model's server against a real server that answers by a script, and against sockets that do worse."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from email.utils import formatdate
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rlreason.discovery.client import (
+    LARGEST_BODY,
+    Client,
+    Endpoint,
+    pause_s,
+    program_in,
+    refusal,
+    worth_retrying,
+)
+from rlreason.discovery.exchange import LINE_CHARS
+from rlreason.discovery.replies import read_answer
+from rlreason.discovery.scripted_replies import KINDS, read_script, script_file
+from rlreason.discovery.scripted_run import DEFAULT
+from rlreason.discovery.scripted_server import serving
+from rlreason.errors import ConfigError
+
+KEY = "swordfish-of-the-" + "deep"  # put together, so that nobody who looks for keys in this file finds one
+QUESTION = [{"role": "user", "content": "A larger set?"}]
+PROGRAM = "def run_code():\n    return [[2]]"
+
+
+def ask(server, messages=QUESTION, request_id="test-1.0.1", seed=None, timeout_s=5.0, **settings):
+    """What comes of one request to a scripted server."""
+    endpoint = Endpoint(server.base_url, "scripted", **{"key": KEY, **settings})
+    attempt = Client(endpoint).ask(messages, request_id=request_id, seed=seed, timeout_s=timeout_s)
+    assert KEY not in f"{attempt.detail} {endpoint!r} {refusal(attempt, endpoint)}"
+    assert len(attempt.detail) <= LINE_CHARS
+    assert len(attempt.detail.splitlines()) <= 1
+    return attempt
+
+
+@contextmanager
+def socket_that_sends(*pieces, every=0.0):
+    """The base_url of a socket that takes one request, sends pieces of bytes whatever it was, and closes."""
+    over = threading.Event()
+
+    def serve():
+        connection, _ = listening.accept()
+        with connection:
+            arrived = b""
+            while not arrived.endswith(b"}"):  # all of the body: what is left unread would reset the connection
+                arrived += connection.recv(2**16)
+            try:
+                for piece in pieces:
+                    connection.sendall(piece)
+                    if over.wait(every):
+                        break
+            except OSError:
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        over.set()
+        thread.join()
+
+
+def test_a_reply_is_read_with_its_tokens_and_its_program():
+    with serving([{"kind": "program", "source": PROGRAM, "after": "That is all."}]) as server:
+        attempt = ask(server)
+    assert (attempt.outcome, attempt.finish_reason, attempt.detail) == ("ok", "stop", "")
+    assert attempt.prompt_tokens == len(json.dumps(QUESTION)) // 4
+    assert attempt.completion_tokens == len(attempt.content) // 4
+    assert program_in(attempt.content) == PROGRAM + "\n"
+
+
+def test_what_is_sent_is_what_the_endpoint_says():
+    with serving([{"kind": "text", "content": "yes"}]) as server:
+        ask(server, request_id="s0-3.1.2", seed=7, temperature=0.5, max_tokens=100, extra={"top_p": 0.9})
+        ask(server, key=None)
+        first, second = server.requests
+    assert first.id == first.headers["x-client-request-id"] == "s0-3.1.2"
+    assert first.headers["authorization"] == f"Bearer {KEY}"
+    assert first.messages == QUESTION
+    assert first.body == {
+        "model": "scripted",
+        "messages": QUESTION,
+        "max_tokens": 100,
+        "temperature": 0.5,
+        "seed": 7,
+        "top_p": 0.9,
+    }
+    assert "authorization" not in second.headers
+    assert second.body.keys() == {"model", "messages", "max_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("thinking", "sent"),
+    [
+        (True, {"chat_template_kwargs": {"enable_thinking": True}}),
+        (False, {"chat_template_kwargs": {"enable_thinking": False}}),
+        (None, {}),
+    ],
+)
+def test_thinking_is_switched_on_off_or_left_alone(thinking, sent):
+    with serving([{"kind": "text", "content": "yes"}]) as server:
+        ask(server, thinking=thinking)
+        ask(server, thinking=thinking, extra={"chat_template_kwargs": {"more": 1}, "max_tokens": None})
+        plain, extended = (request.body for request in server.requests)
+    assert {name: plain[name] for name in plain if name == "chat_template_kwargs"} == sent
+    assert extended["chat_template_kwargs"] == {**sent.get("chat_template_kwargs", {}), "more": 1}
+    assert "max_tokens" not in extended
+
+
+def test_the_number_of_tokens_can_be_lowered_for_one_request():
+    with serving([{"kind": "text", "content": "yes"}]) as server:
+        Client(Endpoint(server.base_url, "m", max_tokens=100)).ask(QUESTION, request_id="a", seed=None, max_tokens=0)
+        assert server.requests[0].body["max_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "words"),
+    [
+        ({"kind": "empty"}, "empty", "without content"),
+        ({"kind": "thinking_only"}, "empty", "thinking without an answer, finish_reason=length"),
+        ({"kind": "text", "content": "<think>What if"}, "empty", "thinking without an answer"),
+        ({"kind": "broken"}, "broken", "no JSON: <html>"),
+        ({"kind": "raw", "body": ""}, "broken", "no text"),
+        ({"kind": "raw", "body": "[" * 100_000}, "broken", "no JSON"),
+        ({"kind": "raw", "body": '{"a":' * 990 + "1" + "}" * 990}, "broken", '"a":'),
+        ({"kind": "raw", "body": [1]}, "broken", "no JSON"),
+        ({"kind": "raw", "body": {"choices": []}}, "broken", "no choices[0].message"),
+        ({"kind": "raw", "body": {"choices": [{"message": {"content": 7}}]}}, "broken", "another type: 7"),
+        ({"kind": "raw", "body": {"error": {"message": "overloaded", "code": 503}}}, "http_503", "overloaded"),
+        ({"kind": "raw", "body": {"choices": [{"message": {"content": None, "refusal": "No."}}]}}, "empty", "declined"),
+        ({"kind": "raw", "body": "{}", "headers": {"Content-Encoding": "gzip"}}, "broken", "compressed (gzip)"),
+        (
+            {"kind": "raw", "body": "data: {}\n\n", "headers": {"Content-Type": "text/event-stream"}},
+            "broken",
+            "no JSON",
+        ),
+        ({"kind": "large", "megabytes": LARGEST_BODY // 2**20 + 1}, "broken", "larger than 32 MB"),
+        ({"kind": "hang_up"}, "connection", "disconnected"),
+        (
+            {"kind": "status", "code": 302, "location": "http://elsewhere/"},
+            "http_302",
+            "redirects to http://elsewhere/",
+        ),
+        ({"kind": "status", "code": 401, "message": f"Incorrect API key provided: {KEY}"}, "http_401", "<redacted>"),
+        ({"kind": "status", "code": 500, "message": "a\x1b[2J\n" * 1000}, "http_500", r"HTTP 500: a\x1b[2J a\x1b"),
+        ({"kind": "status", "code": 503, "message": "z" * 2**20}, "http_503", "zzz"),
+    ],
+)
+def test_what_goes_wrong_has_a_name_and_a_line(answer, outcome, words):
+    with serving([answer]) as server:
+        attempt = ask(server)
+        assert len(server.requests) == 1  # asking again is the caller's business
+    assert attempt.outcome == outcome
+    assert words in attempt.detail
+    assert attempt.content == ""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"kind": "drip", "seconds": 0.1},
+        {"kind": "drip", "seconds": 0.1, "headers": True},
+        {"kind": "slow", "seconds": 60, "then": {"kind": "empty"}},
+    ],
+    ids=["body", "headers", "silence"],
+)
+def test_a_limit_holds_over_the_whole_request_however_slowly_an_answer_comes(answer):
+    before = threading.active_count()
+    with serving([answer]) as server:
+        began = time.monotonic()
+        attempt = ask(server, timeout_s=0.7)
+        took = time.monotonic() - began
+    assert attempt.outcome == "timeout"
+    assert attempt.detail == "no whole answer within 0.7 s"
+    assert 0.65 < took < 1.5
+    assert threading.active_count() == before
+
+
+def test_a_limit_holds_where_informational_answers_never_end():
+    with socket_that_sends(*[b"HTTP/1.1 100 Continue\r\n\r\n"] * 1000, every=0.05) as base_url:
+        began = time.monotonic()
+        attempt = Client(Endpoint(base_url, "m", timeout_s=0.5)).ask(QUESTION, request_id="a", seed=None)
+        assert time.monotonic() - began < 1.5
+    assert attempt.outcome == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("sent", "outcome"),
+    [
+        (b"", "connection"),
+        (b"220 mail.example ESMTP\r\n", "connection"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}", "connection"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "connection"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 200_000, "connection"),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"choices": [{"message": {"content": "\xff"}}]}', "broken"),
+        (b"HTTP/1.1 429 \xff\xfe\r\nRetry-After: \xb2\r\nContent-Length: 0\r\n\r\n", "http_429"),
+    ],
+)
+def test_bytes_that_are_no_answer_raise_nothing(sent, outcome):
+    with socket_that_sends(sent) as base_url:
+        attempt = Client(Endpoint(base_url, "m", timeout_s=5)).ask(QUESTION, request_id="a", seed=None)
+    assert attempt.outcome == outcome
+    assert attempt.detail
+
+
+def test_where_nothing_listens_the_line_names_the_address_and_the_cure():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", "m")
+    attempt = Client(endpoint).ask(QUESTION, request_id="a", seed=None)
+    assert attempt.outcome == "connection"
+    assert f"client.base_url=http://127.0.0.1:{port}/v1: start the server" in refusal(attempt, endpoint)
+
+
+@pytest.mark.parametrize(
+    ("message", "content", "reasoning"),
+    [
+        ({"content": "<think>\nWhy?\n</think>\n\nSo."}, "So.", "Why?"),
+        ({"content": "\n<think></think>So."}, "So.", None),
+        ({"content": "Why?\n</think>\nSo."}, "So.", "Why?"),
+        ({"content": "So, <think> is a mark."}, "So, <think> is a mark.", None),
+        ({"content": "So.", "reasoning_content": "Why?"}, "So.", "Why?"),
+        ({"content": "So.", "reasoning": "Why?", "reasoning_content": None}, "So.", "Why?"),
+        ({"content": "<think>Why?</think>So.", "reasoning_content": ""}, "So.", "Why?"),
+        ({"content": [{"type": "text", "text": "S"}, {"type": "text", "text": "o."}]}, "So.", None),
+        ({"content": ["S", {"type": "output_text", "text": "o."}, {"type": "image_url"}]}, "So.", None),
+        (
+            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "Why?"}]}, {"text": "So."}]},
+            "So.",
+            "Why?",
+        ),
+        ({"content": "So\ud800."}, "So?.", None),
+    ],
+)
+def test_thinking_and_parts_are_told_apart(message, content, reasoning):
+    with serving([{"kind": "raw", "body": {"choices": [{"message": message, "finish_reason": "stop"}]}}]) as server:
+        attempt = ask(server)
+    assert (attempt.outcome, attempt.content, attempt.reasoning) == ("ok", content, reasoning)
+    assert (attempt.prompt_tokens, attempt.completion_tokens) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "usage", [None, {}, {"prompt_tokens": "3"}, {"prompt_tokens": -1}, {"prompt_tokens": True}, []]
+)
+def test_tokens_that_the_server_does_not_count_are_none(usage):
+    body = {"choices": [{"message": {"content": "yes"}}], "usage": usage}
+    attempt = read_answer(200, {}, json.dumps(body).encode(), None)
+    assert (attempt.outcome, attempt.prompt_tokens, attempt.completion_tokens) == ("ok", None, None)
+
+
+def test_a_stream_of_events_is_read_as_the_same_reply():
+    text = "A set:\n" + "x" * 250
+    script = [{"kind": "text", "content": text, "reasoning": "Why?", "finish_reason": "length"}]
+    with serving(script) as server:
+        whole = ask(server)
+        streamed = ask(server, extra={"stream": True, "stream_options": {"include_usage": True}})
+    assert streamed == whole
+    assert (whole.content, whole.reasoning, whole.finish_reason) == (text, "Why?", "length")
+
+
+def test_a_server_may_say_how_long_to_wait():
+    date = formatdate(time.time() + 30, usegmt=True)
+    for said, seconds in ((3, 3.0), (0, 0.0), ("2.5", 2.5), ("soon", None), ("nan", None), ("-1", None), (date, 30.0)):
+        with serving([{"kind": "status", "code": 429, "retry_after": said}]) as server:
+            found = ask(server).retry_after_s
+        assert found == (seconds if seconds is None else pytest.approx(seconds, abs=3.0 if said == date else 0.0))
+
+
+def test_pauses_grow_within_their_bounds_and_are_the_same_each_time():
+    for number in range(1, 40):
+        whole = min(60.0, 2.0 ** (number - 1))
+        pauses = [pause_s(number, None, seed) for seed in range(20)]
+        assert all(whole / 2 <= pause <= whole for pause in pauses)
+        assert len(set(pauses)) == 20
+        assert pauses == [pause_s(number, None, seed) for seed in range(20)]
+    assert pause_s(10**9, None, 0) <= 60
+    assert pause_s(1, 500.0, 0) == 120
+
+
+def test_what_may_pass_is_asked_again_and_what_will_not_is_not():
+    again = ["http_408", "http_409", "http_429", "http_500", "http_502", "http_599", "timeout", "connection"]
+    assert all(map(worth_retrying, [*again, "empty", "broken", "no_code", "truncated"]))
+    assert not any(map(worth_retrying, ["ok", "http_400", "http_401", "http_403", "http_404", "http_422", "http_302"]))
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "words"),
+    [
+        (401, "Incorrect API key", "environment variable MY_KEY (client.key_variable)"),
+        (403, "no access", "does not let this key use client.model=m"),
+        (404, "The model `m` does not exist", "does not know client.model=m"),
+        (400, "This model's maximum context length is 4096 tokens", "lower client.max_tokens=8192"),
+        (400, "max_tokens is too large: 8192", "lower client.max_tokens=8192"),
+        (400, "Use 'max_completion_tokens' instead of max_tokens", "client.extra={max_tokens: null"),
+        (400, "enable_thinking must be set to false for non-streaming calls", "client.extra={stream: true"),
+        (400, "Unrecognized request argument supplied: chat_template_kwargs", "client.thinking=null"),
+        (422, "temperature must be 1", "client.temperature=0.7 is not allowed"),
+        (400, "no", "check client.model"),
+        (302, "", "elsewhere"),
+    ],
+)
+def test_a_refusal_names_the_setting_and_the_cure(status, message, words):
+    with serving([{"kind": "status", "code": status, "message": message}]) as server:
+        endpoint = Endpoint(server.base_url, "m", KEY, 0.7, thinking=True, key_variable="MY_KEY")
+        attempt = Client(endpoint).ask(QUESTION, request_id="a", seed=None)
+        told = refusal(attempt, endpoint)
+        assert not worth_retrying(attempt.outcome)
+    assert words in told
+    assert f"client.base_url={endpoint.base_url}" in told
+    assert message in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "base_url", ["", "localhost:8000/v1", "ftp://host", "http://", "http://host:x/v1", "http://h o/", "http://[::1"]
+)
+def test_an_address_that_is_none_is_refused_at_once(base_url):
+    with pytest.raises(ConfigError, match=r"client\.base_url=.* give one such as"):
+        Client(Endpoint(base_url, "m"))
+
+
+def test_an_address_or_a_key_that_needs_a_correction_is_refused_without_showing_the_key():
+    with pytest.raises(ConfigError, match="leave that away"):
+        Client(Endpoint("http://host/v1/chat/completions", "m"))
+    with pytest.raises(ConfigError, match="MY_KEY") as told:
+        Client(Endpoint("http://host/v1", "m", key=f"{KEY}\nmore", key_variable="MY_KEY"))
+    assert KEY not in str(told.value)
+    with serving([{"kind": "text", "content": "yes"}]) as server:
+        ask(server, key=f" {KEY}\n")  # as a file has it
+        assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+def test_requests_side_by_side_get_the_same_answers_each_time():
+    replies = [[{"kind": "status", "code": 429}, {"kind": "text", "content": str(n)}] for n in range(6)]
+    questions = [(turn, sample, attempt) for turn in (1, 2, 3) for sample in (0, 1, 2) for attempt in (1, 2, 3)]
+    with serving({"samples": 3, "replies": replies}) as server, ThreadPoolExecutor(9) as pool:
+        client = Client(Endpoint(server.base_url, "m"))
+
+        def answer(numbers):
+            return client.ask(QUESTION, request_id=f"s-1-{'.'.join(map(str, numbers))}", seed=None)
+
+        found = list(pool.map(answer, questions))
+        assert len(server.requests) == len(questions)
+    for (turn, sample, attempt), got in zip(questions, found, strict=True):
+        expected = ("http_429", "") if attempt == 1 else ("ok", str(((turn - 1) * 3 + sample) % 6))
+        assert (got.outcome, got.content) == expected
+
+
+def test_a_client_without_such_ids_is_answered_in_the_order_of_arrival():
+    script = [[{"kind": "status"}, {"kind": "text", "content": "a"}], {"kind": "text", "content": "b"}]
+    with serving(script) as server:
+        assert [ask(server, request_id="x").content for _ in range(4)] == ["", "a", "b", ""]
+        assert httpx.get(f"{server.base_url}/models", trust_env=False).json()["data"][0]["id"] == "scripted"
+        assert httpx.get(f"{server.base_url}/other", trust_env=False).status_code == 404
+        assert httpx.post(f"{server.base_url}/chat/completions", content=b"{", trust_env=False).status_code == 400
+
+
+def test_the_shipped_script_has_whole_programs_and_ends_in_582():
+    script = read_script(DEFAULT, Path())
+    programs = [answer["source"] for entry in script.entries for answer in entry if answer["kind"] == "program"]
+    for source in programs:
+        compile(source, "program", "exec")
+    with serving() as server:
+        last = [ask(server, request_id=f"s0-{turn}.0.9") for turn in range(1, len(script.entries))][-1]
+    assert program_in(last.content).strip() == programs[-1].strip()
+    found = {}
+    exec(programs[-1], found)
+    points = (found.get("run_code") or found["get_centers"])() if "points" not in found else found["points"]
+    assert len(points[0] if isinstance(points, tuple) else points) == 582
+
+
+def test_a_script_that_is_none_is_refused_with_its_place(tmp_path):
+    for told, words in [
+        ([], "no script"),
+        ({"replies": [], "samples": 1}, "no script"),
+        ([{"kind": "none"}], "entry 0: kind='none' is none of program"),
+        ([{"kind": "empty"}, []], "entry 1 holds no answer"),
+        ([{"kind": "status", "code": "x"}], "code='x' does not belong to status"),
+        ([{"kind": "slow", "then": {"kind": "?"}}], "entry 0: then: kind='[?]'"),
+        ([{"kind": "program"}], "needs its file or its source"),
+        ([{"kind": "program", "file": "no_such"}], "file=no_such is no program"),
+    ]:
+        (tmp_path / "script.json").write_text(json.dumps(told))
+        with pytest.raises(ConfigError, match=words.replace("[0]", ".")):
+            script_file(tmp_path / "script.json")
+    (tmp_path / "own.py").write_text(PROGRAM)
+    (tmp_path / "script.json").write_text(json.dumps([{"kind": "program", "file": "own.py"}]))
+    assert script_file(tmp_path / "script.json").to(1, 0, 1)["source"] == PROGRAM
+    with pytest.raises(ConfigError, match="cannot be read"):
+        script_file(tmp_path / "none.json")
+
+
+def test_every_kind_of_answer_is_sent_and_leaves_no_thread():
+    before = threading.active_count()
+    extra = {"program": {"source": PROGRAM}, "slow": {"seconds": 0}, "drip": {"seconds": 0.1}}
+    script = [{"kind": kind, **extra.get(kind, {})} for kind in KINDS]
+    with serving(script) as server:
+        endpoint = Endpoint(server.base_url, "m", timeout_s=0.5)
+        outcomes = [Client(endpoint).ask(QUESTION, request_id=f"s-{n}.0.1", seed=0).outcome for n in range(1, 14)]
+    assert dict(zip(KINDS, outcomes, strict=True)) == {
+        **dict.fromkeys(("program", "no_code", "truncated", "slow"), "ok"),
+        **dict.fromkeys(("text", "empty", "thinking_only"), "empty"),
+        **dict.fromkeys(("broken", "raw", "large"), "broken"),
+        **{"status": "http_500", "drip": "timeout", "hang_up": "connection"},
+    }
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_server_of_the_command_line_ends_by_a_signal_amid_a_request(tmp_path, number):
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([{"kind": "text", "content": "yes"}, {"kind": "drip", "seconds": 0.05}]))
+    command = [sys.executable, "-m", "rlreason.discovery.scripted_server", str(script), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        base_url = server.stdout.readline().strip()
+        client = Client(Endpoint(base_url, "m", timeout_s=30))
+        assert client.ask(QUESTION, request_id="a", seed=None).content == "yes"
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.ask, QUESTION, request_id="b", seed=None)
+            time.sleep(0.3)
+            server.send_signal(number)
+            assert waiting.result().outcome in ("broken", "connection")
+        assert server.wait(10) == 0
+        assert server.stderr.read() == ""
+
+
+def test_a_signal_ends_the_wait_for_an_answer():
+    program = (
+        "import signal, sys\nfrom rlreason.discovery.client import Client, Endpoint\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\nclient = Client(Endpoint(sys.argv[1], 'm'))\n"
+        "print('ready', flush=True)\n"
+        "try:\n    client.ask([], request_id='a', seed=None)\nexcept KeyboardInterrupt:\n    print('ended')\n"
+    )
+    with serving([{"kind": "slow", "seconds": 60}]) as server:
+        command = [sys.executable, "-c", program, server.base_url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as asking:
+            assert asking.stdout.readline() == "ready\n"
+            while not server.requests:
+                time.sleep(0.02)
+            began = time.monotonic()
+            asking.send_signal(signal.SIGINT)
+            assert asking.stdout.read() == "ended\n"
+            assert asking.wait() == 0
+            assert time.monotonic() - began < 5
+
+
+def test_a_client_that_is_stopped_ends_what_other_threads_ask_now_and_later():
+    with serving([{"kind": "slow", "seconds": 60}]) as server, ThreadPoolExecutor(3) as pool:
+        client = Client(Endpoint(server.base_url, "m"))
+        waiting = [pool.submit(client.ask, QUESTION, request_id=f"s-1.{n}.1", seed=n) for n in range(3)]
+        while len(server.requests) < 3:
+            time.sleep(0.02)
+        began = time.monotonic()
+        client.stop()
+        assert [one.result().outcome for one in waiting] == 3 * ["interrupted"]
+        assert client.ask(QUESTION, request_id="s-2.0.1", seed=None).outcome == "interrupted"
+        assert len(server.requests) == 3
+        assert time.monotonic() - began < 2
+
+
+def test_the_key_of_an_endpoint_is_in_no_text_about_it():
+    endpoint = Endpoint(f"http://user:{KEY}@127.0.0.1:9/v1", "m", KEY)
+    for told in (repr(replace(endpoint, base_url="")), refusal(read_answer(401, {}, KEY.encode(), KEY), endpoint)):
+        assert KEY not in told

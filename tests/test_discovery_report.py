@@ -1,0 +1,693 @@
+"""The report of discover runs: what it says follows from the logs, and nothing in a log can break or bend it."""
+
+import hashlib
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlreason.errors import ConfigError
+from rlreason.evaluation.selection import pass_at
+from rlreason.report.discovery import is_discover_run, read_log, write_joint_report, write_run_report
+from rlreason.report.discovery.draws import baselines_of, draws_of
+from rlreason.report.discovery.read import NAME
+from rlreason.report.discovery.settings import compared, settings_of
+from rlreason.statistics.best_of_k import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
+
+RECORD = [
+    {"score": 438, "who": "laminated lattice", "note": "also the greedy set"},
+    {"score": 582, "who": "axes and a code"},
+    {"score": 592, "who": "Ganzhinov"},
+    {"score": 593, "who": "AlphaEvolve", "note": "integers"},
+    {"score": 600, "who": "Station 2026", "note": "integers"},
+    {"score": 604, "who": "p + q sqrt 2", "note": "outside this rule"},
+    {"score": 868, "who": "upper bound"},
+]
+HOSTILE = (
+    "</details><script>alert(1)</script>\n````\n# Mine\n## Reflection\n```\n~~~\n| a | b |\n[x](http://evil.test) "
+    "<img src=x onerror=alert(1)> \x1b[2J\0\u202e\u2028\ud800 $E=mc^2$ @everyone www.evil.test <!-- "
+)
+PROGRAM = "points = [[2, 0], [0, 2]]\n"
+
+
+def sha(text: str) -> str:
+    """The hash of a text as the logs have it."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def turn(
+    number: int, score: int | None, *, kind: str, sample: int = 0, failed: Sequence[str] = (), **over: Any
+) -> dict:
+    """A turn of a log: `score` 0 is an invalid set, None a reply without a program; `failed`: calls before its last."""
+    program = None if score is None else f"# {number}.{sample}\n{PROGRAM}"
+    outcomes = [*failed, "no_code" if score is None else "ok"]
+    result = None if score is None else verdict(score)
+    calls = [
+        {"id": f"{number}.{sample}.{k + 1}", "outcome": outcome, "prompt_tokens": 10, "completion_tokens": 20,
+         "tokens_counted": "by the server", "cost": 0.0}
+        for k, outcome in enumerate(outcomes)
+    ]  # fmt: skip
+    told = {
+        "turn": number, "sample": sample, "conversation": 1, "sees": [] if kind == "first" else [f"{number - 1}.0"],
+        "prompt": "Find many vectors." if kind == "first" else f"Turn {number}: try again.", "prompt_kind": kind,
+        "calls": calls, "reply": {"content": f"Here:\n```python\n{program}```", "finish_reason": "stop"},
+        "program": program, "program_sha256": program and sha(program), "result": result, "chosen": True,
+        "improved": False, "best_so_far": 0,
+    }  # fmt: skip
+    return told | over
+
+
+def verdict(score: int, **over: Any) -> dict:
+    """A verifier's result: a valid set, or one whose points are too close."""
+    bad = {"error": "Minimum squared distance 36 < maximum squared norm 40", "error_kind": "too_close"}
+    bad["worst_pair"] = {"first": 0, "second": 1, "vectors": [[6, 2], [2, 6]]}
+    good = {"error": None, "error_kind": None, "worst_pair": None}
+    told = {
+        "score": score, "num_points": score, "raw_points": max(score, 5), "dimension": 11, "alarm": None,
+        "validity": float(score > 0), "duplicates": 0, "min_squared_distance": 4 if score else 36,
+        "max_squared_norm": 4 if score else 40,
+        "protections": {"namespaces": "processes, network", "files": "read-only"},
+    }  # fmt: skip
+    return told | (good if score else bad) | over
+
+
+def log(strategy: str, seed: int, turns: list[dict], **over: Any) -> dict:
+    """A whole log, whose totals follow from its turns; replies say the seed, as no two seeds' are alike."""
+    best, best_turn, best_sha = 22, "start", sha("starter")
+    for one in turns:
+        one["reply"] = one["reply"] and {**one["reply"], "content": f"{one['reply']['content']}\nseed {seed}"}
+        score = one["result"]["score"] if one["result"] and one["result"]["validity"] else 0
+        if score > best:
+            best, best_turn, best_sha = score, f"{one['turn']}.{one['sample']}", one["program_sha256"]
+    calls = sum(len(one["calls"]) for one in turns)
+    told = {
+        "problem": "kissing_11", "title": "Kissing number in dimension 11", "unit": "points", "strategy": strategy,
+        "model": "Qwen3-32B", "seed": seed,
+        "settings": {"n": 1, "temperature": 0.7, "max_tokens": 8192, "hints": False,
+                     "budget": {"calls": 20, "tokens": None, "cost": None, "hours": None}},
+        "system": None, "first_prompt": "Find many vectors.",
+        "start": {"program": "starter", "program_sha256": sha("starter"), "score": 22, "result": verdict(22)},
+        "turns": turns,
+        "spent": {"calls": calls, "prompt_tokens": 10 * calls, "completion_tokens": 20 * calls, "cost": 0.0},
+        "best": {"score": best, "turn": best_turn, "program_sha256": best_sha}, "ended": "budget.calls=20 are spent",
+    }  # fmt: skip
+    return told | over
+
+
+def saved(folder: Path, told: Any, program: str | None = None) -> Path:
+    """A run's folder with such a log, and its program."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / NAME).write_text(json.dumps(told))
+    if program is not None:
+        (folder / "program.py").write_text(program)
+    return folder
+
+
+def simple(seed: int, scores: Sequence[int | None], **over: Any) -> dict:
+    """A run of `simple`: every turn asks the first prompt."""
+    return log("simple", seed, [turn(k + 1, score, kind="first") for k, score in enumerate(scores)], **over)
+
+
+def refine(seed: int, scores: Sequence[int | None], **over: Any) -> dict:
+    """A run of `refine`: only its first turn asks the first prompt."""
+    kinds = ["first", *("extend" if score else "no_code" if score is None else "error" for score in scores)]
+    return log(
+        "refine",
+        seed,
+        [turn(k + 1, s, kind=kind) for k, (s, kind) in enumerate(zip(scores, kinds, strict=False))],
+        **over,
+    )
+
+
+def sweep(folder: Path) -> list[Path]:
+    """Six seeds of refine, six of simple and three of best_of_n, of twelve calls each."""
+    rng = random.Random(0)
+    runs = []
+    for seed in range(6):
+        runs.append(simple(seed, [rng.choice([0, 0, None, 22, 44, 100, 220]) for _ in range(12)]))
+        climb = sorted(rng.choice([44, 220, 300, 438, 582]) for _ in range(9))
+        runs.append(refine(seed, [0, None, 0, *climb]))
+    for seed in range(3):
+        many = [turn(1 + k // 4, rng.choice([0, 44, 220, 240]), kind="first", sample=k % 4) for k in range(12)]
+        runs.append(log("best_of_n", seed, many))
+    return [saved(folder / f"{run['strategy']}_{run['seed']}", run) for run in runs]
+
+
+def outside_fences(written: str) -> list[str]:
+    """The lines of a Markdown text that are not within a fence; none may be left open."""
+    fence, outside = "", []
+    for line in written.splitlines():
+        if fence:
+            fence = "" if line == fence else fence
+        elif found := re.match(r"(`{3,})\w+$", line):
+            fence = found[1]
+        else:
+            outside.append(line)
+    assert not fence
+    return outside
+
+
+# The best of k draws
+
+
+@given(
+    st.lists(st.integers(0, 1000), min_size=1, max_size=7).flatmap(
+        lambda x: st.tuples(st.just(x), st.integers(1, len(x)))
+    )
+)
+def test_the_best_of_k_is_the_mean_over_all_subsets(case):
+    scores, k = case
+    every = [max(subset) for subset in itertools.combinations(scores, k)]
+    assert best_of(scores, k) == pytest.approx(sum(every) / len(every))
+
+
+def test_of_zeros_and_ones_it_is_pass_at_k():
+    for n, correct, k in ((10, 3, 4), (200, 1, 50), (2000, 5, 1000), (7, 7, 7), (7, 0, 3)):
+        assert best_of([1] * correct + [0] * (n - correct), k) == pytest.approx(pass_at(n, correct, k))
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40))
+def test_the_curve_rises_from_the_mean_to_the_largest_score_and_its_interval_holds_no_more(scores):
+    curve = best_of_curve(scores)
+    assert curve[0] == pytest.approx(sum(scores) / len(scores))
+    assert curve[-1] == pytest.approx(max(scores))
+    assert all(a <= b + 1e-9 for a, b in itertools.pairwise(curve))
+    low, high = best_of_interval(scores, [1, len(scores)], draws=50)
+    assert (low <= high + 1e-9).all()
+    assert min(scores) - 1e-9 <= low.min()
+    assert high.max() <= max(scores) + 1e-9
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says():
+    """Draws of a known distribution: 5 with chance 0.2, else 0; the best of 4 is expected to be 5 (1 - 0.8^4)."""
+    rng, truth, hits = random.Random(0), 5 * (1 - 0.8**4), 0
+    for seed in range(200):
+        low, high = best_of_interval([5 * (rng.random() < 0.2) for _ in range(60)], [4], seed, draws=200)
+        hits += low[0] <= truth <= high[0]
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+@pytest.mark.parametrize("k", [0, -1, 3])
+def test_more_draws_than_there_are_have_no_best(k):
+    with pytest.raises(ValueError, match="k must lie between 1 and m"):
+        best_of([1, 2], k)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.lists(st.integers(0, 3), min_size=1, max_size=4))
+def test_the_rank_test_counts_every_split(a, b):
+    """Ties are given the mean of their ranks; compared are doubled ranks, which are whole."""
+    together = sorted([*a, *b])
+    rank = {value: 2 * together.index(value) + together.count(value) + 1 for value in together}
+    seen, n = sum(rank[value] for value in a), len(a)
+    sums = [sum(rank[value] for value in split) for split in itertools.combinations([*a, *b], n)]
+    tails = sum(s <= seen for s in sums) / len(sums), sum(s >= seen for s in sums) / len(sums)
+    assert rank_sum_p(a, b) == pytest.approx(min(1.0, 2 * min(tails)))
+    assert rank_sum_p(a, b) == pytest.approx(rank_sum_p(b, a))
+    assert rank_sum_p(a, b) >= smallest_p(len(a), len(b)) - 1e-12
+
+
+def test_the_rank_test_is_that_of_scipy_where_nothing_is_equal():
+    stats, rng = pytest.importorskip("scipy.stats"), random.Random(0)
+    for n, m in ((3, 5), (6, 9), (10, 40)):
+        values = rng.sample(range(1000), n + m)
+        expected = stats.mannwhitneyu(values[:n], values[n:], method="exact").pvalue
+        assert rank_sum_p(values[:n], values[n:]) == pytest.approx(expected)
+    assert rank_sum_p(range(5), range(10, 15)) == pytest.approx(smallest_p(5, 5))
+
+
+# Reading
+
+
+def test_a_log_is_read_with_its_curve(tmp_path):
+    told = refine(3, [0, 44, None, 438])
+    told["turns"][1]["calls"].insert(0, {"id": "2.0.0", "outcome": "http_429"})
+    found = read_log(saved(tmp_path, told))
+    assert (found.problem, found.strategy, found.seed, found.best.score) == ("kissing_11", "refine", 3, 438)
+    assert found.curve() == ([0, 1, 3, 4, 5], [22, 22, 44, 44, 438])
+    assert [found.best_at(calls) for calls in range(6)] == [22, 22, 22, 44, 44, 438]
+    assert found.best_turn is not None
+    assert found.best_turn.id == "4.0"
+
+
+def test_a_run_is_known_by_its_log(tmp_path):
+    assert not is_discover_run(tmp_path)
+    assert not is_discover_run(tmp_path / "nowhere")
+    assert is_discover_run(saved(tmp_path / "run", {}))
+    (tmp_path / NAME).mkdir()
+    assert not is_discover_run(tmp_path)
+
+
+def test_a_valid_set_with_an_alarm_is_worth_nothing(tmp_path):
+    told = refine(0, [44, 1000])
+    told["turns"][1]["result"] |= {"alarm": "1000 is above the proved bound 868"}
+    told["best"] = {"score": 44, "turn": "1.0", "program_sha256": sha("x")}
+    found = read_log(saved(tmp_path, told))
+    assert found.curve()[1] == [22, 44, 44]
+    assert "| set | alarm |" in write_run_report(tmp_path, RECORD).read_text()
+
+
+BROKEN = {
+    b"": "cannot be read",
+    b'{"problem": "kissing': "cannot be read",
+    b"\xff\xfe\x00": "cannot be read",
+    b"[]": "it is no object",
+    b"{}": "problem is missing",
+    b"[" * 100_000: "cannot be read",
+    b"[" * 90 + b"]" * 90: "deep",
+    b'{"problem": NaN}': "NaN is no number",
+    b'{"seed": ' + b"9" * 5000 + b"}": "cannot be read",
+}
+
+
+@pytest.mark.parametrize("content", BROKEN, ids=lambda content: repr(content[:12]))
+def test_a_file_that_is_no_log_is_named_in_one_line(content, tmp_path):
+    (tmp_path / NAME).write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(BROKEN[content])) as raised:
+        read_log(tmp_path)
+    assert str(raised.value).startswith(str(tmp_path / NAME))
+    assert "\n" not in str(raised.value)
+
+
+WRONG_FIELDS = [
+    (["best", "turn"], "9.9", "names none of its turns"),
+    (["best", "score"], -1, "lies outside"),
+    (["best", "score"], 10**30, "lies outside"),
+    (["best", "score"], 4.5, "is no whole number"),
+    (["best", "score"], True, "is no whole number"),
+    (["turns"], {}, "turns is no list"),
+    (["turns", 0], None, "turns[0] is no object"),
+    (["turns", 0, "calls", 0, "outcome"], 3, "turns[0].calls[0].outcome=3 is no text"),
+    (["turns", 0, "reply"], "text", "turns[0].reply is no object"),
+    (["turns", 0, "sees"], [1], "is no list of texts"),
+    (["turns", 1, "turn"], 1, "turns[1] is turn 1.0 a second time"),
+    (["turns", 1, "result", "validity"], "yes", "turns[1].result.validity"),
+    (["settings"], [], "settings=[] is no object"),
+    (["model"], None, "model=null is no text"),
+    (["model"], "\x1b[2J\n" * 50 and {"\x1b[2J": "\u202e"}, "is no text"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "said"), WRONG_FIELDS, ids=lambda case: str(case)[:40])
+def test_a_field_of_another_type_is_named_in_one_line(path, value, said, tmp_path):
+    told: Any = refine(0, [22, 44])
+    at = told
+    for name in path[:-1]:
+        at = at[name]
+    at[path[-1]] = value
+    with pytest.raises(ConfigError, match=re.escape(said)) as raised:
+        read_log(saved(tmp_path, told))
+    assert not re.search("[\x00-\x1f\u202e]", str(raised.value))
+
+
+VALUES = [None, True, -1, 0, 2**70, 1.5, 1e300, "", "x", HOSTILE, [], [[]], {}, {"x": {"y": [1]}}, ["1.0"], "1.0"]
+
+
+def places_in(value: Any, path: tuple = ()) -> list[tuple]:
+    """The path of everything within a document."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, one in inner for place in places_in(one, (*path, key)))]
+
+
+@pytest.mark.slow
+def test_whatever_is_damaged_there_is_a_report_or_one_line(tmp_path):
+    """Every part of a log is replaced by another value, or left out; 25 that can be read so get a report."""
+    rng, written = random.Random(0), 0
+    original = json.dumps(refine(0, [22, 0, 44]))
+    for k, path in enumerate(places_in(json.loads(original))[1:]):
+        told = json.loads(original)
+        at = told
+        for name in path[:-1]:
+            at = at[name]
+        if k % 3 == 0 and isinstance(at, dict):
+            del at[path[-1]]
+        else:
+            at[path[-1]] = rng.choice(VALUES)
+        folder = saved(tmp_path, told)
+        told_of = refusal(folder)
+        assert "\n" not in told_of
+        if not told_of and written < 25:
+            write_run_report(folder, RECORD)
+            written += 1
+    assert written == 25
+
+
+def refusal(folder: Path) -> str:
+    """Why a log cannot be read; "" where it can."""
+    try:
+        read_log(folder)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+# The report of one run
+
+
+def test_the_report_of_a_run_says_what_happened(tmp_path):
+    told = refine(0, [0, None, 44, 0, 438])
+    told["turns"][3]["calls"].insert(0, {"id": "4.0.0", "outcome": "http_429"})
+    program = told["turns"][4]["program"]
+    report = write_run_report(saved(tmp_path, told, program), RECORD)
+    written = report.read_text()
+    assert report == tmp_path / "report.md"
+    assert (tmp_path / "score.png").read_bytes().startswith(b"\x89PNG")
+    assert re.findall("^## (.*)$", written, re.MULTILINE) == [
+        "Methodology", "Process", "Final result", "Where the record stands", "Seeds", "Reflection",
+    ]  # fmt: skip
+    for sentence in (
+        "The score went from 22 (starter) to 438 in 6 calls, of which 5 gave a reply and 2 a valid set.",
+        "The best set came with call 6.",
+        "| call | http\\_429 | the endpoint refused it with status 429 | 1 |",
+        "| set | too\\_close | two of its points are too close, or equal | 2 |",
+        "- too\\_close: Minimum squared distance 36 &lt; maximum squared norm 40",
+        "**turn 5.0: 44 to 438**",
+        f"program.py has the SHA-256 `{sha(program)}`.",
+        "the largest squared norm is 4 and the smallest squared distance is 4",
+        "rlreason score RUN/program.py\n",
+        "reaches 438 (laminated lattice); the next above it is 582 (axes and a code)",
+        "One seed: no distribution.",
+        "budget.calls=20",
+        "`strategy=simple seed=0 budget.calls=6`",
+    ):
+        assert sentence in written
+    assert "has another one" not in written
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_the_same_log_gives_the_same_report_anywhere_and_again(tmp_path):
+    told = refine(0, [0, None, 44, 0, 438])
+    one, other = saved(tmp_path / "a", told), saved(tmp_path / "b" / "c", told)
+    first = write_run_report(one, RECORD).read_bytes()
+    assert write_run_report(one, RECORD).read_bytes() == first
+    assert write_run_report(other, RECORD).read_bytes() == first
+    assert str(tmp_path).encode() not in first
+
+
+def test_a_run_under_way_without_a_turn_has_a_report(tmp_path):
+    written = write_run_report(saved(tmp_path, refine(0, [], ended=None)), []).read_text()
+    assert "The run has not ended." in written
+    assert "No call has been made yet." in written
+    assert "No reply has moved the score." in written
+    assert "by the program that the run began with" in written
+    assert "The problem names no records." in written
+    assert "22\\*" in written
+
+
+def test_a_program_that_is_not_the_one_of_the_log_is_told(tmp_path):
+    folder = saved(tmp_path, refine(0, [44]))
+    assert "There is no readable program.py" in write_run_report(folder, RECORD).read_text()
+    (folder / "program.py").write_text("points = []")
+    assert f"has another one**, `{sha('points = []')}`" in write_run_report(folder, RECORD).read_text()
+
+
+def test_a_start_that_is_not_valid_is_shown_with_its_worst_pair(tmp_path):
+    start = {"program": "mine.py", "program_sha256": sha("x"), "score": 0, "result": verdict(0)}
+    best = {"score": 0, "turn": "start", "program_sha256": sha("x")}
+    written = write_run_report(saved(tmp_path, refine(0, [0, 0], start=start, best=best)), RECORD).read_text()
+    assert "It is not valid: Minimum squared distance 36 &lt; maximum squared norm 40" in written
+    assert '"vectors": \\[\\[6, 2\\], \\[2, 6\\]\\]' in written
+    assert "reaches none of these; the next above it is 438" in written
+
+
+def test_a_score_that_its_verdicts_do_not_give_is_not_believed(tmp_path):
+    told = refine(0, [44])
+    told["best"]["score"] = 600
+    assert "do not trust it" in write_run_report(saved(tmp_path, told), RECORD).read_text()
+
+
+def test_another_problem_is_named_in_the_command(tmp_path):
+    told = refine(0, [44], problem="cap_set_6")
+    assert (
+        "rlreason score RUN/program.py --problem cap_set_6\n" in write_run_report(saved(tmp_path, told), []).read_text()
+    )
+
+
+def test_a_set_of_huge_coordinates_is_cut(tmp_path):
+    told = refine(0, [44])
+    told["turns"][0]["result"] |= {"max_squared_norm": 10**2000, "min_squared_distance": 10**26 + 1}
+    written = write_run_report(saved(tmp_path, told), RECORD).read_text()
+    assert "is 100000000000...000000000000 (2001 digits) and the smallest" in written
+    assert str(10**26 + 1) in written
+
+
+# What was written into it
+
+
+def test_the_reflection_is_kept_to_the_byte(tmp_path):
+    folder = saved(tmp_path, refine(0, [44]))
+    report = write_run_report(folder, RECORD)
+    own = "## Reflection\r\n\r\nIt w\u00f6rked.\n\n```\nan open fence\n\n## Notes\n\nMore.".encode() + b"\xff\0"
+    head, _, _ = report.read_bytes().partition(b"## Reflection")
+    report.write_bytes(head + own)
+    saved(tmp_path, refine(0, [44, 438]))
+    write_run_report(folder, RECORD)
+    assert report.read_bytes().endswith(own)
+    assert b"to 438 in 2 calls" in report.read_bytes()
+    before = report.read_bytes()
+    write_run_report(folder, RECORD)
+    assert report.read_bytes() == before
+
+
+def test_a_reflection_in_a_reply_is_not_the_reflection(tmp_path):
+    told = refine(0, [44])
+    told["turns"][0]["reply"]["content"] = "```\n## Reflection\nThe model's.\n```\n# x\n## Reflection\nThe model's.\n"
+    folder = saved(tmp_path, told)
+    first = write_run_report(folder, RECORD).read_text()
+    assert first.count("## Reflection") == 3
+    (folder / "report.md").write_text(first + "Mine.\n")
+    assert write_run_report(folder, RECORD).read_text() == first + "Mine.\n"
+
+
+def test_a_report_of_somebody_else_is_kept_beside_it(tmp_path):
+    folder = saved(tmp_path, refine(0, [44]))
+    for name in ("report.before.md", "report.before-2.md"):
+        (folder / "report.md").write_text(f"# My own report, {name}\n")
+        assert name in write_run_report(folder, RECORD).read_text()
+        assert (folder / name).read_text() == f"# My own report, {name}\n"
+
+
+def test_a_place_that_cannot_be_written_is_named_in_one_line(tmp_path):
+    folder = saved(tmp_path, refine(0, [44]))
+    (folder / "report.md").mkdir()
+    with pytest.raises(ConfigError, match=r"report\.md"):
+        write_run_report(folder, RECORD)
+
+
+# Texts of others
+
+
+def test_texts_of_others_stay_texts(tmp_path):
+    told = refine(0, [0, 44, None, 438], model=HOSTILE, title=HOSTILE, unit=HOSTILE, ended=HOSTILE, system=HOSTILE)
+    told["start"]["program"] = told["first_prompt"] = told["strategy"] = HOSTILE
+    told["settings"] |= {HOSTILE: HOSTILE, "budget": {HOSTILE: HOSTILE}}
+    for one in told["turns"]:
+        one["prompt"] = one["prompt_kind"] = HOSTILE
+        one["reply"]["content"] = HOSTILE * 3
+        one["calls"][0]["outcome"] = HOSTILE
+        if one["result"]:
+            one["result"] |= {
+                "error_kind": HOSTILE,
+                "error": HOSTILE,
+                "worst_pair": [HOSTILE],
+                "protections": {HOSTILE: HOSTILE},
+            }
+    record = [{"score": 44, "who": HOSTILE, "note": HOSTILE}, {"score": HOSTILE, "who": None}, {"score": math.nan}, {}]
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        saved(folder, told | {"seed": len(folder.name), "best": told["best"]})
+    other = json.loads(json.dumps(told)) | {"seed": 9}
+    other["turns"][0]["prompt"] = "x"
+    saved(tmp_path / HOSTILE.replace("/", "").replace("\0", "")[:60].replace("\ud800", ""), other)
+    for report in (write_run_report(tmp_path / "a", record), write_joint_report([tmp_path], record, tmp_path)):
+        written = report.read_text()
+        outside = "\n".join(outside_fences(written))
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]", written)
+        assert not re.search(r"<\w|<!--|</", outside)
+        assert not re.search(r"(?<!\\)\]\(http|https?://|(?<!\\)[@$]|www\.", outside)
+        headings = [line for line in outside.splitlines() if re.match(r"\s{0,3}(#|=+$|-+$|~~~|```)", line)]
+        assert [line.lstrip("# ") for line in headings[1:]] == [
+            "Methodology", "Process", "What came of it", "The prompts and replies that moved the score most",
+            "Final result", "Where the record stands", "Seeds", "Reflection",
+        ]  # fmt: skip
+        rows = [line for line in outside.splitlines() if line.startswith("|")]
+        assert all(len(re.findall(r"(?<!\\)\|", a)) == len(re.findall(r"(?<!\\)\|", b)) for a, b in tables(rows))
+        assert (report.parent / "score.png").stat().st_size > 5000
+
+
+def tables(rows: list[str]) -> list[tuple[str, str]]:
+    """Each row of tables with the row of marks above it."""
+    found, mark = [], ""
+    for k, row in enumerate(rows):
+        if re.fullmatch(r"\|( -{2,3}:? \|)+", row):
+            mark = row
+            found.append((rows[k - 1], mark))
+        elif mark and k + 1 < len(rows) and not rows[k + 1].startswith(("| --- |", "| --: |")):
+            found.append((row, mark))
+    return found
+
+
+def test_a_long_reply_is_cut_to_a_page(tmp_path):
+    told = refine(0, [44, 100, 220, 438])
+    for one in told["turns"]:
+        one["reply"]["content"] = one["prompt"] = "x\n" * 50_000 + "y" * 50_000
+        one["result"]["error"] = "z" * 5000
+    written = write_run_report(saved(tmp_path, told), RECORD).read_text()
+    assert len(written) < 12_000
+    assert len(written.splitlines()) < 250
+    assert written.count("**turn ") == 3
+
+
+# The baseline, and seeds
+
+
+def test_a_draw_is_one_call_of_the_bare_first_prompt(tmp_path):
+    told = refine(0, [44, 438])
+    told["turns"][0]["calls"] = [{"id": str(k), "outcome": what} for k, what in enumerate(["http_429", "empty", "ok"])]
+    assert draws_of(read_log(saved(tmp_path / "a", told))) == [0, 0, 44]
+    many = simple(0, [0, None, 44, 300])
+    many["turns"][2]["sees"] = ["1.0"]
+    many["turns"][3]["calls"].append({"id": "x", "outcome": "interrupted"})
+    assert draws_of(read_log(saved(tmp_path / "b", many))) == [0, 0, 0, 300]
+
+
+def test_the_baseline_is_the_best_of_the_start_and_k_draws(tmp_path):
+    scores = [0, None, 44, 438, 0, 10]
+    log_ = read_log(saved(tmp_path, simple(0, scores)))
+    (baseline,) = baselines_of([log_]).values()
+    values = [max(22, score or 0) for score in scores]
+    for k in range(1, 7):
+        every = [max(subset) for subset in itertools.combinations(values, k)]
+        assert baseline.expected([k])[0] == pytest.approx(sum(every) / len(every))
+    assert baseline.groups(2) == [22, 438, 22]
+    assert baseline.groups(4) == [438]
+
+
+def test_only_draws_of_one_kind_are_put_together(tmp_path):
+    logs = [simple(0, [44, 0]), simple(1, [22]), refine(0, [100, 438]), simple(0, [300], model="other")]
+    logs.append(simple(2, [200], first_prompt="Another."))
+    logs.append(simple(2, [210], settings={**logs[0]["settings"], "temperature": 1.0}))
+    logs.append(simple(2, [212], settings={**logs[0]["settings"], "n": 8, "budget": {"calls": 5}}))
+    found = baselines_of([read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)])
+    assert sorted(one.scores for one in found.values()) == [(44, 0, 22, 100, 212), (200,), (210,), (300,)]
+
+
+def words_of(tmp_path: Path, logs: Sequence[dict]) -> dict[str, str]:
+    """How each setting compares with its baseline."""
+    read = [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
+    return {one.setting.label: one.word for one in compared(settings_of(read), baselines_of(read))}
+
+
+def test_few_seeds_or_draws_tell_nothing_and_enough_of_them_do(tmp_path):
+    plenty = [simple(seed, [0, 44, 22, 100, 0, 44 + seed]) for seed in range(5)]
+    high = [refine(seed, [0, 44, 220, 300, 438, 500 + seed]) for seed in range(5)]
+    low = [refine(seed, [0, 0, 0, 0, 0, 23 + seed]) for seed in range(5)]
+    assert words_of(tmp_path / "a", plenty + high) == {"simple": "itself", "refine": "better"}
+    assert words_of(tmp_path / "b", plenty + low) == {"simple": "itself", "refine": "worse"}
+    assert words_of(tmp_path / "c", plenty + high[:1]) == {"simple": "itself", "refine": "cannot tell"}
+    assert words_of(tmp_path / "d", plenty[:1] + high[:2]) == {"simple": "itself", "refine": "cannot tell"}
+    assert words_of(tmp_path / "e", high) == {"refine": "cannot tell"}
+    assert words_of(tmp_path / "f", [log("refine", 0, [])]) == {"refine": "itself"}
+    no_draws = [turn(1, 44, kind="extend")]
+    assert words_of(tmp_path / "g", [log("refine", 0, no_draws)]) == {"refine": "no draws"}
+
+
+@pytest.mark.slow
+def test_refinement_that_does_nothing_is_rarely_called_better(tmp_path):
+    """Runs whose later turns are draws of the same distribution as the first ones: any verdict on them is wrong."""
+    rng, wrong = random.Random(0), 0
+    for trial in range(60):
+        logs = []
+        for seed in range(4):
+            logs.append(simple(seed, [rng.choice([0, 0, 44, 100, 300]) for _ in range(6)]))
+            logs.append(refine(seed, [rng.choice([0, 0, 44, 100, 300]) for _ in range(6)]))
+        wrong += words_of(tmp_path / str(trial), logs)["refine"] != "cannot tell"
+    assert wrong <= 6
+
+
+def test_settings_are_told_apart_by_what_differs(tmp_path):
+    base = refine(0, [44])["settings"]
+    logs = [refine(0, [44]), refine(1, [44]), simple(0, [22]), refine(0, [44], model="other")]
+    logs += [refine(0, [44], settings={**base, "temperature": 1.0}), refine(0, [44], first_prompt="Another.")]
+    read = [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
+    labels = {setting.label: len(setting.logs) for setting in settings_of(read)}
+    assert labels.pop("simple") == 1
+    assert labels.pop("refine, model=other, temperature=0.7") == 1
+    assert labels.pop("refine, model=Qwen3-32B, temperature=1.0") == 1
+    assert sorted(labels.values()) == [1, 2]
+
+
+def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path):
+    sweep(tmp_path)
+    report = write_joint_report([tmp_path], RECORD, tmp_path / "out")
+    written = report.read_text()
+    assert "# Kissing number in dimension 11: 15 runs with simple, best\\_of\\_n and refine\n" in written
+    finals = [read_log(tmp_path / f"refine_{seed}").best.score for seed in range(6)]
+    row = next(line for line in written.splitlines() if line.startswith("| refine | 6 |"))
+    assert f"| {', '.join(map(str, finals))} |" in row
+    assert f"| {min(finals)}-{max(finals)} |" in row
+    assert "- **refine:** better than independent draws: after 12 calls the 6 seeds have" in written
+    assert "- **best\\_of\\_n:** independent draws itself" in written
+    assert "exact rank test of 6 seeds against 9 groups of 12 draws" in written
+    assert "One seed" not in written
+    again = write_joint_report(sorted(tmp_path.glob("*_*")), RECORD, tmp_path / "out2")
+    assert again.read_bytes() == report.read_bytes()
+
+
+def test_too_few_draws_are_said_with_the_command_that_gives_more(tmp_path):
+    runs = [saved(tmp_path / str(seed), refine(seed, [0, 44, 438])) for seed in range(3)]
+    written = write_joint_report(runs, RECORD, tmp_path).read_text()
+    assert "3 draws from 3 runs; the expected best is" in written
+    assert "cannot tell: after 3 calls the 3 seeds have 438 in the median" in written
+    assert "make 1 group of 3: 3 seeds against so few could not be told from chance" in written
+    assert "Add 12 more draws (`strategy=simple`), or seeds." in written
+    told = refine(9, [0] * 30)
+    written = write_joint_report([*runs, saved(tmp_path / "long", told)], RECORD, tmp_path).read_text()
+    assert (
+        "They reach to 4 calls, and the longest run made 30. More: the same command with `strategy=simple seed=0"
+        in written
+    )
+
+
+def test_damaged_runs_and_copies_are_left_out_by_name(tmp_path):
+    saved(tmp_path / "a", refine(0, [44, 438]))
+    saved(tmp_path / "b", refine(0, [44, 438]))
+    saved(tmp_path / "c", {"problem": 3})
+    saved(tmp_path / "d", refine(1, [44, 100]))
+    (tmp_path / ".hidden").mkdir()
+    written = write_joint_report([tmp_path, tmp_path / "a"], RECORD, tmp_path).read_text()
+    assert "- b (seed 0) has the prompts and replies of a (the same seed)" in written
+    assert "- c/conversation\\_log.json is no log of a discover run: problem=3 is no text" in written
+    assert "| refine | 2 | 438, 100 |" in written
+
+
+def test_runs_that_cannot_stand_in_one_report_are_refused(tmp_path):
+    one, other = saved(tmp_path / "a", refine(0, [44])), saved(tmp_path / "b", refine(0, [44], problem="cap_set_6"))
+    with pytest.raises(ConfigError, match=r"of 2 problems \(cap_set_6 and kissing_11\): give those of one"):
+        write_joint_report([one, other], RECORD, tmp_path)
+    with pytest.raises(ConfigError, match="hold no discover run"):
+        write_joint_report([tmp_path / "nowhere"], RECORD, tmp_path)
+    with pytest.raises(ConfigError, match="is no log of a discover run"):
+        write_joint_report([saved(tmp_path / "c", [])], RECORD, tmp_path)
+
+
+def test_kinds_of_draws_have_panels_of_their_own(tmp_path):
+    for k, model in enumerate("abcdef"):
+        saved(tmp_path / f"{k}", simple(0, [44, 0, 100], model=model))
+    written = write_joint_report([tmp_path], RECORD, tmp_path).read_text()
+    assert "The picture shows 4 of 6 kinds of first calls." in written
+    assert "**Independent draws (model=f):** 3 draws from 1 run" in written
+
+
+def test_the_picture_bears_scores_of_any_size(tmp_path):
+    for score in (0, 1, 10**15):
+        start = {"program": "s", "score": 0}
+        told = simple(0, [score, 0], start=start, best={"score": score, "turn": "1.0"})
+        write_run_report(saved(tmp_path / str(score), told), [*RECORD, {"score": 10**14, "who": "x" * 200}])
+        assert (tmp_path / str(score) / "score.png").stat().st_size > 5000

@@ -1,0 +1,390 @@
+"""Programs that try to fool, break or outlive the verifier of discovery: each gets the right verdict and leaves nothing.
+
+The programs are the files of hostile_programs/ (text, so that no test runner and no tool ever imports one) and those of
+`generated()`, whose sources are no text or too long. The head of each says what it tries and which verdicts are right:
+
+    # tries: one line
+    # expect: valid 22 or type           (a valid set of 22 points, or none, for a reason of this kind; invalid: any reason)
+    # timeout: 3                         (seconds; what is no limit of it is 10)
+    # memory: 256                        (MB; 1000)
+    # runs: 2                            (times in a row, with the same verdict; 1)
+
+A program that tries to reach something gives two points where it does, and 22 where it does not. Nothing is left: no
+process, no file whose name holds `hostile-mark`, nothing in the evaluator's temporary folder, no shared memory.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = Path(__file__).with_name("hostile_programs")
+PROBLEM = "kissing_11"
+KINDS = {
+    "exception", "exit", "timeout", "memory", "output", "disk", "processes", "no_points", "type", "size", "channel",
+    "program", "empty", "ragged", "dimension", "zero_vector", "too_close", "alarm",
+}  # fmt: skip
+SLACK_S = 6.0  # beyond a program's own limit: for starting, checking, ending, and a busy machine
+SCORERS = 2
+LONGEST_TEXT = 5000
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+SECRETS = ("canary-environment-5f1c7a", "canary-file-9b02de", "canary-argument-77aa31")
+LISTENER = "\0rlreason-hostile-listener"  # no name in the file system; network_unix_sockets knows it
+HONEST = b"points = [[2 * s * (i == j) for j in range(11)] for i in range(11) for s in (1, -1)]\n"
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """A program, and which verdicts on it are right."""
+
+    name: str
+    source: bytes
+    expect: str
+    timeout_s: float = 10
+    memory_mb: int = 1000
+    runs: int = 1
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of a program: its score as a dictionary, or why there is none, and what it left behind."""
+
+    score: dict[str, Any]
+    failure: str
+    seconds: float
+    left: list[str]
+
+
+def shipped() -> list[Hostile]:
+    """The programs of the folder, with what their heads say."""
+    found = []
+    for path in sorted(FOLDER.glob("*.py.txt")):
+        source = path.read_bytes()
+        head = dict(re.findall(r"# (\w+): (.+)", "\n".join(source.decode().splitlines()[:5])))
+        found.append(
+            Hostile(
+                path.name.removesuffix(".py.txt"),
+                source,
+                head["expect"],
+                float(head.get("timeout", 10)),
+                int(head.get("memory", 1000)),
+                int(head.get("runs", 1)),
+            )
+        )
+    return found
+
+
+def generated() -> list[Hostile]:
+    """Programs whose sources no text file holds: broken, in other encodings, too long, too deep."""
+    rows = b"# points\n" + HONEST
+    return [
+        Hostile("source_empty", b"", "no_points"),
+        Hostile("source_blanks", b"\n\t \n# nothing\n" * 1000, "exception or no_points"),
+        Hostile("source_syntax_error", b"def run_code(:\n    return [[", "exception or program"),
+        Hostile("source_nul_bytes", HONEST + b"\x00" * 10, "exception or program"),
+        Hostile("source_only_nul_bytes", b"\x00" * 100_000, "exception or program"),
+        Hostile("source_not_utf8", b"# caf\xe9 \xff\xfe\n" + HONEST, "exception or program"),
+        Hostile("source_declared_latin_1", b"# -*- coding: latin-1 -*-\nname = 'caf\xe9'\n" + HONEST, "valid 22"),
+        Hostile("source_unknown_encoding", b"# coding: hostile\n" + HONEST, "exception or program"),
+        Hostile("source_utf_7_hides_code", b"# coding: utf-7\n# +AAo-raise SystemExit\n" + HONEST, "valid 22 or exit"),
+        Hostile("source_utf_16", HONEST.decode().encode("utf-16"), "exception or program"),
+        Hostile("source_byte_order_mark", b"\xef\xbb\xbf" + HONEST, "valid 22"),
+        Hostile("source_other_ends_of_lines", rows.replace(b"\n", b"\r\n"), "valid 22"),
+        Hostile("source_old_ends_of_lines", rows.replace(b"\n", b"\r"), "valid 22"),
+        Hostile("source_of_five_megabytes", HONEST + b"#" * 5 * 2**20, "program or valid 22 or size"),
+        Hostile("source_random_bytes", hashlib.sha512(b"seed").digest() * 100, "exception or program"),
+        Hostile("source_machine_code", b"\x7fELF" + bytes(range(256)) * 16, "exception or program"),
+        Hostile("source_deep_brackets", b"points = " + b"(" * 50_000 + b")" * 50_000, "exception or exit or memory"),
+        Hostile("source_deep_signs", b"points = " + b"-" * 400_000 + b"1", "exception or exit or memory or type"),
+        Hostile("source_long_sum", b"points = 1" + b"+1" * 300_000, "exception or exit or memory or type"),
+        Hostile("source_long_integer", b"points = [[" + b"9" * 900_000 + b"]]", "exception or size"),
+        Hostile("source_folded_constant", b"points = 'x' * 10**10\n", "memory or exception or type", memory_mb=256),
+        Hostile("source_power_of_constants", b"points = 9**9**9\n", "timeout or memory", timeout_s=1),
+        Hostile("source_json", b'{"num_points": 9999, "validity": 1.0, "error": null}', "no_points"),
+        Hostile("source_pickle", b"cos\nsystem\n(S'echo hostile-mark'\ntR.", "exception or program"),
+        Hostile("source_fenced", b"```python\n" + HONEST + b"```\n", "exception or program"),
+        Hostile("source_reversed_by_marks", "# \u202e } ⁦if admin⁩ ⁦ begin\n".encode() + HONEST, "valid 22"),
+        Hostile("source_500_assertions", b"assert 1\n" * 500 + b"raise SystemExit\n", "exit"),
+    ]
+
+
+PROGRAMS = [*shipped(), *generated()]
+
+
+class Scorer:
+    """An evaluator's process of its own: programs may end it, stop it or fool it, and the test sees that.
+
+    Its environment, its arguments, its home, its working and its parent's folder hold secrets. Its temporary folder is
+    its own. Whatever a program starts stays below it, as it takes in all orphans.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("home/.ssh", "temporary", "working"):
+            (folder / name).mkdir(parents=True)
+        for name in ("home/.ssh/id_rsa", "home/.netrc", "working/.env", "working/notes.txt", ".env"):
+            (folder / name).write_text(f"OPENAI_API_KEY={SECRETS[1]}\n")
+        self.before = names_below(folder)
+        self.process = self.started()
+
+    def started(self) -> subprocess.Popen[str]:
+        """The process, ready to score."""
+        own = {"OPENAI_API_KEY": SECRETS[0], "HOME": str(self.folder / "home"), "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(
+            [sys.executable, __file__, SECRETS[2]],
+            env={**os.environ, **own, "TMPDIR": str(self.folder / "temporary")},
+            cwd=self.folder / "working",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+    def score(self, program: Hostile) -> Told:
+        """Score a program, wait for the answer within its limit, and look for what is left."""
+        source = self.folder / "program.source"
+        source.write_bytes(program.source)
+        asked = {"path": str(source), "timeout_s": program.timeout_s, "memory_mb": program.memory_mb}
+        answer, seconds = self.answer(json.dumps(asked), program.timeout_s + 30)
+        told: dict[str, Any] = {}
+        failure = "the evaluator ended, stopped or did not answer"
+        with contextlib.suppress(ValueError, TypeError):
+            told = json.loads(answer)
+            failure = told.get("failure", "")
+        left = self.left(source.read_bytes() != program.source)
+        if not answer or left:
+            self.close()
+            self.process = self.started()
+        return Told(told.get("score", {}), failure, told.get("seconds", seconds), left)
+
+    def answer(self, line: str, seconds: float) -> tuple[str, float]:
+        """The line that the evaluator answers with, empty where there is none in time, and how long that took."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        began = time.monotonic()
+        with contextlib.suppress(OSError), selectors.DefaultSelector() as selector:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            if selector.select(seconds):
+                return self.process.stdout.readline(), time.monotonic() - began
+        return "", time.monotonic() - began
+
+    def left(self, changed: bool) -> list[str]:
+        """What is left of a program: processes, files, and its source where it `changed`."""
+        found = ["its own source was changed"] if changed else []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [f"process {child}" for child in living(psutil.Process(self.process.pid))]
+        new = names_below(self.folder) - self.before - {"program.source"}
+        return [*found, *sorted(new), *marks()]
+
+    def close(self) -> None:
+        """End the process and all below it."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+        self.process.kill()
+        self.process.communicate()
+
+
+def living(process: psutil.Process, patience_s: float = 0.5) -> list[psutil.Process]:
+    """Processes below one that still live after a moment; dead ones that nobody has asked for do not."""
+    until = time.monotonic() + patience_s
+    while True:
+        found = []
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+        if not found or time.monotonic() > until:
+            return found
+        time.sleep(0.02)
+
+
+def names_below(folder: Path) -> set[str]:
+    """Every file and folder below one."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+def marks() -> list[str]:
+    """Files that hostile programs left where others would find them; they are removed, so that each is told once."""
+    folders = {"/", "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run", "/run/lock", "/etc", "/usr/lib", "/usr/bin"}
+    folders |= {"/usr/local/bin", "/usr/local/lib", "/lib", "/opt", "/srv", "/sys/fs/cgroup", "/etc/cron.d", str(ROOT)}
+    folders |= {*filter(None, sys.path), *sysconfig.get_paths().values(), sys.prefix, sys.base_prefix}
+    folders |= {os.path.dirname(os.__file__) + tail for tail in ("", "/__pycache__", "/json/__pycache__")}
+    folders |= {os.path.expanduser("~"), os.path.expanduser("~/.config"), os.getcwd()}
+    found = []
+    for folder in sorted(folders):
+        with contextlib.suppress(OSError):
+            found += [os.path.join(folder, name) for name in os.listdir(folder) if re.search("hostile[-_]mark", name)]
+    for path in found:
+        with contextlib.suppress(OSError):
+            os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
+    return found
+
+
+def shared_memory() -> set[str]:
+    """What the system knows of System V segments of 20 MB, sets of 100 semaphores and queues with much in them."""
+    found = set()
+    for kind, column, least in (("shm", 3, 20 * 2**20), ("sem", 3, 100), ("msg", 3, 10_000)):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]:
+                words = line.split()
+                if int(words[column]) >= least:
+                    found.add(f"{kind} {words[1]}")
+    return found
+
+
+def verdict(told: Told) -> str:
+    """In the words of `# expect`."""
+    if told.failure or not told.score:
+        return f"failure: {told.failure}"
+    if told.score["validity"] == 1.0:
+        return f"valid {told.score['num_points']}"
+    return str(told.score["error_kind"])
+
+
+def as_expected(program: Hostile, told: Told) -> bool:
+    """Whether the verdict is among those that are right."""
+    words = program.expect.split(" or ")
+    given = verdict(told)
+    return given in words or ("invalid" in words and given in KINDS)
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[list[socket.socket]]:
+    """Servers of this machine that no program may reach."""
+    tcp, nameless = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
+    with contextlib.suppress(OSError):  # another test process has it
+        nameless.bind(LISTENER)
+        nameless.listen()
+    for server in (tcp, nameless):
+        server.setblocking(False)
+    with tcp, nameless:
+        yield [tcp, nameless]
+
+
+@pytest.fixture(scope="module")
+def scored(request, tmp_path_factory, listener) -> Iterator[dict[str, Future[list[Told]]]]:
+    """What became of every program that is asked for, in the order of the names, two at a time."""
+    asked = {item.callspec.params["program"] for item in request.session.items if "scored" in _parametrized(item)}
+    scorers: SimpleQueue[Scorer] = SimpleQueue()
+    made = [Scorer(tmp_path_factory.mktemp("scorer")) for _ in range(SCORERS)]
+    for scorer in made:
+        scorers.put(scorer)
+
+    def told(program: Hostile) -> list[Told]:
+        scorer = scorers.get()
+        try:
+            return [scorer.score(program) for _ in range(program.runs)]
+        finally:
+            scorers.put(scorer)
+
+    with ThreadPoolExecutor(SCORERS) as pool:
+        yield {program.name: pool.submit(told, program) for program in PROGRAMS if program in asked}
+        pool.shutdown(cancel_futures=True)
+    for scorer in made:
+        scorer.close()
+
+
+def _parametrized(item: pytest.Item) -> list[str]:
+    return item.fixturenames if isinstance(item, pytest.Function) and hasattr(item, "callspec") else []
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_a_hostile_program_gets_the_right_verdict_in_time_and_leaves_nothing(program, scored) -> None:
+    for told in scored[program.name].result():
+        assert told.left == []
+        assert as_expected(program, told), f"{verdict(told)} ({told.score.get('error')}), not {program.expect}"
+        assert told.seconds < program.timeout_s + SLACK_S
+        check_the_score(program, told.score)
+
+
+def check_the_score(program: Hostile, score: dict[str, Any]) -> None:
+    """What holds for every score: consistent, bounded, fit to be shown, and without secrets."""
+    assert score["problem"] == PROBLEM
+    assert score["program_sha256"] == hashlib.sha256(program.source).hexdigest()
+    if score["validity"] == 1.0:
+        assert score["num_points"] == score["score"] == score["raw_points"] > 0
+        assert (score["error"], score["error_kind"], score["dimension"]) == (None, None, 11)
+    else:
+        assert (score["validity"], score["num_points"], score["score"]) == (0.0, 0, 0)
+        assert score["error"]
+        assert score["error_kind"] in KINDS
+    text = json.dumps(score, ensure_ascii=False)
+    text.encode()
+    assert not any(secret in text or secret[::-1] in text for secret in SECRETS)
+    for name in ("error", "output_tail"):
+        assert len(score[name] or "") <= LONGEST_TEXT
+        assert not UNSEEN.search(score[name] or "")
+
+
+def test_nothing_of_hostile_programs_lies_about_the_machine(scored, listener) -> None:
+    """What belongs to no program alone: memory without an owner, connections, changed sources."""
+    for future in scored.values():
+        future.result()
+    assert shared_memory() <= BEFORE
+    for server in listener:
+        with pytest.raises((BlockingIOError, OSError)):
+            server.accept()
+    sources = [*(ROOT / "rlreason").rglob("*.py"), Path(os.__file__), Path(json.__file__)]
+    assert [str(path) for path in sources if b"hostile-mark" in path.read_bytes()] == []
+    for folder in {*filter(os.path.isdir, sys.path), *sysconfig.get_paths().values()}:
+        for name in ("sitecustomize.py", "usercustomize.py", "numpy.py"):
+            path = Path(folder, name)
+            assert not (path.exists() and b"hostile-mark" in path.read_bytes()), path
+
+
+def test_programs_are_told_apart_and_say_what_they_try() -> None:
+    heads = [path.read_text().splitlines()[0] for path in FOLDER.glob("*.py.txt")]
+    assert all(head.startswith("# tries: ") for head in heads)
+    assert len(PROGRAMS) == len({program.name for program in PROGRAMS}) == len({p.source for p in PROGRAMS})
+    for program in PROGRAMS:
+        for word in program.expect.split(" or "):
+            assert word in KINDS | {"invalid"} or re.fullmatch(r"valid [1-9]\d*", word), program.name
+
+
+BEFORE = shared_memory()
+
+
+def serve() -> None:
+    """The evaluator's process: a line of JSON asks, a line of JSON answers."""
+    from rlreason.discovery.problem import problem_named
+    from rlreason.discovery.scoring import Limits, score_program
+
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans come to this process and not to the system's first
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    problem = problem_named(os.environ.get("HOSTILE_PROBLEM", PROBLEM))
+    for line in sys.stdin:
+        asked, began = json.loads(line), time.monotonic()
+        try:
+            limits = Limits(timeout_s=asked["timeout_s"], memory_mb=asked["memory_mb"])
+            told: dict[str, Any] = {"score": score_program(Path(asked["path"]).read_bytes(), problem, limits).as_dict()}
+        except Exception as error:
+            told = {"failure": f"{type(error).__name__}: {error}"}
+        print(json.dumps({**told, "seconds": time.monotonic() - began}), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
