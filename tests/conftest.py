@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
+from rlreason.cli.flags import Asked
 from rlreason.config.sources import resource_dir
 from rlreason.config.store import register
 from rlreason.data.stories import make_stories
@@ -54,7 +55,7 @@ def _hydra_store() -> None:
 def composed():
     """A config from words of the command line."""
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        yield lambda *overrides: compose("config", list(overrides))
+        yield lambda *overrides: compose(Asked({}, list(overrides)).config_name, list(overrides))
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
         (["loss.clip=0.1"], "loss.clip is no setting of the chosen option of loss: did you mean loss.dual_clip?"),
         (
             ["algorithm=ppo"],
-            "algorithm=ppo is no option of algorithm: choose one of best_of_n, ei, evaluate, grpo, sft",
+            "algorithm=ppo is no option of algorithm: choose one of best_of_n, discover, ei, evaluate, grpo, sft",
         ),
         (["seed"], "seed is neither an option nor an override"),
         (["seed=0,1"], "seed=0,1 names several values: add -m"),

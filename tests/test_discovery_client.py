@@ -38,7 +38,7 @@ QUESTION = [{"role": "user", "content": "A larger set?"}]
 PROGRAM = "def run_code():\n    return [[2]]"
 
 
-def ask(server, messages=QUESTION, request_id="test-1.0.1", seed=None, timeout_s=5.0, **settings):
+def ask(server, messages=QUESTION, request_id="test-1.0.1", seed=None, timeout_s=20.0, **settings):
     """What comes of one request to a scripted server."""
     endpoint = Endpoint(server.base_url, "scripted", **{"key": KEY, **settings})
     attempt = Client(endpoint).ask(messages, request_id=request_id, seed=seed, timeout_s=timeout_s)
@@ -187,7 +187,7 @@ def test_a_limit_holds_over_the_whole_request_however_slowly_an_answer_comes(ans
         took = time.monotonic() - began
     assert attempt.outcome == "timeout"
     assert attempt.detail == "no whole answer within 0.7 s"
-    assert 0.65 < took < 1.5
+    assert 0.65 < took < 2.5
     assert threading.active_count() == before
 
 
@@ -195,7 +195,7 @@ def test_a_limit_holds_where_informational_answers_never_end():
     with socket_that_sends(*[b"HTTP/1.1 100 Continue\r\n\r\n"] * 1000, every=0.05) as base_url:
         began = time.monotonic()
         attempt = Client(Endpoint(base_url, "m", timeout_s=0.5)).ask(QUESTION, request_id="a", seed=None)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 2.5
     assert attempt.outcome == "timeout"
 
 
@@ -213,7 +213,7 @@ def test_a_limit_holds_where_informational_answers_never_end():
 )
 def test_bytes_that_are_no_answer_raise_nothing(sent, outcome):
     with socket_that_sends(sent) as base_url:
-        attempt = Client(Endpoint(base_url, "m", timeout_s=5)).ask(QUESTION, request_id="a", seed=None)
+        attempt = Client(Endpoint(base_url, "m", timeout_s=20)).ask(QUESTION, request_id="a", seed=None)
     assert attempt.outcome == outcome
     assert attempt.detail
 
@@ -301,7 +301,7 @@ def test_what_may_pass_is_asked_again_and_what_will_not_is_not():
 @pytest.mark.parametrize(
     ("status", "message", "words"),
     [
-        (401, "Incorrect API key", "environment variable MY_KEY (client.key_variable)"),
+        (401, "Incorrect API key", "environment variable MY_KEY (client.env_variable)"),
         (403, "no access", "does not let this key use client.model=m"),
         (404, "The model `m` does not exist", "does not know client.model=m"),
         (400, "This model's maximum context length is 4096 tokens", "lower client.max_tokens=8192"),
@@ -312,14 +312,15 @@ def test_what_may_pass_is_asked_again_and_what_will_not_is_not():
         (422, "temperature must be 1", "client.temperature=0.7 is not allowed"),
         (400, "no", "check client.model"),
         (302, "", "elsewhere"),
+        (429, "slow down", "no more requests for now: go on later"),
     ],
 )
 def test_a_refusal_names_the_setting_and_the_cure(status, message, words):
     with serving([{"kind": "status", "code": status, "message": message}]) as server:
-        endpoint = Endpoint(server.base_url, "m", KEY, 0.7, thinking=True, key_variable="MY_KEY")
+        endpoint = Endpoint(server.base_url, "m", KEY, 0.7, thinking=True, env_variable="MY_KEY")
         attempt = Client(endpoint).ask(QUESTION, request_id="a", seed=None)
         told = refusal(attempt, endpoint)
-        assert not worth_retrying(attempt.outcome)
+        assert worth_retrying(attempt.outcome) == (status == 429)
     assert words in told
     assert f"client.base_url={endpoint.base_url}" in told
     assert message in told
@@ -338,7 +339,7 @@ def test_an_address_or_a_key_that_needs_a_correction_is_refused_without_showing_
     with pytest.raises(ConfigError, match="leave that away"):
         Client(Endpoint("http://host/v1/chat/completions", "m"))
     with pytest.raises(ConfigError, match="MY_KEY") as told:
-        Client(Endpoint("http://host/v1", "m", key=f"{KEY}\nmore", key_variable="MY_KEY"))
+        Client(Endpoint("http://host/v1", "m", key=f"{KEY}\nmore", env_variable="MY_KEY"))
     assert KEY not in str(told.value)
     with serving([{"kind": "text", "content": "yes"}]) as server:
         ask(server, key=f" {KEY}\n")  # as a file has it
@@ -410,9 +411,12 @@ def test_every_kind_of_answer_is_sent_and_leaves_no_thread():
     extra = {"program": {"source": PROGRAM}, "slow": {"seconds": 0}, "drip": {"seconds": 0.1}}
     script = [{"kind": kind, **extra.get(kind, {})} for kind in KINDS]
     with serving(script) as server:
-        endpoint = Endpoint(server.base_url, "m", timeout_s=0.5)
-        outcomes = [Client(endpoint).ask(QUESTION, request_id=f"s-{n}.0.1", seed=0).outcome for n in range(1, 14)]
-    assert dict(zip(KINDS, outcomes, strict=True)) == {
+        client, kinds = Client(Endpoint(server.base_url, "m")), list(KINDS)
+        limits = [0.5 if kind == "drip" else 20.0 for kind in kinds]
+        ids = [f"s-{n}.0.1" for n in range(1, len(kinds) + 1)]
+        asked = zip(ids, limits, strict=True)
+        outcomes = [client.ask(QUESTION, request_id=id, seed=0, timeout_s=limit).outcome for id, limit in asked]
+    assert dict(zip(kinds, outcomes, strict=True)) == {
         **dict.fromkeys(("program", "no_code", "truncated", "slow"), "ok"),
         **dict.fromkeys(("text", "empty", "thinking_only"), "empty"),
         **dict.fromkeys(("broken", "raw", "large"), "broken"),

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from rlreason.errors import ConfigError
 from rlreason.evaluation.selection import pass_at
+from rlreason.records.files import CONVERSATION as NAME
 from rlreason.report.discovery import is_discover_run, read_log, write_joint_report, write_run_report
 from rlreason.report.discovery.draws import baselines_of, draws_of
-from rlreason.report.discovery.read import NAME
 from rlreason.report.discovery.settings import compared, settings_of
 from rlreason.statistics.best_of_k import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
 
@@ -91,8 +91,12 @@ def log(strategy: str, seed: int, turns: list[dict], **over: Any) -> dict:
     told = {
         "problem": "kissing_11", "title": "Kissing number in dimension 11", "unit": "points", "strategy": strategy,
         "model": "Qwen3-32B", "seed": seed,
-        "settings": {"n": 1, "temperature": 0.7, "max_tokens": 8192, "hints": False,
-                     "budget": {"calls": 20, "tokens": None, "cost": None, "hours": None}},
+        "settings": {
+            "replies": 1, "temperature": 0.7, "thinking": None, "max_tokens": 8192, "extra": {}, "retries": 4,
+            "hints": False, "history": 4 if strategy in ("refine", "hybrid") else 0, "restart_after": None,
+            "score": {"timeout_s": 600.0, "memory_mb": 2048, "check_timeout_s": 120.0},
+            "budget": {"calls": 20, "tokens": None, "cost": None, "hours": None},
+        },
         "system": None, "first_prompt": "Find many vectors.",
         "start": {"program": "starter", "program_sha256": sha("starter"), "score": 22, "result": verdict(22)},
         "turns": turns,
@@ -430,6 +434,16 @@ def test_another_problem_is_named_in_the_command(tmp_path):
     )
 
 
+def test_where_things_lay_is_not_told(tmp_path):
+    start = {"program": "/home/me/mine.py", "score": 22}
+    told = refine(0, [44], problem="/home/me/my problem", title="", start=start)
+    written = write_run_report(saved(tmp_path, told), []).read_text()
+    assert "/home/me" not in written
+    assert "# my problem: refine" in written
+    assert "from 22 (mine.py) to 44" in written
+    assert "rlreason score RUN/program.py --problem FOLDER\n" in written
+
+
 def test_a_set_of_huge_coordinates_is_cut(tmp_path):
     told = refine(0, [44])
     told["turns"][0]["result"] |= {"max_squared_norm": 10**2000, "min_squared_distance": 10**26 + 1}
@@ -573,7 +587,7 @@ def test_only_draws_of_one_kind_are_put_together(tmp_path):
     logs = [simple(0, [44, 0]), simple(1, [22]), refine(0, [100, 438]), simple(0, [300], model="other")]
     logs.append(simple(2, [200], first_prompt="Another."))
     logs.append(simple(2, [210], settings={**logs[0]["settings"], "temperature": 1.0}))
-    logs.append(simple(2, [212], settings={**logs[0]["settings"], "n": 8, "budget": {"calls": 5}}))
+    logs.append(simple(2, [212], settings={**logs[0]["settings"], "replies": 8, "budget": {"calls": 5}}))
     found = baselines_of([read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)])
     assert sorted(one.scores for one in found.values()) == [(44, 0, 22, 100, 212), (200,), (210,), (300,)]
 
@@ -671,7 +685,7 @@ def test_runs_that_cannot_stand_in_one_report_are_refused(tmp_path):
     one, other = saved(tmp_path / "a", refine(0, [44])), saved(tmp_path / "b", refine(0, [44], problem="cap_set_6"))
     with pytest.raises(ConfigError, match=r"of 2 problems \(cap_set_6 and kissing_11\): give those of one"):
         write_joint_report([one, other], RECORD, tmp_path)
-    with pytest.raises(ConfigError, match="hold no discover run"):
+    with pytest.raises(ConfigError, match="there is no discover run in"):
         write_joint_report([tmp_path / "nowhere"], RECORD, tmp_path)
     with pytest.raises(ConfigError, match="is no log of a discover run"):
         write_joint_report([saved(tmp_path / "c", [])], RECORD, tmp_path)

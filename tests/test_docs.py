@@ -51,6 +51,8 @@ from rlreason.cli.flags import composing, read
 from rlreason.cli.multirun import composed, fixed
 from rlreason.cli.sweep_words import without_sweep_words
 from rlreason.data.stories import make_stories
+from rlreason.discovery.problem import problem_named
+from rlreason.discovery.scripted_server import serving
 from rlreason.errors import ConfigError
 from rlreason.plugins.announced import GROUPS
 from rlreason.types import Problem
@@ -64,6 +66,9 @@ NOT_EXECUTED = {
     r"python benchmarks/(grpo|sft)_vs_trl\.py": "installs TRL; tests/test_benchmarks.py runs the other side",
     r"python benchmarks/(growth|rollout|task_effects)\.py": "measures for minutes or hours",
     r"(tensorboard|trackio|wandb) ": "needs a browser or an account; tests/test_loggers.py reads what was logged",
+    r"python -m rlreason\.discovery\.scripted_server": "serves until it is stopped: tests ask one of their own",
+    r"export OPENAI_BASE_URL": "names that server, whose port is another one in a test",
+    r"python -m rlreason\.discovery\.evaluate": "is `rlreason score`: tests/test_discovery_score.py starts both",
     r"source \.venv/bin/activate": "changes the shell that it is typed into: the tests run in that environment",
     r'eval "\$\(~': "names an environment of the reader's own",
     r"rlreason inspect$": "names a verb, and no run",
@@ -137,6 +142,7 @@ def real(tmp_path_factory) -> Mapping[str, str]:
         "BEST_OF_N_2": str(shutil.copytree(place / "best_1", place / "best_2")),
     }
     things |= compared(place)
+    things |= {"PROGRAM": str(problem_named("kissing_11").folder / "examples/roots_220.py")}
     things |= {"DIR": str(place / "model"), "FILE": str(gsm8k / "train.jsonl")}
     things |= {"MATH_DIR": str(math(place / "math", problems)), "SHELL": "bash"}
     return things | {"first_hour/demo": things["RUN"]}  # a run of the notebook
@@ -200,7 +206,7 @@ def test_every_command_of_the_readme_composes():
                 overrides, _ = without_sweep_words(asked.overrides, asked.multirun)
                 ours = translated(overrides, note=lambda text: None)
                 refuse_wrong_choices(ours)
-                composed(fixed(ours), "config")
+                composed(fixed(ours), asked.config_name)
             except ConfigError as error:
                 raise AssertionError(f"{command.place}: {command.text}") from error
 
@@ -233,6 +239,9 @@ def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
         assert "goes on    from the end of step 1" in said
         assert json.loads((tmp_path / "resumed/status.json").read_text())["status"] == "finished"
         return
+    if "algorithm=discover" in words or words[:2] == ["report", "runs/sweeps/kissing"]:
+        of_discovery(words, tmp_path)
+        return
     starts = not is_verb(words) and read(words).starts
     if starts:
         keep_the_rules(words, real)
@@ -252,6 +261,19 @@ def test_a_command_does_what_it_says(command, real, tmp_path, monkeypatch):
     ends = [json.loads(path.read_text())["status"] for path in (tmp_path / "runs").rglob("summary.json")]
     assert len(ends) == n_runs
     assert set(ends) <= ({"finished", "diverged:accuracy"} if n_runs > 1 else {"finished"})  # sweeps have steep rates
+
+
+def of_discovery(words: list[str], place: Path) -> None:
+    """A command of discovery, asked of a server that answers by a script; with what its report reads."""
+    asked = [["-m", "algorithm=discover", "seed=0", "sweep_name=kissing"], words] if words[0] == "report" else [words]
+    with serving() as server:
+        for one in asked:
+            more = ["budget.calls=12"] if "algorithm=discover" in one else []
+            env = {"cwd": place, "OPENAI_BASE_URL": server.base_url}
+            done = starts.rlreason(*one, *more, **env)
+            assert done.returncode == 0, done.stdout + done.stderr
+    assert list(place.rglob("report.md"))
+    assert list(place.rglob("score.png"))
 
 
 @pytest.mark.long

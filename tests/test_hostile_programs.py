@@ -1,10 +1,10 @@
-"""Programs that try to fool, break or outlive the verifier of discovery: each gets the right verdict and leaves nothing.
+"""Programs that try to fool, break or outlive the verifier of discovery: the right verdicts, and nothing left behind.
 
 The programs are the files of hostile_programs/ (text, so that no test runner and no tool ever imports one) and those of
 `generated()`, whose sources are no text or too long. The head of each says what it tries and which verdicts are right:
 
     # tries: one line
-    # expect: valid 22 or type           (a valid set of 22 points, or none, for a reason of this kind; invalid: any reason)
+    # expect: valid 22 or type           (a valid set of 22 points, or none and this kind of error; invalid: any kind)
     # timeout: 3                         (seconds; what is no limit of it is 10)
     # memory: 256                        (MB; 1000)
     # runs: 2                            (times in a row, with the same verdict; 1)
@@ -46,7 +46,11 @@ KINDS = {
 SLACK_S = 6.0  # beyond a program's own limit: for starting, checking, ending, and a busy machine
 SCORERS = 2
 LONGEST_TEXT = 5000
-UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Characters that steer a terminal, turn the direction of writing, or are read by a model and not by a person.
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufe00-\ufe0f\ufeff"
+    "\U000e0000-\U000e0fff]"
+)
 SECRETS = ("canary-environment-5f1c7a", "canary-file-9b02de", "canary-argument-77aa31")
 LISTENER = "\0rlreason-hostile-listener"  # no name in the file system; network_unix_sockets knows it
 HONEST = b"points = [[2 * s * (i == j) for j in range(11)] for i in range(11) for s in (1, -1)]\n"
@@ -102,7 +106,7 @@ def generated() -> list[Hostile]:
         Hostile("source_syntax_error", b"def run_code(:\n    return [[", "exception or program"),
         Hostile("source_nul_bytes", HONEST + b"\x00" * 10, "exception or program"),
         Hostile("source_only_nul_bytes", b"\x00" * 100_000, "exception or program"),
-        Hostile("source_not_utf8", b"# caf\xe9 \xff\xfe\n" + HONEST, "exception or program"),
+        Hostile("source_not_utf8", b"name = 'caf\xe9 \xff\xfe'\n" + HONEST, "exception or program"),
         Hostile("source_declared_latin_1", b"# -*- coding: latin-1 -*-\nname = 'caf\xe9'\n" + HONEST, "valid 22"),
         Hostile("source_unknown_encoding", b"# coding: hostile\n" + HONEST, "exception or program"),
         Hostile("source_utf_7_hides_code", b"# coding: utf-7\n# +AAo-raise SystemExit\n" + HONEST, "valid 22 or exit"),
@@ -119,7 +123,7 @@ def generated() -> list[Hostile]:
         Hostile("source_long_integer", b"points = [[" + b"9" * 900_000 + b"]]", "exception or size"),
         Hostile("source_folded_constant", b"points = 'x' * 10**10\n", "memory or exception or type", memory_mb=256),
         Hostile("source_power_of_constants", b"points = 9**9**9\n", "timeout or memory", timeout_s=1),
-        Hostile("source_json", b'{"num_points": 9999, "validity": 1.0, "error": null}', "no_points"),
+        Hostile("source_json", b'{"num_points": 9999, "validity": 1.0, "error": null}', "no_points or exception"),
         Hostile("source_pickle", b"cos\nsystem\n(S'echo hostile-mark'\ntR.", "exception or program"),
         Hostile("source_fenced", b"```python\n" + HONEST + b"```\n", "exception or program"),
         Hostile("source_reversed_by_marks", "# \u202e } ⁦if admin⁩ ⁦ begin\n".encode() + HONEST, "valid 22"),
@@ -195,8 +199,10 @@ class Scorer:
         found = ["its own source was changed"] if changed else []
         with contextlib.suppress(psutil.NoSuchProcess):
             found += [f"process {child}" for child in living(psutil.Process(self.process.pid))]
-        new = names_below(self.folder) - self.before - {"program.source"}
-        return [*found, *sorted(new), *marks()]
+        new = sorted(names_below(self.folder) - self.before - {"program.source"})
+        for name in new:
+            removed(self.folder / name)
+        return [*found, *new[:20], *marks()]
 
     def close(self) -> None:
         """End the process and all below it."""
@@ -223,8 +229,9 @@ def living(process: psutil.Process, patience_s: float = 0.5) -> list[psutil.Proc
 
 
 def names_below(folder: Path) -> set[str]:
-    """Every file and folder below one."""
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    """Every file and folder below one, as deep as paths go."""
+    names = (os.path.join(place, name) for place, *below in os.walk(folder) for name in (*below[0], *below[1]))
+    return {os.path.relpath(name, folder) for name in names}
 
 
 def marks() -> list[str]:
@@ -239,9 +246,13 @@ def marks() -> list[str]:
         with contextlib.suppress(OSError):
             found += [os.path.join(folder, name) for name in os.listdir(folder) if re.search("hostile[-_]mark", name)]
     for path in found:
-        with contextlib.suppress(OSError):
-            os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
+        removed(Path(path))
     return found
+
+
+def removed(path: Path) -> None:
+    """Remove what was left, however deep or locked: this is no part of what is tested."""
+    subprocess.run(["rm", "-rf", "--", str(path)], check=False, stderr=subprocess.DEVNULL)
 
 
 def shared_memory() -> set[str]:
@@ -318,6 +329,7 @@ def test_a_hostile_program_gets_the_right_verdict_in_time_and_leaves_nothing(pro
         assert told.left == []
         assert as_expected(program, told), f"{verdict(told)} ({told.score.get('error')}), not {program.expect}"
         assert told.seconds < program.timeout_s + SLACK_S
+        assert not told.score.get("left_behind")
         check_the_score(program, told.score)
 
 
@@ -375,7 +387,7 @@ def serve() -> None:
 
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans come to this process and not to the system's first
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    problem = problem_named(os.environ.get("HOSTILE_PROBLEM", PROBLEM))
+    problem = problem_named(PROBLEM)
     for line in sys.stdin:
         asked, began = json.loads(line), time.monotonic()
         try:

@@ -23,7 +23,7 @@ from rlreason.cli.flags import Asked, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.own_hydra import own_hydra
 from rlreason.cli.resume_word import continued
-from rlreason.config.run import RunConfig
+from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.jobs.run import run_job
@@ -86,7 +86,7 @@ def start(
             with composing(asked):
                 cfg = _composed(asked)
             run = typed(cfg, of_sweep=resumed.sweep is not None)
-            if not isinstance(run, RunConfig):
+            if not works_on_a_model(run):
                 raise ConfigError(f"algorithm={run.algorithm} is started by python -m rlreason: leave it out here")
             folder = stack.enter_context(_taken(asked))
         stack.enter_context(process_state_kept())

@@ -13,7 +13,7 @@ from rlreason.cli.multirun import composed
 from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.monitors import OF_SWEEPS
 from rlreason.config.rules import lowered
-from rlreason.config.run import RunConfig
+from rlreason.config.run import works_on_a_model
 from rlreason.config.sources import resource_dir
 from rlreason.config.store import typed
 from rlreason.config.unread import complaints, unread_keys
@@ -59,7 +59,7 @@ def check_runs(
     _check_writable(folder)
     from rlreason.setup.preflight import preflight  # it loads the grader: only where runs are to start
 
-    for line in preflight([run for run in runs if isinstance(run, RunConfig)], folder):
+    for line in preflight([run for run in runs if works_on_a_model(run)], folder):
         note(f"note: {line}")
 
 

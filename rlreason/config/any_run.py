@@ -19,6 +19,11 @@ class AnyRunConfig:
     waits: WaitsConfig = field(default_factory=WaitsConfig)
 
     @property
+    def most_spent(self) -> str:
+        """What a run may spend at most, as it is typed; "" where it spends nothing but its time."""
+        return ""
+
+    @property
     def problems_there(self) -> int | None:
         """How many problems an evaluation can ask at most, where the settings say it before any data is read."""
         return None

@@ -17,7 +17,7 @@ class ClientConfig:
 
     base_url: str | None = None  # as in http://127.0.0.1:8000/v1; null: OPENAI_BASE_URL of the environment
     model: str | None = None  # the name that the endpoint knows it by; null: the only one that it lists
-    key_variable: str = "OPENAI_API_KEY"  # the variable of the environment that holds the key; none is sent without it
+    env_variable: str = "OPENAI_API_KEY"  # the variable of the environment that holds the key; none is sent without it
     temperature: float | None = None  # null: the endpoint's
     max_tokens: int = 16384  # of one reply, thinking included
     thinking: bool | None = None  # of models with this switch; null leaves it to the endpoint
@@ -27,7 +27,7 @@ class ClientConfig:
     system: str | None = None  # the system message; null: none
     prompt_price: float | None = None  # of a million prompt tokens, in the currency of budget.cost
     completion_price: float | None = None  # of a million tokens of replies
-    extra: dict[str, Any] = field(default_factory=dict)  # more of the request's body, as {top_p: 0.95}
+    extra: Any = None  # more of the request's body, as {top_p: 0.95}; a field that is null there is left out of it
 
 
 @dataclass
@@ -88,6 +88,11 @@ class DiscoverConfig(AnyRunConfig):
         return self.replies if self.strategy in SIDE_BY_SIDE else 1
 
     @property
+    def most_spent(self) -> str:
+        bounds = {name: getattr(self.budget, name) for name in BUDGETS}
+        return ", ".join(f"budget.{name}={bound:g}" for name, bound in bounds.items() if bound is not None)
+
+    @property
     def converses(self) -> bool:
         """Whether the model learns what its programs were worth."""
         return self.strategy in CONVERSING
@@ -115,8 +120,10 @@ class DiscoverConfig(AnyRunConfig):
         url = self.client.base_url
         if url is not None and not url.startswith(("http://", "https://")):
             bad.append(f"client.base_url={url} must begin with http:// or https://: try client.base_url=http://{url}")
-        reserved = sorted({"model", "messages", "stream", "n"} & set(self.client.extra))
-        if reserved:
+        extra = self.client.extra
+        if extra is not None and not isinstance(extra, dict):
+            bad.append(f"client.extra={extra} must be a mapping or null: try client.extra={{top_p: 0.95}}")
+        elif reserved := sorted({"model", "messages", "n"} & set(extra or {})):
             bad.append(
                 f"client.extra={self.client.extra} sets {reserved[0]}, which the run itself decides: leave it out"
             )

@@ -6,7 +6,7 @@ from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.choices import wrong_words
 from rlreason.config.leaves import leaves
 from rlreason.config.ranges import out_of_range
-from rlreason.config.run import RunConfig
+from rlreason.config.run import works_on_a_model
 from rlreason.config.unread import complaints, of_options
 
 
@@ -40,7 +40,7 @@ def lowered(run: AnyRunConfig) -> list[str]:
 
     Only for who knows that `interim_eval_problems` was typed: a scale's is an upper bound and no mistake.
     """
-    if not isinstance(run, RunConfig):
+    if not works_on_a_model(run):
         return []
     asked, last = run.bounds().get("interim_eval_problems"), run.eval.final_problems
     if asked is None or last is None or asked <= last:

@@ -5,7 +5,7 @@ settings (`trains`, `samples_to_learn`, `responses_per_step` ...) and never whic
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 from omegaconf import MISSING
 
@@ -222,6 +222,11 @@ class RunConfig(AnyRunConfig):
             return []
         divisor = next((d for d in range(min(a, b, MADE), 0, -1) if a % d == 0), 1)
         return [f"{larger}={a} must be a positive multiple of {smaller}={b}: try {smaller}={divisor}"]
+
+
+def works_on_a_model(run: AnyRunConfig) -> TypeGuard[RunConfig]:
+    """Whether a run loads a model here, whatever it does with it; else it asks one elsewhere."""
+    return isinstance(run, RunConfig)
 
 
 Asking = RunConfig | EvalProtocolConfig  # how problems are asked, by its `prompt` and `sampling`

@@ -17,7 +17,7 @@ from rlreason.config.discover import DiscoverConfig
 from rlreason.config.grpo import GRPOConfig
 from rlreason.config.jobs import BestOfNConfig, EvaluateConfig
 from rlreason.config.rules import broken_rules
-from rlreason.config.run import RunConfig
+from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.sft import EIConfig, SFTConfig
 from rlreason.config.sources import resource_dir
 from rlreason.config.sweep_files import content, plain_part
@@ -141,7 +141,7 @@ def schemas_of(run: AnyRunConfig) -> dict[str, str]:
     "eval.data" is among them where evaluations have data of their own.
     """
     parts: dict[str, Any] = {"algorithm": run}
-    if isinstance(run, RunConfig):
+    if works_on_a_model(run):
         parts |= {"model": run.model, "data": run.data, "eval.data": run.eval.data}
     names = {schema: name for group in SCHEMAS.values() for name, schema in group.items()}
     return {

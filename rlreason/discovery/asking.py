@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -42,22 +43,29 @@ class Asker:
         self.journal, self.spending, self._score = journal, spending, score
         self.ended = ""  # which budget allows no more
         self._done: queue.Queue[tuple[str, str, Any]] = queue.Queue()  # kind, id, what came of it
+        self._asked: set[str] = set()  # replies that are waited for
+        self._scoring: set[str] = set()  # replies whose programs run
         self._places = threading.BoundedSemaphore(run.score.workers)
 
     def replies(self, question: Question, samples: int) -> list[Reply]:
         """The replies to a question; fewer where the budget ends, none where it allowed nothing."""
         replies = [Reply(question, sample) for sample in range(samples)]
+        by_id = {reply.id: reply for reply in replies}
         for reply in replies:
             self._from_journal(reply)
-        scoring = {reply.id for reply in replies if reply.program is not None and self._begin_scoring(reply)}
         over = question.turn < self.journal.last_turn  # a later question was asked: this one is answered
-        while waiting := [r for r in replies if not over and self._asks_again(r)]:
-            self._pause(waiting)
-            asked = self._send(waiting)
-            if not asked:
-                break
-            scoring = self._collect({r.id: r for r in replies}, asked, scoring)
-        self._collect({r.id: r for r in replies}, set(), scoring, whole=True)
+        try:
+            self._scoring |= {r.id for r in replies if r.program is not None and self._begin_scoring(r)}
+            while waiting := [r for r in replies if not over and self._asks_again(r)]:
+                self._pause(waiting)
+                self._send(waiting)
+                if not self._asked:
+                    break
+                self._collect(by_id)
+            self._collect(by_id, whole=True)
+        except KeyboardInterrupt:
+            self._last_answers(by_id)
+            raise
         begun = [reply for reply in replies if reply.calls]
         self._refuse_if_unreachable(begun)
         return begun
@@ -110,9 +118,8 @@ class Asker:
     def _factor(self) -> float:
         return self.run.client.pause_s
 
-    def _send(self, waiting: list[Reply]) -> set[str]:
-        """Send the next request for each of these, as far as the budget allows; returns the replies asked for."""
-        asked = set()
+    def _send(self, waiting: list[Reply]) -> None:
+        """Send the next request for each of these, as far as the budget allows."""
         for reply in waiting:
             messages = reply.question.messages
             bound, wanted = prompt_bound(messages), self.run.client.max_tokens
@@ -123,8 +130,7 @@ class Asker:
             self.spending.begin(id, bound, allowed)
             self.journal.write("ask", id=id, prompt_bound=bound, max_tokens=allowed)
             self._in_thread("answer", reply.id, partial(self._ask, id, messages, allowed))
-            asked.add(reply.id)
-        return asked
+            self._asked.add(reply.id)
 
     def _ask(self, id: str, messages: list[dict[str, str]], max_tokens: int) -> Attempt:
         limit, hours = self.run.client.timeout_s, self.run.budget.hours
@@ -143,45 +149,34 @@ class Asker:
 
         threading.Thread(target=run, daemon=True, name=f"{kind} {id}").start()
 
-    def _collect(self, replies: dict[str, Reply], asked: set[str], scoring: set[str], whole: bool = False) -> set[str]:
-        """Take in answers until all that was asked has come, and scores until none is missing where `whole`.
+    def _collect(self, replies: dict[str, Reply], whole: bool = False) -> None:
+        """Take in answers until all that was asked has come, and scores until none is missing where `whole`."""
+        while self._asked or (whole and self._scoring):
+            alive()
+            with suppress(queue.Empty):
+                self._take_in(replies, *self._done.get(timeout=1.0))
 
-        Returns the replies whose programs are being scored.
-        """
-        left, scoring = set(asked), set(scoring)
-        try:
-            while left or (whole and scoring):
-                alive()
-                try:
-                    kind, id, came = self._done.get(timeout=1.0)
-                except queue.Empty:
-                    continue
-                if isinstance(came, BaseException):
-                    raise came
-                if kind == "score":
-                    scoring.discard(id)
-                    self._scored(replies[id], came)
-                    continue
-                left.discard(id)
-                self._answered(replies[id], came)
-                if replies[id].program is not None and self._begin_scoring(replies[id]):
-                    scoring.add(id)
-        except KeyboardInterrupt:
-            self._last_answers(replies, left)
-            raise
-        return scoring
+    def _take_in(self, replies: dict[str, Reply], kind: str, id: str, came: Any) -> None:
+        if isinstance(came, BaseException):
+            raise came
+        if kind == "score":
+            self._scoring.discard(id)
+            self._scored(replies[id], came)
+            return
+        self._asked.discard(id)
+        self._answered(replies[id], came)
+        if replies[id].program is not None and self._begin_scoring(replies[id]):
+            self._scoring.add(id)
 
-    def _last_answers(self, replies: dict[str, Reply], left: set[str]) -> None:
+    def _last_answers(self, replies: dict[str, Reply]) -> None:
         """Write down what comes back within a few seconds: it is paid for, and the next part need not ask again."""
         until = time.monotonic() + PATIENCE_S
-        while left and (wait := until - time.monotonic()) > 0:
-            try:
+        while self._asked and (wait := until - time.monotonic()) > 0:
+            with suppress(queue.Empty):
                 kind, id, came = self._done.get(timeout=wait)
-            except queue.Empty:
-                return
-            if kind == "answer" and isinstance(came, Attempt):
-                left.discard(id)
-                self._answered(replies[id], came)
+                if kind == "answer" and isinstance(came, Attempt):
+                    self._asked.discard(id)
+                    self._answered(replies[id], came)
 
     def _answered(self, reply: Reply, attempt: Attempt) -> None:
         id = id_of(reply.question.turn, reply.sample, len(reply.calls) + 1)

@@ -44,7 +44,7 @@ class Client:
         self._endpoint, self._url, self._key = endpoint, endpoint.url, (endpoint.key or "").strip()
         if not (self._key.isascii() and self._key.isprintable()):
             raise ConfigError(
-                f"the key in {endpoint.key_variable or 'the variable that client.key_variable names'} holds a "
+                f"the key in {endpoint.env_variable or 'the variable that client.env_variable names'} holds a "
                 "character that no request can send: set it to the key alone"
             )
         self._tls = httpx.create_ssl_context()

@@ -23,7 +23,7 @@ class Endpoint:
     `base_url` ends before /chat/completions. `temperature`, `thinking`: None sends nothing, so that the server's own
     default holds. `max_tokens`: of one reply, its thinking included. `timeout_s`: of one request, from connecting to
     the last byte. `extra`: fields of the body that are put in last: a mapping goes into the one that is there, and
-    None takes a field out. `key_variable`: the environment variable that held `key`, for messages.
+    None takes a field out. `env_variable`: the environment variable that held `key`, for messages.
     """
 
     base_url: str
@@ -34,7 +34,7 @@ class Endpoint:
     thinking: bool | None = None
     timeout_s: float = 600.0
     extra: Mapping[str, Any] = field(default_factory=dict)
-    key_variable: str = ""
+    env_variable: str = ""
 
     @property
     def url(self) -> str:

@@ -24,7 +24,7 @@ def log_of(
     """The log. `begin`: the journal's first event; `best`: score, sha256 and turn of the best program."""
     start, client = begin["start"], run.client
     return {
-        "problem": problem.name,
+        "problem": run.problem,
         "title": problem.title,
         "unit": problem.unit,
         "strategy": run.strategy,
@@ -35,14 +35,13 @@ def log_of(
             "temperature": client.temperature,
             "thinking": client.thinking,
             "max_tokens": client.max_tokens,
-            "extra": client.extra,
+            "extra": client.extra or {},
             "retries": client.retries,
             "hints": run.prompts.hints,
             "history": run.history if run.converses else 0,
             "restart_after": run.restart_after,
             "score": {name: asdict(run.score)[name] for name in ("timeout_s", "memory_mb", "check_timeout_s")},
             "budget": asdict(run.budget),
-            "protections": start["result"]["protections"],
         },
         "system": client.system,
         "first_prompt": begin["first"],
@@ -60,5 +59,6 @@ def log_of(
             "cost": round(spending.cost, 9),
         },
         "best": {"score": best["score"], "turn": best["turn"], "program_sha256": best["sha256"]},
+        "record": [dict(row) for row in problem.record],
         "ended": ended,
     }

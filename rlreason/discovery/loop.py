@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.discover import BUDGETS, DiscoverConfig
+from rlreason.config.discover import DiscoverConfig
 from rlreason.discovery.asking import Asker
 from rlreason.discovery.client import Client, Endpoint
 from rlreason.discovery.journal import Journal
@@ -60,6 +60,7 @@ class Walk:
     records: RunWriter
     console: Console
     best: Best
+    known_turns: int  # of earlier parts, the last of which may not be whole
     replies: list[Reply] = field(default_factory=list)
 
     @property
@@ -127,7 +128,7 @@ def set_up(
     best = Best(start["result"]["score"], start["source"], start["result"]["program_sha256"])
     spending = Spending(run.budget, Prices(run.client.prompt_price, run.client.completion_price))
     asker = Asker(run, endpoint, client, journal, spending, score)
-    return Walk(run, problem, journal, asker, records, console, best)
+    return Walk(run, problem, journal, asker, records, console, best, journal.last_turn)
 
 
 def limits_of(run: DiscoverConfig) -> Limits:
@@ -147,9 +148,9 @@ def endpoint_of(run: DiscoverConfig, journal: Journal) -> Endpoint:
         )
     model = client.model or (journal.begin or {}).get("model") or ""
     return Endpoint(
-        base_url=url, model=model, key=os.environ.get(client.key_variable), temperature=client.temperature,
-        max_tokens=client.max_tokens, thinking=client.thinking, timeout_s=client.timeout_s, extra=client.extra,
-        key_variable=client.key_variable,
+        base_url=url, model=model, key=os.environ.get(client.env_variable), temperature=client.temperature,
+        max_tokens=client.max_tokens, thinking=client.thinking, timeout_s=client.timeout_s, extra=client.extra or {},
+        env_variable=client.env_variable,
     )  # fmt: skip
 
 
@@ -200,12 +201,12 @@ def announce(walk: Walk) -> None:
     """What is about to be asked of whom, and how programs are held back."""
     run, say = walk.run, walk.console.say
     asks = f"{run.strategy}" + f", {run.side_by_side} replies at a time" * (run.side_by_side > 1)
-    bounds = {name: getattr(run.budget, name) for name in BUDGETS}
-    spends = ", ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
     say(f"problem    {walk.problem.title}: begins with {walk.best.score} {walk.problem.unit}")
-    say(f"asks       {walk.asker.endpoint.model}, {asks}; at most: {spends}")
+    say(f"asks       {walk.asker.endpoint.model}, {asks}; at most {run.most_spent}")
     limits = limits_of(run)
     say(f"programs   {duration(limits.timeout_s)} and {limits.memory_mb} MB each; {in_words(protections(limits))}")
+    if walk.known_turns:
+        say(f"goes on    in turn {walk.known_turns}, after {len(walk.journal.asked)} calls, none of which is repeated")
     say(f"records    {walk.records.folder}; interrupted? resume={walk.records.folder} goes on, and repeats no call")
 
 
@@ -227,7 +228,9 @@ def ask(walk: Walk, question: Question) -> list[Reply]:
 def write_turn(walk: Walk, turn: int, replies: list[Reply]) -> None:
     """The log and the best program, each replaced as a whole; a row of metrics; a line for a person."""
     records, spending = walk.records, walk.asker.spending
-    write_documents(walk)
+    again = turn < walk.known_turns  # the log on the disk knows more than this
+    if not again:
+        write_documents(walk)
     valid = [reply for reply in replies if reply.result and reply.result["validity"] == 1.0]
     row = {
         "discover/turn": turn,
@@ -239,6 +242,8 @@ def write_turn(walk: Walk, turn: int, replies: list[Reply]) -> None:
         "discover/cost": spending.cost,
     }
     records.metrics(Counters(rollout_step=turn, clock=records.clock).row() | row)
+    if again:
+        return
     walk.console.say(f"turn {turn:<5} {spending.calls:>4} calls  best {walk.best.score:<6} {came_of(replies)}")
     for reply in replies:
         if reply.result and reply.result["alarm"]:
@@ -273,7 +278,7 @@ def conclude(walk: Walk) -> float:
     records.summary(
         {
             "status": "finished" if ended.startswith("budget.calls") else "budget",
-            "reason": ended,
+            "reason": "" if ended.startswith("budget.calls") else ended,
             "score": walk.best.score,
             "score_before": walk.begin["start"]["result"]["score"],
             "problem": walk.problem.name,

@@ -69,12 +69,12 @@ def refusal(attempt: Attempt, endpoint: Endpoint) -> str:
 
     >>> print(refusal(Attempt("http_401", detail="HTTP 401: no such key"), Endpoint("http://h/v1", "m")))
     client.base_url=http://h/v1 asks for a key and none was sent: put one into the environment variable that \
-client.key_variable names (HTTP 401: no such key)
+client.env_variable names (HTTP 401: no such key)
     """
     at = f"client.base_url={one_line(endpoint.base_url, endpoint.key)}"
     model = f"client.model={one_line(endpoint.model, endpoint.key)}"
-    where = f"environment variable {endpoint.key_variable or 'that client.key_variable names'}"
-    where += " (client.key_variable)" if endpoint.key_variable else ""
+    where = f"environment variable {endpoint.env_variable or 'that client.env_variable names'}"
+    where += " (client.env_variable)" if endpoint.env_variable else ""
     match attempt.outcome:
         case "http_401" if not endpoint.key:
             said = f"{at} asks for a key and none was sent: put one into the {where}"
@@ -91,6 +91,8 @@ client.key_variable names (HTTP 401: no such key)
             )
         case "http_413":
             said = f"{at} takes no prompt of this length: refine over fewer turns"
+        case "http_429":
+            said = f"{at} takes no more requests for now: go on later, or ask for fewer at a time"
         case "connection":
             said = f"nothing answers as a model's server at {at}: start the server, or correct the address"
         case "timeout":

@@ -74,7 +74,7 @@ def told(score: Score, unit: str) -> str:
     else:
         given = f", of {score.raw_points} {unit} given" if score.raw_points else ""
         lines = [f"not valid ({score.error_kind}){given}: {score.error}"]
-    if pair := score.facts.get("worst_pair"):
+    if (pair := score.facts.get("worst_pair")) and not score.valid:
         lines.append(f"worst pair: {pair['first']} and {pair['second']}, {pair['vectors'][0]} and {pair['vectors'][1]}")
     if score.facts.get("max_squared_norm") is not None:
         told = [f"largest squared norm {score.facts['max_squared_norm']}"]

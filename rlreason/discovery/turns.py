@@ -7,7 +7,7 @@ from typing import Any
 from rlreason.discovery.exchange import Attempt
 
 Message = dict[str, str]
-PROGRAM_KEYS = ("seconds", "check_seconds", "peak_memory_mb", "protections", "output_tail")  # differ from run to run
+PROGRAM_KEYS = ("seconds", "check_seconds", "peak_memory_mb", "output_tail", "left_behind")  # differ from run to run
 
 
 @dataclass(slots=True)

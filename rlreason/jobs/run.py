@@ -7,7 +7,7 @@ from typing import Any
 
 from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.leaves import refuse_own_input
-from rlreason.config.run import RunConfig
+from rlreason.config.run import works_on_a_model
 from rlreason.config.store import schemas_of
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
@@ -54,7 +54,7 @@ def run_job(
 
 def _start_of(run: AnyRunConfig) -> Start:
     """What does the work, with the libraries that it needs."""
-    if not isinstance(run, RunConfig):
+    if not works_on_a_model(run):
         from rlreason.discovery.loop import discover
 
         return discover
@@ -68,14 +68,14 @@ def _start_of(run: AnyRunConfig) -> Start:
 
 
 def _loaded_for(run: AnyRunConfig) -> str:
-    return "torch and transformers" if isinstance(run, RunConfig) else "the client and the sandbox"
+    return "torch and transformers" if works_on_a_model(run) else "the client and the sandbox"
 
 
 def _started(
     start: Start, run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], console: Console, clock: Clock
 ) -> float:
     sources: dict[str, str] = {}
-    if isinstance(run, RunConfig):
+    if works_on_a_model(run):
         from rlreason.setup.probe import own_sources
 
         seed_generators(run.seed)

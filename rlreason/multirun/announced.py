@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from rlreason.cli.flags import Asked
 from rlreason.config.any_run import AnyRunConfig
-from rlreason.config.run import RunConfig
+from rlreason.config.run import works_on_a_model
 from rlreason.config.store import typed
 from rlreason.sweeps.design import Design
 from rlreason.sweeps.dominated import watch
@@ -24,7 +24,7 @@ def announce(asked: Asked, design: Design) -> AnyRunConfig:
     """
     run = first_run(asked, design)
     tried = None
-    if asked.own.dry and isinstance(run, RunConfig) and not knows_time(design, run):
+    if asked.own.dry and works_on_a_model(run) and not knows_time(design, run):
         print("note: trying two steps of the first run, to tell how long one takes", flush=True)
         tried = probe(design.runs[0], run, asked.sources())
     print("\n" + plan_text(design, [run], asked.own.jobs or 1, space_of, tried), flush=True)
@@ -44,7 +44,7 @@ def space_of(run: AnyRunConfig) -> float:
     """Bytes that a run may leave, by its settings: model, responses, checkpoints and small files."""
     from rlreason.setup.space import RECORDS, space_needed  # it knows the tiny model's tokenizer, which takes a while
 
-    return float(RECORDS + (sum(space_needed(run)) if isinstance(run, RunConfig) else 0))
+    return float(RECORDS + (sum(space_needed(run)) if works_on_a_model(run) else 0))
 
 
 def after_run_of(run: AnyRunConfig, design: Design) -> Callable[[SweepState], list[dict[str, Any]]] | None:
@@ -52,5 +52,5 @@ def after_run_of(run: AnyRunConfig, design: Design) -> Callable[[SweepState], li
 
     `run`: the settings of one of its runs.
     """
-    watched = isinstance(run, RunConfig) and run.monitors.dominated == "stop"
+    watched = works_on_a_model(run) and run.monitors.dominated == "stop"
     return watch(design.folder) if watched else None

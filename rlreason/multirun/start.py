@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.cli.check_sweep import stage_of
 from rlreason.cli.flags import Asked
 from rlreason.cli.launchers import BASIC, chosen_launcher, launcher_of, set_up
-from rlreason.config.run import RunConfig
+from rlreason.config.run import works_on_a_model
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.multirun.announced import after_run_of, announce
@@ -115,7 +115,7 @@ def composed_run(config_name: str, run: PlannedRun) -> Composed:
     cfg = compose(config_name, list(run.words))
     asked = typed(cfg, of_sweep=True)
     may_fork = (
-        isinstance(asked, RunConfig) and asked.rollout.engine != "vllm"
+        works_on_a_model(asked) and asked.rollout.engine != "vllm"
     )  # which decides as it is loaded how it uses the processors
     return Composed(redacted_settings(OmegaConf.to_yaml(cfg, resolve=True)), asked.waits.run_s, may_fork)
 

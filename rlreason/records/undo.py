@@ -22,7 +22,7 @@ MADE = {*CONTENTS, HYDRAS}
 #: What is worth keeping of a run that failed, where there is anything in it.
 WANTED = {
     files.METRICS, files.SUMMARY, files.ROLLOUTS, files.EVALS, files.MODEL, files.RESPONSES, files.UNFINISHED,
-    files.ENGINE_LOG,
+    files.ENGINE_LOG, files.CALLS,
 }  # fmt: skip
 
 

@@ -43,6 +43,8 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Write the report, and serve it where that is asked for."""
+    if arguments.assignment is None and (answer := report_of_discovery(arguments, console)) is not None:
+        return answer
     refuse_missing_libraries()
     if arguments.assignment is not None:
         from rlreason.report.assignment import write_up
@@ -65,6 +67,26 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
         return serve(arguments.runs, out, arguments.host, arguments.serve, rewrite, console)
     return answer_of(report, out, console.width)
+
+
+def report_of_discovery(arguments: argparse.Namespace, console: Console) -> Answer | None:
+    """The report of runs of discovery; None where none is given. `ConfigError` where others are given beside them."""
+    from rlreason.report.discovery import report_of, runs_below
+
+    found = {folder: runs_below([folder]) for folder in arguments.runs}
+    if not any(found.values()):
+        return None
+    if strange := [folder for folder, runs in found.items() if not runs]:
+        raise ConfigError(
+            f"RUN={strange[0]} holds no run of discovery, and {next(f for f, runs in found.items() if runs)} does: "
+            "give each to a command of its own"
+        )
+    if arguments.serve is not None:
+        raise ConfigError("--serve keeps the report of runs that train fresh, and these are of discovery: leave it out")
+    out = refuse_out(arguments.out) if arguments.out is not None else folder_of(arguments.runs[0])
+    with console.wait("writing the report"):
+        answer: Answer = report_of([run for runs in found.values() for run in runs], out)
+    return answer
 
 
 def refuse_missing_libraries() -> None:

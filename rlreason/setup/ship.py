@@ -14,7 +14,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 
 from rlreason.config.model import TinyModelConfig
-from rlreason.config.run import RunConfig
+from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.sources import resource_dir
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
@@ -33,7 +33,7 @@ def asked(words: list[str]) -> RunConfig:
     register()
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
         run = typed(compose("config", [*words, "model.cache=null"]))
-    assert isinstance(run, RunConfig)
+    assert works_on_a_model(run)
     return run
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rlreason.config.any_run import AnyRunConfig
-from rlreason.config.discover import BUDGETS, DiscoverConfig
-from rlreason.config.run import RunConfig
+from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.runtime.text import duration, few
 from rlreason.statistics import (
     ASSUMED,
@@ -26,6 +25,7 @@ from rlreason.sweeps.probe import Probe
 from rlreason.sweeps.state import SweepState
 
 UNKNOWN = "unknown: no run like these has finished; dry=true tries two steps of one"
+NO_TRIAL = "unknown: no run like these has finished"
 ASSUMED_SPREAD = "assumed: seeds that spread by 0.02 to 0.05"
 IDLE = (
     f"; monitors.dominated=stop stops nothing here: it looks once {FEWEST_SEEDS} seeds have ended, so give more seeds"
@@ -58,7 +58,7 @@ def plan_text(
         "runs": f"{len(design.runs)}: {several}" + (f"; {ended} ended before" if ended else ""),
         **varied(design),
         "compared": _compared(design),
-        "time": time_line(cost, probe, left, jobs),
+        "time": time_line(cost, probe, left, jobs) if cost or works_on_a_model(runs[0]) else NO_TRIAL,
         "disk": disk_line(cost, runs, left, space),
         "can show": can_show(design, runs[0], before),
     }
@@ -118,7 +118,7 @@ def disk_line(
 def can_show(design: Design, run: AnyRunConfig, before: SweepState | None) -> str:
     """The smallest difference between two settings that the seeds and problems of a sweep can show."""
     counts = Counter(one.key for one in design.runs)
-    if not isinstance(run, RunConfig):
+    if not works_on_a_model(run):
         return _best_scores(run, min(counts.values()))
     problems = problems_of(run, before)
     if len(counts) < 2:
@@ -133,10 +133,8 @@ def can_show(design: Design, run: AnyRunConfig, before: SweepState | None) -> st
 
 def _best_scores(run: AnyRunConfig, seeds: int) -> str:
     """What a sweep of discovery shows, and may spend."""
-    bounds = {name: getattr(run.budget, name) for name in BUDGETS} if isinstance(run, DiscoverConfig) else {}
-    spent = ", ".join(f"budget.{name}={bound:g}" for name, bound in bounds.items() if bound is not None)
     shown = "best scores, one seed each: no distribution" if seeds == 1 else f"best scores over {seeds} seeds"
-    return f"{shown}; each run spends at most {spent}"
+    return f"{shown}; each run spends at most {run.most_spent}"
 
 
 def _one_setting(seeds: int) -> str:

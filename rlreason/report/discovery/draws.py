@@ -21,8 +21,8 @@ from rlreason.config.leaves import flat
 from rlreason.report.discovery.log import Log
 from rlreason.statistics.best_of_k import best_of_curve, best_of_interval
 
-#: Settings that change no reply to the first prompt and no score of it: groups of them by their first word.
-APART = {"budget", "strategy", "seed", "n", "hints", "problem", "name", "model"}  # the last have fields of their own
+#: Settings that change no reply to the first prompt, and no score of it, by their first words. `hints` stand in it.
+APART = {"budget", "replies", "retries", "hints", "history", "restart_after"}
 MOST_GROUPS = 200  # of a rank test
 FEW = 5  # with fewer draws, no interval is told: they have shown too little of what there is
 

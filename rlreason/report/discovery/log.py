@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 FIRST = "first"  # the kind of the bare first prompt
+REPLIED = {"ok", "no_code", "truncated"}  # outcomes of calls that brought a text of the model's
 START = "start"  # what `Best.turn` names where no turn has been better
 
 
@@ -146,8 +147,13 @@ class Log:
         return sum(len(turn.calls) for turn in self.turns)
 
     @property
+    def answered(self) -> int:
+        """How many of its calls brought a reply, with a program or without."""
+        return sum(call.outcome in REPLIED for turn in self.turns for call in turn.calls)
+
+    @property
     def replies(self) -> list[Turn]:
-        """The turns that got an answer."""
+        """The turns that ended with a reply."""
         return [turn for turn in self.turns if turn.reply is not None]
 
     @property

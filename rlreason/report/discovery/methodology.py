@@ -7,20 +7,22 @@ from typing import Any
 from rlreason.config.leaves import flat, typed_word
 from rlreason.report.discovery.log import Log
 from rlreason.report.discovery.settings import Setting
-from rlreason.report.discovery.texts import counted, figure, listed, quoted, said, times_word
+from rlreason.report.discovery.texts import counted, figure, listed, name_in, quoted, said, times_word
 from rlreason.report.discovery.words import PROMPTS, STRATEGIES
 
 QUOTED = 700  # characters of the first prompt
-MOST_SETTINGS = 12  # shown in a sentence
+MOST_SETTINGS = 20  # shown in a sentence
+MOST_STARTS = 3  # programs to begin with
 
 
 def methodology(settings: Sequence[Setting]) -> list[str]:
     """How the runs worked, in sentences that follow from their logs alone."""
     logs = [log for setting in settings for log in setting.logs]
     one = logs[0]
+    problem = said(name_in(one.problem))
     lines = [
-        f"A language model writes whole programs, and a verifier scores the set that each one gives. The problem: "
-        f"**{said(one.title or one.problem)}** ({said(one.problem)}); the score counts {said(one.unit)}.",
+        "A language model writes whole programs, and a verifier scores the set that each one gives. The problem: "
+        f"**{said(one.title) or problem}** ({problem}); the score counts {said(one.unit)}.",
         "",
         f"- **Model:** {listed(sorted({said(log.model) for log in logs}))}, through an OpenAI-compatible endpoint.",
     ]
@@ -34,8 +36,9 @@ def methodology(settings: Sequence[Setting]) -> list[str]:
         several = "All settings alike" if len(settings) > 1 else "Settings"
         lines.append(f"- **{several}:**{_told(common, '')} Budgets are hard caps, which count retries.")
     lines += [f"- **Prompts:** {_prompts(logs)}", f"- **Verifier:** {_verifier(logs)}"]
-    starts = sorted({f"{said(log.start.program)}, {figure(log.start.score)}" for log in logs})
-    lines.append(f"- **Starting point:** {listed(starts)}.")
+    starts = sorted({f"{said(name_in(log.start.program))} ({figure(log.start.score)})" for log in logs})
+    more = [f"{len(starts) - MOST_STARTS} more"] if len(starts) > MOST_STARTS else []
+    lines.append(f"- **Starting point:** {listed([*starts[:MOST_STARTS], *more])}.")
     return [*lines, "", "The first prompt, cut:", "", *quoted(one.first_prompt, QUOTED, lines=14)]
 
 
@@ -105,7 +108,7 @@ def _verifier(logs: Sequence[Log]) -> str:
     if not protections:
         return f"{text} The log does not name the protections that held."
     held = sorted(set.intersection(*map(set, protections)))
-    return f"{text} Protections that held: {listed([said(name, 60) for name in held]) or 'not the same ones always'}."
+    return f"{text} Protections that held: {listed([said(name, 120) for name in held]) or 'not the same ones always'}."
 
 
 def _names(protections: Any) -> list[str]:

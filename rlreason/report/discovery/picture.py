@@ -108,7 +108,8 @@ def _draw_setting(ax: Any, setting: Setting, colour: str, style: str) -> None:
         xs, ys = log.curve()
         width, alpha = (0.9, 0.4) if many else (2.2, 1.0)
         name = None if many else f"{setting.label} (one run)"
-        ax.step(xs, ys, where="post", color=colour, linewidth=width, alpha=alpha, label=name)
+        line = "-" if many else style
+        ax.step(xs, ys, where="post", color=colour, linewidth=width, alpha=alpha, label=name, linestyle=line)
     if many:
         calls = list(range(1 + min(log.calls for log in setting.ended)))
         middle = np.median([_at_each(log, calls) for log in setting.ended], axis=0)
@@ -141,8 +142,9 @@ def _draw_record(ax: Any, panel: Panel, record: Sequence[tuple[float, str]]) -> 
         best = max(best, *panel.baseline.expected([panel.baseline.count]))
     above = sorted(score for score, _ in record if best < score <= 1.5 * best)
     top = max(1.08 * best, 1.04 * above[0] if above else 0)
-    ax.set_ylim(0, top)
     shown = sorted((score, who) for score, who in record if 0 < score <= top)
+    top = max(top, 1.03 * shown[-1][0]) if shown else top
+    ax.set_ylim(0, top)
     for score, _ in shown:
         ax.axhline(score, color=LIGHT["axis"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
     named = shown[-MOST_RECORDS:]

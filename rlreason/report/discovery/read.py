@@ -10,11 +10,11 @@ from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from rlreason.errors import ConfigError
+from rlreason.records import files
 from rlreason.report.discovery.log import START, Best, Call, Log, Reply, Result, Spent, Start, Turn
 from rlreason.runtime.json_fields import fits
 from rlreason.runtime.text import shorten, visible
 
-NAME = "conversation_log.json"
 MOST_BYTES = 1 << 29  # a larger file is no log
 MOST_LEVELS = 60  # lists and objects within one another
 LARGEST = 10**15  # of whatever is counted
@@ -30,7 +30,7 @@ class _WrongError(Exception):
 def is_discover_run(folder: Path) -> bool:
     """Whether a folder holds the log of a discover run, readable or not."""
     with suppress(OSError, ValueError):
-        return (folder / NAME).is_file()
+        return (folder / files.CONVERSATION).is_file()
     return False
 
 
@@ -39,7 +39,7 @@ def read_log(folder: Path) -> Log:
 
     `ConfigError`, one line with the file's path, where there is none or where anything in it is not what it must be.
     """
-    path = folder / NAME
+    path = folder / files.CONVERSATION
     try:
         return replace(_log(_document(path), ""), folder=folder)
     except _WrongError as error:

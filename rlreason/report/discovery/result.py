@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from rlreason.records.files import PROGRAM
 from rlreason.report.discovery.log import Log, Result
 from rlreason.report.discovery.settings import Setting
-from rlreason.report.discovery.texts import counted, figure, listed, said, table, whole
+from rlreason.report.discovery.texts import counted, figure, listed, name_in, said, table, whole
 
-PROGRAM = "program.py"
 MOST_BYTES = 1 << 24  # of a program
 DEFAULT_PROBLEM = "kissing_11"  # of `rlreason score`, which needs no word for it
 
@@ -30,8 +30,8 @@ def progress(settings: Sequence[Setting]) -> str:
     log = logs[0]
     valid = sum(turn.is_valid for turn in log.turns)
     text = (
-        f"The score went from {starts} ({said(log.start.program, 60)}) to {figure(log.best.score)} in "
-        f"{counted(log.calls, 'call')}, of which {len(log.replies):,} gave a reply and {valid:,} a valid set."
+        f"The score went from {starts} ({said(name_in(log.start.program), 60)}) to {figure(log.best.score)} in "
+        f"{counted(log.calls, 'call')}, of which {log.answered:,} gave a reply and {valid:,} a valid set."
     )
     xs, bests = log.curve()
     if bests[-1] > bests[0]:
@@ -75,9 +75,10 @@ def of_several(settings: Sequence[Setting]) -> list[str]:
 
 def command(log: Log, run: str) -> list[str]:
     """The command that scores a run's program again, in a fence."""
-    plain = re.fullmatch(r"[\w./-]+", log.problem) is not None
-    problem = "" if log.problem == DEFAULT_PROBLEM else f" --problem {log.problem if plain else 'PROBLEM'}"
-    return ["```bash", f"rlreason score {run}/{PROGRAM}{problem}", "```"]
+    is_shipped = re.fullmatch(r"[a-z0-9_]+", log.problem) is not None  # else it is somebody's folder
+    problem = "" if log.problem == DEFAULT_PROBLEM else f" --problem {log.problem if is_shipped else 'FOLDER'}"
+    told = [] if is_shipped else ["", "FOLDER is that of the problem."]
+    return ["```bash", f"rlreason score {run}/{PROGRAM}{problem}", "```", *told]
 
 
 def name_of(log: Log) -> str:

@@ -68,9 +68,9 @@ def _row(setting: Setting) -> list[str]:
 
 def share_of_valid(logs: Sequence[Log]) -> str:
     """Replies with a valid set, of all replies."""
-    replies = sum(len(log.replies) for log in logs)
-    valid = sum(turn.is_valid for log in logs for turn in log.replies)
-    return f"{valid} of {replies} ({valid / replies:.0%})" if replies else "no reply"
+    replies = sum(log.answered for log in logs)
+    valid = sum(turn.is_valid for log in logs for turn in log.turns)
+    return f"{valid} of {replies} ({min(valid / replies, 1):.0%})" if replies else "no reply"
 
 
 def baseline_lines(panels: Sequence[Panel], comparisons: Sequence[Comparison]) -> list[str]:
@@ -83,8 +83,10 @@ def baseline_lines(panels: Sequence[Panel], comparisons: Sequence[Comparison]) -
     for panel in panels:
         of = f" ({said(panel.title)})" if len(panels) > 1 else ""
         lines += ["", f"**Independent draws{of}:** {_reach(panel)}"]
-    several = [one for one in comparisons if one.word]
-    lines += ["", *(f"- **{said(one.setting.label)}:** {verdict(one, comparisons)}" for one in several)]
+    lines.append("")
+    if any(len(one.setting.ended) < len(one.setting.logs) for one in comparisons):
+        lines += ["Runs that have not ended are left out of what follows.", ""]
+    lines += [f"- **{said(one.setting.label)}:** {verdict(one, comparisons)}" for one in comparisons]
     return lines
 
 

@@ -15,7 +15,6 @@ from rlreason.statistics.differences import LEVEL
 from rlreason.statistics.families import holm
 
 ORDER = ("simple", "best_of_n", "refine", "hybrid")  # of the strategies in tables and pictures
-LEFT_OUT = {"seed", "strategy", "model", "problem", "name"}  # of the settings: they have fields of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +87,8 @@ def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> li
 
 
 def _facts(log: Log) -> dict[str, Any]:
-    settings = {key: value for key, value in flat(log.settings).items() if key.partition(".")[0] not in LEFT_OUT}
-    own = {"strategy": log.strategy, "model": log.model, "start": log.start.score}
-    return {**own, **settings, "system prompt": log.system, "first prompt": log.first_prompt}
+    own = {"strategy": log.strategy, "model": log.model, "starting score": log.start.score}
+    return {**own, **flat(log.settings), "system prompt": log.system, "first prompt": log.first_prompt}
 
 
 def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:

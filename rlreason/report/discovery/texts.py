@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 
 from rlreason.report.markdown import fenced, text
 from rlreason.runtime.text import shorten
@@ -23,8 +24,8 @@ def quoted(given: str, most: int, lines: int = 24) -> list[str]:
     every = given.splitlines()
     if len(every) > lines:
         half = lines // 2
-        left_out = len(every) - 2 * half
-        given = "\n".join([*every[:half], f"[... {left_out} lines ...]", *every[-half:]])
+        left_out = counted(len(every) - 2 * half, "line")
+        given = "\n".join([*every[:half], f"[... {left_out} ...]", *every[-half:]])
     return fenced(shorten(given, most, "both"))
 
 
@@ -32,6 +33,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: frozenset
     """A table of cells that are Markdown already; columns in `numbers` stand right."""
     marks = ["--:" if k in numbers else "---" for k in range(len(head))]
     return ["| " + " | ".join(row) + " |" for row in (head, marks, *rows)]
+
+
+def name_in(path: str) -> str:
+    """The last part of a path that somebody gave: where it lay is nobody's business.
+
+    >>> name_in("/home/me/mine.py"), name_in("kissing_11")
+    ('mine.py', 'kissing_11')
+    """
+    return PurePosixPath(path).name or path
 
 
 def counted(number: int, noun: str) -> str:

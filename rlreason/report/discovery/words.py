@@ -2,10 +2,10 @@
 
 STRATEGIES = {
     "simple": "every call asks the first prompt anew, with nothing before it: independent draws",
-    "best_of_n": "several replies to each prompt, of which the verifier selects the best",
+    "best_of_n": "several replies to the first prompt side by side, again and again; the verifier selects the best",
     "refine": "one conversation, in which the exact error is given back after a failure, and a larger set is asked for "
     "after a valid one",
-    "hybrid": "a refinement in which every prompt gets several replies, of which the verifier selects the best",
+    "hybrid": "as refine, with several replies to every prompt, of which the verifier selects the one to go on with",
 }
 PROMPTS = {
     "first": "the first prompt",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
+from rlreason.records.files import REPORT, SCORE_PICTURE, SET_ASIDE
 from rlreason.report.discovery.draws import baselines_of
 from rlreason.report.discovery.kept import kept_text, write_keeping
 from rlreason.report.discovery.log import Log
@@ -21,9 +22,8 @@ from rlreason.report.discovery.record import records_of, standing
 from rlreason.report.discovery.result import of_one_run, of_several, progress
 from rlreason.report.discovery.seeds import baseline_lines, distribution
 from rlreason.report.discovery.settings import Setting, compared, settings_of, without_copies
-from rlreason.report.discovery.texts import counted, listed, said, whole
+from rlreason.report.discovery.texts import counted, listed, name_in, said, whole
 
-REPORT, PICTURE = "report.md", "score.png"
 Record = Sequence[Mapping[str, Any]]
 
 
@@ -49,7 +49,9 @@ def write_joint_report(folders: Sequence[Path], record: Record, out: Path) -> Pa
         except ConfigError as error:
             problems.append(str(error).replace(str(folder), folder.name, 1))
     if not logs:
-        raise ConfigError(problems[0] if problems else f"{_names(folders)} hold no discover run: give folders of some")
+        raise ConfigError(
+            problems[0] if problems else f"there is no discover run in {_names(folders)}: give folders of some"
+        )
     if len(names := sorted({log.problem for log in logs})) > 1:
         raise ConfigError(f"the runs are of {counted(len(names), 'problem')} ({listed(names)}): give those of one")
     logs, copies = without_copies(logs)
@@ -63,7 +65,7 @@ def runs_below(folders: Sequence[Path]) -> list[Path]:
         inner = [folder]
         if not is_discover_run(folder):
             with suppress(OSError):
-                inner = sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
+                inner = sorted(one for one in folder.iterdir() if not one.name.startswith((".", SET_ASIDE)))
         for one in inner:
             if is_discover_run(one):
                 found.setdefault(one.resolve(), one)
@@ -79,7 +81,7 @@ def _write(logs: Sequence[Log], record: Record, out: Path, left_out: Sequence[st
     baselines = baselines_of(logs)
     panels = panels_of(settings, baselines)
     one = logs[0]
-    title = one.title or one.problem
+    title = one.title or name_in(one.problem)
     lines = [f"# {said(title)}: {said(_what(settings))}", ""]
     if left_out:
         lines += ["Left out:", "", *(f"- {said(line, 300)}" for line in left_out), ""]
@@ -89,7 +91,7 @@ def _write(logs: Sequence[Log], record: Record, out: Path, left_out: Sequence[st
     lines += ["", "## Where the record stands", "", *standing(record, best, one.unit)]
     lines += ["", "## Seeds", "", *distribution(settings), "", *baseline_lines(panels, compared(settings, baselines))]
     out.mkdir(parents=True, exist_ok=True)
-    draw(out / PICTURE, f"{title}: {_what(settings)}", one.unit, panels, records_of(record))
+    draw(out / SCORE_PICTURE, f"{title}: {_what(settings)}", one.unit, panels, records_of(record))
     write_keeping(out / REPORT, "\n".join(lines) + "\n\n", kept_text(out / REPORT))
     return out / REPORT
 
@@ -104,7 +106,7 @@ def _what(settings: Sequence[Setting]) -> str:
 
 def _process(settings: Sequence[Setting], panels: Sequence[Panel]) -> list[str]:
     logs = [log for setting in settings for log in setting.logs]
-    lines = [progress(settings), "", f"![The best score so far against the calls of the model]({PICTURE})", ""]
+    lines = [progress(settings), "", f"![The best score so far against the calls of the model]({SCORE_PICTURE})", ""]
     if len(panels) > MOST_PANELS:
         lines += [f"The picture shows {MOST_PANELS} of {len(panels)} kinds of first calls.", ""]
     lines += ["### What came of it", "", *failures(settings)]

@@ -1,0 +1,147 @@
+"""The verifier of the kissing problem: exact, in Python's integers of any size, without any tolerance.
+
+A set C of non-zero integer vectors in dimension 11 proves tau_11 >= |C| where the smallest squared distance between
+two of them is at least the largest squared norm: every angle is then at least 60 degrees, so the directions touch one
+ball as |C| balls of its size. Equality is allowed.
+
+Needs the standard library alone, and nothing of the project: it runs in a process of its own.
+"""
+
+from collections.abc import Sequence
+from operator import mul
+from typing import Any, NamedTuple
+
+COMPARED = 1_000  # rows; a longer set in which so many have a pair that is too close is compared no further
+LONGEST_SHOWN = 60  # digits of a number in an error's text
+
+
+class Closest(NamedTuple):
+    """The closest two rows, `first` before `second`, of the first `rows` ones."""
+
+    squared_distance: int
+    first: int
+    second: int
+    rows: int
+
+
+def verify(
+    rows: list[list[int]], *, dimension: int = 11, upper_bound: int = 868, most_points: int = 10_000
+) -> dict[str, Any]:
+    """Check the set and count it. `rows`: one list of integers per point, of any size and length.
+
+    A dict with `score` and `num_points` (0 where the set is not valid), `valid`, `error`, `error_kind` (empty, size,
+    type, ragged, dimension, zero_vector, too_close, alarm), `alarm`, and what is known of the set: `raw_points`,
+    `dimension` (None where rows differ in length), `duplicates` (rows that repeat an earlier one), `max_squared_norm`,
+    `min_squared_distance` and `worst_pair`, the closest two rows: {"first", "second", "vectors"}, counted from 0; of
+    pairs equally close the one whose second row, then whose first row comes first. What was not reached is None.
+    `compared_rows`: of an invalid set of more than 1,000 rows only the first 1,000 are compared with one another where
+    these are too close already; smallest distance and closest pair are those of them.
+
+    `upper_bound` is proved (868 in dimension 11), so a larger valid set scores nothing and raises an alarm.
+
+    >>> result = verify([[2, 0], [0, 2], [1, 1]], dimension=2, upper_bound=6)
+    >>> result["error"], result["worst_pair"]
+    ('Minimum squared distance 2 < maximum squared norm 4', {'first': 0, 'second': 2, 'vectors': [[2, 0], [1, 1]]})
+    """
+    facts: dict[str, Any] = {
+        "raw_points": len(rows),
+        "dimension": None,
+        "duplicates": 0,
+        "min_squared_distance": None,
+        "max_squared_norm": None,
+        "worst_pair": None,
+        "compared_rows": 0,
+    }
+    if fault := _fault_of_form(rows, dimension, most_points, facts):
+        return _verdict(facts, *fault)
+    norms = [sum(map(mul, row, row)) for row in rows]
+    facts["max_squared_norm"] = max(norms)
+    if 0 in norms:
+        return _verdict(facts, "zero_vector", f"Row {norms.index(0)} (counted from 0) is the zero vector")
+    closest = closest_pair(rows, norms)
+    if closest:
+        facts["min_squared_distance"] = closest.squared_distance
+        pair = closest.first, closest.second
+        facts["worst_pair"] = {"first": pair[0], "second": pair[1], "vectors": [list(rows[i]) for i in pair]}
+    facts["compared_rows"] = closest.rows if closest else len(rows)
+    if closest and closest.squared_distance < max(norms):
+        text = f"Minimum squared distance {_shown(closest.squared_distance)} < maximum squared norm "
+        part = f" (among the first {closest.rows} of {len(rows)} points)" if closest.rows < len(rows) else ""
+        return _verdict(facts, "too_close", text + _shown(max(norms)) + part)
+    if len(rows) > upper_bound:
+        return _verdict(facts, "alarm", _alarm(len(rows), dimension, upper_bound))
+    return _verdict(facts)
+
+
+def closest_pair(rows: Sequence[Sequence[int]], norms: Sequence[int]) -> Closest | None:
+    """The closest two rows, by |x|^2 + |y|^2 - 2 <x, y>; None for fewer than two. `norms`: squared.
+
+    Stops after `COMPARED` rows, where two of them are closer than the largest norm and the set is not valid anyway.
+    """
+    largest = max(norms, default=0)
+    best: Closest | None = None
+    for second, (row, norm) in enumerate(zip(rows, norms, strict=True)):
+        if not second:
+            continue
+        if best and second >= COMPARED and best.squared_distance < largest:
+            break
+        double = [2 * x for x in row]
+        nearer = [n - sum(map(mul, other, double)) for n, other in zip(norms[:second], rows, strict=False)]
+        distance = norm + min(nearer)
+        if best is None or distance < best.squared_distance:
+            best = Closest(distance, nearer.index(min(nearer)), second, 0)
+    else:
+        second = len(rows)
+    return best._replace(rows=second) if best else None
+
+
+def _fault_of_form(
+    rows: list[list[int]], dimension: int, most_points: int, facts: dict[str, Any]
+) -> tuple[str, str] | None:
+    """Kind and text of what is wrong with the rows before anything is computed; `facts` gets what can be told."""
+    if not rows:
+        return "empty", "The set is empty"
+    lengths = [len(row) for row in rows]
+    facts["dimension"] = lengths[0] if len(set(lengths)) == 1 else None
+    if len(rows) > most_points:
+        return "size", f"{len(rows)} points are too many: at most {most_points} are checked"
+    for i, row in enumerate(rows):
+        if any(type(x) is not int for x in row):
+            return "type", f"Row {i} (counted from 0) holds something else than plain integers"
+    facts["duplicates"] = len(rows) - len(set(map(tuple, rows)))
+    if facts["dimension"] is None:
+        other = next(i for i, length in enumerate(lengths) if length != lengths[0])
+        return "ragged", (
+            f"The rows differ in length: row 0 has {lengths[0]} coordinates and row {other} has {lengths[other]}, "
+            f"expected {dimension}"
+        )
+    if facts["dimension"] != dimension:
+        return "dimension", f"Dimension is {facts['dimension']}, expected {dimension}"
+    return None
+
+
+def _verdict(facts: dict[str, Any], kind: str | None = None, text: str | None = None) -> dict[str, Any]:
+    score = facts["raw_points"] if kind is None else 0
+    verdict = {"score": score, "num_points": score, "valid": kind is None, "error": text, "error_kind": kind}
+    return verdict | {"alarm": text if kind == "alarm" else None} | facts
+
+
+def _alarm(points: int, dimension: int, upper_bound: int) -> str:
+    return (
+        f"{points} points pass every check, but it is proved that no valid set in dimension {dimension} has more than "
+        f"{upper_bound}: the verifier or the bound must be wrong, so the set gets no score"
+    )
+
+
+def _shown(number: int) -> str:
+    """A number >= 0 in full, or the beginning of one of very many digits.
+
+    >>> _shown(144_000_000), _shown(123 * 10**400)
+    ('144000000', '123000000000... (403 digits)')
+    """
+    if number < 10**LONGEST_SHOWN:
+        return str(number)
+    digits = number.bit_length() * 30102 // 100_000  # at most what it is
+    while number >= 10**digits:
+        digits += 1
+    return f"{number // 10 ** (digits - 12)}... ({digits} digits)"

@@ -1,0 +1,120 @@
+"""Runs of discovery that are killed, stopped and given more to spend: nothing is paid twice, and nothing is lost."""
+
+import json
+
+import pytest
+
+from rlreason.discovery.scripted_server import serving
+from tests.discovery_runs import DETOURS, axes, calls_in, discover, log_in
+from tests.killed import AT, SIGNAL
+
+JOURNAL, LOOP, ASKING = "rlreason.discovery.journal", "rlreason.discovery.loop", "rlreason.discovery.asking"
+#: Before and after what is written down, while requests are under way, and while programs run.
+PLACES = (
+    f"{JOURNAL}:Journal.write:return:4",
+    f"{LOOP}:write_documents:call:2",
+    "rlreason.discovery.client:Client.ask:return:4",
+)
+MORE = (
+    f"{JOURNAL}:Journal.write:call:1",
+    f"{JOURNAL}:Journal.write:return:1",
+    f"{JOURNAL}:Journal.write:call:8",
+    f"{JOURNAL}:Journal.answer:call:5",
+    f"{JOURNAL}:Journal.answer:return:6",
+    f"{LOOP}:write_documents:return:3",
+    f"{LOOP}:conclude:call:1",
+    f"{ASKING}:Asker._ask:call:3",
+    "rlreason.discovery.scoring:score_program:call:3",
+    "rlreason.records.writer:RunWriter.summary:call:1",
+)
+WORDS = {"refine": ("strategy=refine", "budget.calls=9"), "hybrid": ("strategy=hybrid", "replies=3", "budget.calls=12")}
+
+
+@pytest.mark.parametrize("strategy", WORDS)
+@pytest.mark.parametrize("place", [*PLACES, *(pytest.param(place, marks=pytest.mark.long) for place in MORE)])
+def test_a_killed_run_goes_on_with_every_paid_call_exactly_once(tmp_path, place, strategy):
+    script = {"samples": 3, "replies": DETOURS} if strategy == "hybrid" else DETOURS
+    folder = tmp_path / "run"
+    with serving(script) as server:
+        killed = discover(server, folder, *WORDS[strategy], **{AT: place})
+        assert killed.returncode == -9, killed.stdout + killed.stderr
+        done = discover(server, folder, *WORDS[strategy])
+        assert done.returncode == 0, done.stdout + done.stderr
+        sent = [request.id.removeprefix("s0-") for request in server.requests]
+    logged = {call["id"]: call["outcome"] for call in calls_in(folder)}
+    assert len(sent) == len(set(sent)), "a request was sent twice"
+    assert len(logged) == len(calls_in(folder)), "a call stands twice in the log"
+    assert set(sent) <= set(logged), "a paid call is not in the log"
+    assert {logged[id] for id in set(logged) - set(sent)} <= {"interrupted"}
+    assert len(logged) == log_in(folder)["spent"]["calls"] <= int(WORDS[strategy][-1].partition("=")[2])
+    assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+
+
+def test_what_was_answered_before_a_kill_is_the_same_after_it(tmp_path):
+    logs = []
+    for name, more in (("whole", {}), ("killed", {AT: f"{LOOP}:write_documents:return:3"})):
+        (tmp_path / name).mkdir()
+        folder = tmp_path / name / "run"
+        with serving(DETOURS) as server:
+            if more:
+                assert discover(server, folder, *WORDS["refine"], **more).returncode == -9
+            assert discover(server, folder, *WORDS["refine"]).returncode == 0
+        logs.append((folder / "conversation_log.json").read_text().replace(str(tmp_path / name), ""))
+    assert logs[0] == logs[1]
+
+
+def test_a_stopped_run_keeps_the_answers_that_still_come(tmp_path):
+    script = [axes(4), {"kind": "slow", "seconds": 1.0, "then": axes(6)}]
+    with serving(script) as server:
+        place = f"{ASKING}:Asker._send:return:2"
+        stopped = discover(server, tmp_path / "run", "budget.calls=2", **{AT: place, SIGNAL: "SIGINT"})
+        assert stopped.returncode == 130, stopped.stdout + stopped.stderr
+        asked = len(server.requests)
+        done = discover(server, tmp_path / "run", "budget.calls=2")
+        assert len(server.requests) == asked == 2
+    assert done.returncode == 0, done.stderr
+    assert [call["outcome"] for call in calls_in(tmp_path / "run")] == ["ok", "ok"]
+
+
+def test_a_finished_run_goes_on_where_it_may_spend_more(tmp_path):
+    with serving([axes(n) for n in (4, 6, 8, 10)]) as server:
+        discover(server, tmp_path / "run", "strategy=refine", "budget.calls=2")
+        again = discover(server, tmp_path / "run", "strategy=refine", "budget.calls=2")
+        assert again.returncode == 2
+        assert "budget.calls=MORE" in again.stderr
+        other = discover(server, tmp_path / "run", "strategy=refine", "history=1", "budget.calls=4")
+        assert other.returncode == 2
+        assert "history=4 there, 1 here" in other.stderr
+        assert (tmp_path / "run" / "summary.json").exists()
+        done = discover(server, tmp_path / "run", "strategy=refine", "budget.calls=4")
+        assert done.returncode == 0, done.stderr
+        assert len(server.requests) == 4
+    assert log_in(tmp_path / "run")["best"]["score"] == 10
+
+
+def test_a_journal_that_was_tampered_with_is_named(tmp_path):
+    with serving([axes(4), axes(6)]) as server:
+        discover(server, tmp_path / "run", "budget.calls=1")
+        journal = tmp_path / "run" / "calls.jsonl"
+        lines = journal.read_text().splitlines()
+        journal.write_text("\n".join([lines[0], "{", *lines[1:]]) + "\n")
+        done = discover(server, tmp_path / "run", "budget.calls=2")
+    assert done.returncode == 2
+    assert "calls.jsonl is damaged at line 2" in done.stderr
+
+
+def test_a_problem_that_has_changed_is_not_gone_on_with(tmp_path):
+    folder = tmp_path / "even"
+    folder.mkdir()
+    (folder / "problem.yaml").write_text("title: Numbers\nprompt: ask.txt\n")
+    (folder / "ask.txt").write_text("Give numbers.")
+    (folder / "starter.py").write_text("points = [[2]]\n")
+    verifier = "def verify(rows):\n    return {'score': len(rows), 'valid': True}\n"
+    (folder / "verify.py").write_text(verifier)
+    with serving([axes(4)]) as server:
+        words = (f"problem={folder}", "start=null")
+        assert discover(server, tmp_path / "run", *words, "budget.calls=1").returncode == 0
+        (folder / "verify.py").write_text(verifier.replace("True", "len(rows) > 1"))
+        done = discover(server, tmp_path / "run", *words, "budget.calls=2")
+    assert done.returncode == 2
+    assert "its files have changed since this run began" in done.stderr
