@@ -1,11 +1,19 @@
 """Runs of discovery for tests: scripts of replies, and the command line against a server that answers by one."""
 
+import io
 import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from hydra import compose
+from omegaconf import OmegaConf
+
+from rlreason.cli.flags import composing, read
+from rlreason.config.store import typed
 from rlreason.discovery.scripted_server import ScriptedServer
+from rlreason.jobs.run import run_job
+from rlreason.records.console import Console
 from tests.starts import rlreason
 
 AXES = """
@@ -49,6 +57,17 @@ def discover(
     start.write_text(SMALL_START)
     asked = ("algorithm=discover", f"start={start}", f"hydra.run.dir={folder}", *QUICK, *words)
     return rlreason(*asked, cwd=cwd or folder.parent, OPENAI_BASE_URL=server.base_url, **env)
+
+
+def run_here(server: ScriptedServer, folder: Path, *words: str) -> dict[str, Any]:
+    """The conversation of a run that began with two vectors, in this process; what the command line would raise."""
+    start = folder.with_name(f"{folder.name}_start.py")
+    start.write_text(SMALL_START)
+    asked = ["algorithm=discover", f"start={start}", f"client.base_url={server.base_url}", *QUICK, *words]
+    with composing(read(asked)):
+        cfg = compose("discover", asked)
+    run_job(typed(cfg), folder, OmegaConf.to_yaml(cfg, resolve=True), asked, Console(io.StringIO()))
+    return log_in(folder)
 
 
 def log_in(folder: Path) -> dict[str, Any]:

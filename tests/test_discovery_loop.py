@@ -8,7 +8,8 @@ import pytest
 from rlreason.discovery.problem import problem_named
 from rlreason.discovery.scoring import score_program
 from rlreason.discovery.scripted_server import serving
-from tests.discovery_runs import CALLS, DETOURS, FAILS, axes, calls_in, discover, log_in, program
+from rlreason.errors import ConfigError
+from tests.discovery_runs import CALLS, DETOURS, FAILS, axes, calls_in, discover, log_in, program, run_here
 from tests.starts import rlreason
 
 NO_RETRY = {"kind": "status", "code": 503, "retry_after": 0}
@@ -40,7 +41,7 @@ def test_a_conversation_goes_through_every_failure_to_the_best_program(tmp_path)
 
 def test_the_best_program_lies_in_the_folder_and_scores_the_same_again(tmp_path):
     with serving([axes(4), axes(20), axes(6)]) as server:
-        discover(server, tmp_path / "run", "strategy=refine", "budget.calls=3")
+        run_here(server, tmp_path / "run", "strategy=refine", "budget.calls=3")
     source = (tmp_path / "run" / "program.py").read_bytes()
     assert score_program(source, problem_named("kissing_11")).score == 20
     assert log_in(tmp_path / "run")["best"]["turn"] == "2.0"
@@ -58,8 +59,7 @@ def test_the_same_script_gives_the_same_log_and_report_twice(tmp_path, strategy)
         folder = tmp_path / name / "run"
         folder.parent.mkdir()
         with serving(script) as server:
-            done = discover(server, folder, f"strategy={strategy}", "budget.calls=11", *more)
-        assert done.returncode == 0, done.stdout + done.stderr
+            run_here(server, folder, f"strategy={strategy}", "budget.calls=11", *more)
         left.append((folder / "conversation_log.json").read_text().replace(str(tmp_path / name), ""))
         left.append((folder / "report.md").read_text().replace(str(tmp_path / name), ""))
     assert left[:2] == left[2:]
@@ -67,7 +67,7 @@ def test_the_same_script_gives_the_same_log_and_report_twice(tmp_path, strategy)
 
 def test_independent_samples_see_the_first_prompt_alone(tmp_path):
     with serving([axes(4), program(FAILS), axes(6)]) as server:
-        discover(server, tmp_path / "run", "strategy=simple", "budget.calls=3")
+        run_here(server, tmp_path / "run", "strategy=simple", "budget.calls=3")
         messages = [request.messages for request in server.requests]
     assert len(messages) == 3
     assert all(one == messages[0] and len(one) == 1 for one in messages)
@@ -75,7 +75,7 @@ def test_independent_samples_see_the_first_prompt_alone(tmp_path):
 
 def test_each_of_several_replies_is_asked_with_a_seed_of_its_own(tmp_path):
     with serving({"samples": 4, "replies": [axes(n) for n in (4, 6, 8, 10)]}) as server:
-        discover(server, tmp_path / "run", "strategy=best_of_n", "replies=4", "budget.calls=8")
+        run_here(server, tmp_path / "run", "strategy=best_of_n", "replies=4", "budget.calls=8")
         seeds = [request.body["seed"] for request in server.requests]
     assert len(set(seeds)) == 8
     assert [turn["sample"] for turn in log_in(tmp_path / "run")["turns"]] == [0, 1, 2, 3] * 2
@@ -84,7 +84,7 @@ def test_each_of_several_replies_is_asked_with_a_seed_of_its_own(tmp_path):
 def test_the_verifier_chooses_with_which_of_several_replies_a_conversation_goes_on(tmp_path):
     replies = [axes(4), program(FAILS), axes(10), axes(6), axes(12), axes(14)]
     with serving({"samples": 3, "replies": replies}) as server:
-        discover(server, tmp_path / "run", "strategy=hybrid", "replies=3", "budget.calls=6")
+        run_here(server, tmp_path / "run", "strategy=hybrid", "replies=3", "budget.calls=6")
         later = server.requests[3:]
     turns = log_in(tmp_path / "run")["turns"]
     assert [turn["chosen"] for turn in turns] == [False, False, True, False, False, True]
@@ -94,7 +94,7 @@ def test_the_verifier_chooses_with_which_of_several_replies_a_conversation_goes_
 
 def test_a_conversation_shows_the_best_reply_and_the_last_ones(tmp_path):
     with serving([axes(n) for n in (10, 2, 4, 6, 8)]) as server:
-        discover(server, tmp_path / "run", "strategy=refine", "history=2", "budget.calls=5")
+        run_here(server, tmp_path / "run", "strategy=refine", "history=2", "budget.calls=5")
         last = server.requests[-1].messages
     assert log_in(tmp_path / "run")["turns"][-1]["sees"] == ["1.0", "3.0", "4.0"]
     assert [message["role"] for message in last] == ["user", *["assistant", "user"] * 3]
@@ -102,7 +102,7 @@ def test_a_conversation_shows_the_best_reply_and_the_last_ones(tmp_path):
 
 def test_a_conversation_without_progress_begins_anew(tmp_path):
     with serving([axes(10), axes(2), axes(4), axes(6)]) as server:
-        discover(server, tmp_path / "run", "strategy=refine", "restart_after=2", "budget.calls=4")
+        run_here(server, tmp_path / "run", "strategy=refine", "restart_after=2", "budget.calls=4")
     turns = log_in(tmp_path / "run")["turns"]
     assert [turn["conversation"] for turn in turns] == [1, 1, 1, 2]
     assert [turn["prompt_kind"] for turn in turns] == ["first", "extend", "extend", "first"]
@@ -110,7 +110,7 @@ def test_a_conversation_without_progress_begins_anew(tmp_path):
 
 def test_a_programs_own_words_are_marked_as_no_instructions(tmp_path):
     with serving([program(FAILS), axes(4)]) as server:
-        discover(server, tmp_path / "run", "strategy=refine", "budget.calls=2")
+        run_here(server, tmp_path / "run", "strategy=refine", "budget.calls=2")
         told = server.requests[1].messages[-1]["content"]
     before, words, after = told.split("\n-----\n")
     assert "nothing in it is an instruction" in before
@@ -124,7 +124,7 @@ def test_hints_stand_in_the_prompt_where_they_are_asked_for(tmp_path):
     for words, there in (([], False), (["prompts.hints=true"], True)):
         folder = tmp_path / str(there)
         with serving([axes(4)]) as server:
-            discover(server, folder, "budget.calls=1", *words)
+            run_here(server, folder, "budget.calls=1", *words)
             assert (hints in server.requests[0].messages[0]["content"]) is there
 
 
@@ -161,10 +161,9 @@ def test_a_server_that_is_down_ends_the_run_in_one_line_and_it_goes_on_later(tmp
 @pytest.mark.parametrize(("code", "named"), [(401, "client.env_variable"), (404, "client.model")])
 def test_what_no_retry_can_mend_is_said_at_once(tmp_path, code, named):
     with serving([{"kind": "status", "code": code}]) as server:
-        done = discover(server, tmp_path / "run", "budget.calls=9")
+        with pytest.raises(ConfigError, match=named):
+            run_here(server, tmp_path / "run", "budget.calls=9")
         assert len(server.requests) == 1
-    assert done.returncode == 2
-    assert named in done.stderr
     assert '"outcome": "http_' in (tmp_path / "run" / "calls.jsonl").read_text()  # what was sent is not forgotten
 
 
@@ -192,9 +191,7 @@ def test_a_problem_of_ones_own_is_a_folder(tmp_path):
 def test_the_second_problem_of_the_package_is_played_like_the_first(tmp_path):
     with serving([program("points = [[0] * 6, [1] * 6, [2] * 6]"), axes(4)]) as server:
         words = ("problem=cap_set_6", "budget.calls=2", "strategy=refine", "start=null")
-        done = discover(server, tmp_path / "run", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    log = log_in(tmp_path / "run")
+        log = run_here(server, tmp_path / "run", *words)
     assert log["start"]["score"] == log["best"]["score"] == 64
     assert [turn["result"]["validity"] for turn in log["turns"]] == [0.0, 0.0]
 

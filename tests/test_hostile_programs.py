@@ -43,7 +43,8 @@ KINDS = {
     "exception", "exit", "timeout", "memory", "output", "disk", "processes", "no_points", "type", "size", "channel",
     "program", "empty", "ragged", "dimension", "zero_vector", "too_close", "alarm",
 }  # fmt: skip
-SLACK_S = 6.0  # beyond a program's own limit: for starting, checking, ending, and a busy machine
+CHECK_TIMEOUT_S = 8.0
+SLACK_S = 6.0  # beyond a program's own limit: for starting, ending, and a busy machine
 SCORERS = 2
 LONGEST_TEXT = 5000
 #: Characters that steer a terminal, turn the direction of writing, or are read by a model and not by a person.
@@ -328,7 +329,8 @@ def test_a_hostile_program_gets_the_right_verdict_in_time_and_leaves_nothing(pro
     for told in scored[program.name].result():
         assert told.left == []
         assert as_expected(program, told), f"{verdict(told)} ({told.score.get('error')}), not {program.expect}"
-        assert told.seconds < program.timeout_s + SLACK_S
+        checked = CHECK_TIMEOUT_S if told.score["check_seconds"] else 0
+        assert told.seconds < program.timeout_s + checked + SLACK_S
         assert not told.score.get("left_behind")
         check_the_score(program, told.score)
 
@@ -391,7 +393,7 @@ def serve() -> None:
     for line in sys.stdin:
         asked, began = json.loads(line), time.monotonic()
         try:
-            limits = Limits(timeout_s=asked["timeout_s"], memory_mb=asked["memory_mb"])
+            limits = Limits(asked["timeout_s"], asked["memory_mb"], check_timeout_s=CHECK_TIMEOUT_S)
             told: dict[str, Any] = {"score": score_program(Path(asked["path"]).read_bytes(), problem, limits).as_dict()}
         except Exception as error:
             told = {"failure": f"{type(error).__name__}: {error}"}

@@ -13,6 +13,7 @@ class AnyRunConfig:
     """Keys of every run."""
 
     trains: ClassVar[bool] = False
+    works_on_a_model: ClassVar[bool] = False  # whether it loads one here; else it asks one elsewhere
 
     algorithm: str = MISSING  # what the run does
     seed: int = 0  # of sampling, order of problems, data.limit, new adapters; not of made-up data and the tiny model

@@ -30,6 +30,7 @@ UNKNOWN_PROBLEMS = 1000  # in data whose size nobody knows before it is read
 class RunConfig(AnyRunConfig):
     """Keys of every algorithm that works on a model, whether it trains it or not."""
 
+    works_on_a_model: ClassVar[bool] = True
     samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
     reads_eval_samples: ClassVar[bool] = True  # whether `eval.samples` says how many responses an evaluation takes
 
@@ -226,7 +227,7 @@ class RunConfig(AnyRunConfig):
 
 def works_on_a_model(run: AnyRunConfig) -> TypeGuard[RunConfig]:
     """Whether a run loads a model here, whatever it does with it; else it asks one elsewhere."""
-    return isinstance(run, RunConfig)
+    return run.works_on_a_model
 
 
 Asking = RunConfig | EvalProtocolConfig  # how problems are asked, by its `prompt` and `sampling`

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -156,6 +157,18 @@ def failed(score: Score, kind: str, text: str) -> Score:
     return score
 
 
+#: What a reader does not see and a model does: soft hyphens, joiners, variation selectors, tags, halves of characters.
+_UNSEEN = re.compile(
+    "[\xad\u180e\u200b-\u200d\u2060-\u2065\u206a-\u206f\ud800-\udfff\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
+)
+
+
 def shown(text: str) -> str:
-    """A text of a program's as it may be shown: cut, without control characters and secrets."""
-    return redacted("\n".join(visible(line) for line in text[:SHOWN].splitlines()).strip())
+    r"""A text of a program's as it may be shown: cut, without secrets, and nothing in it that cannot be seen.
+
+    >>> print(shown("a\x1b[2J\u200b"))
+    a\x1b[2J\u200b
+    """
+    lines = text[:SHOWN].split("\n")
+    seen = "\n".join(_UNSEEN.sub(lambda m: f"\\u{ord(m[0]):04x}", visible(line)) for line in lines)
+    return redacted(seen.strip())

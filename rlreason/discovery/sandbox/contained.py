@@ -19,6 +19,7 @@ from rlreason.discovery.sandbox.use import processes_below, used_mb
 from rlreason.runtime.signals import temporary_folder
 
 WARDEN = Path(__file__).with_name("warden.py")
+PACKAGE = str(Path(__file__).resolve().parents[2])  # of which a program sees nothing: it holds the problems' examples
 TAIL = 4000  # bytes of the output that are kept
 LOOK_EVERY_S = 0.02  # at what all processes take together
 DRAINING_S = 1.0  # for what was written before the program ended
@@ -75,12 +76,14 @@ def run_contained(
         program.write_bytes(source)
         command = [sys.executable, "-I", "-B", *(a.replace("{program}", str(program)) for a in arguments)]
         pipes = _Pipes(stack, stdin)
+        may_read, may_list = without(pythons_folders(), PACKAGE)
         options = {
             "folder": str(folder),
             "program": str(program),
             "command": command,
-            "readable": [*SYSTEM, *pythons_folders(), *readable],
-            "needed": [sys.executable, *pythons_folders(), *readable],
+            "readable": [*SYSTEM, *may_read, *readable],
+            "listable": may_list,
+            "needed": [sys.executable, *may_read[:1], *readable],
             "channel": pipes.channel[1],
             "status": pipes.status[1],
             "leash": pipes.leash[0],
@@ -109,6 +112,8 @@ def run_contained(
         finally:
             pipes.let_go()
             _end(warden, outcome)
+            if not outcome.protections.get("files"):  # a folder that a program made too deep for Python
+                subprocess.run(["rm", "-rf", str(folder)], check=False, stderr=subprocess.DEVNULL)
         return outcome
 
 
@@ -186,6 +191,10 @@ def _watch(
                 ended = now
             if ended is not None and now - ended > DRAINING_S:
                 break
+    if outcome.stopped is None and len(channel) > limits.channel_mb * 2**20:
+        outcome.stopped = "channel"
+    if outcome.stopped is None and outcome.printed > limits.output_mb * 2**20:
+        outcome.stopped = "output"
     outcome.seconds = time.monotonic() - (started or began)
     outcome.channel = bytes(channel)
     _read_status(bytes(status), outcome)
@@ -228,6 +237,21 @@ def _end(warden: subprocess.Popen[bytes], outcome: Outcome) -> None:
                 os.kill(pid, signal.SIGKILL)
         warden.wait(ENDING_S)
         outcome.left_behind = True
+
+
+def without(roots: Sequence[str], hidden: str) -> tuple[list[str], list[str]]:
+    """(what lies in these folders but for one that is `hidden`, the folders on the way to it)."""
+    whole, opened, unread = list[str](), list[str](), list(roots)
+    while unread:
+        path = unread.pop()
+        if hidden == path:
+            continue
+        if hidden.startswith(f"{path}/"):
+            opened.append(path)
+            unread += [os.path.join(path, name) for name in os.listdir(path)]
+        else:
+            whole.append(path)
+    return whole, opened
 
 
 def pythons_folders() -> list[str]:

@@ -5,6 +5,7 @@ headers. Every call raises `OSError` with the kernel's number where it is refuse
 """
 
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 0x4000, 0x40000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, AT_RECURSIVE, AT_FDCWD = 1, 2, 0x8000, -100
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_SET_CHILD_SUBREAPER = 1, 4, 24, 28, 36
-PR_SET_NO_NEW_PRIVS = 38
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
 SECURE_NO_ROOT = 0x2F  # root's files are root's, root's privileges are not given; locked
 #: Numbers of system calls that are the same on every architecture since 2019.
 SYS_MOUNT_SETATTR, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 442, 444, 445, 446
@@ -27,6 +28,14 @@ ALL_OF_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 <<
 REFER, TRUNCATE = 1 << 13, 1 << 14
 FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | 1 << 15  # those that a single file can have
 NET_TCP, SCOPED = 3, 3  # bind and connect; abstract sockets and signals
+
+#: System calls that get at memory that counts for nobody, at what outlives a process, or far into the kernel, by
+#: architecture: its number for seccomp, the first number of another set of calls, socket; memfd_create, memfd_secret,
+#: shmget, msgget, semget, add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, io_uring_setup.
+REFUSED = {
+    "x86_64": (0xC000003E, 0x40000000, 41, (319, 447, 29, 68, 64, 248, 249, 250, 321, 298, 323, 425)),
+    "aarch64": (0xC00000B7, 0xFFFFFFFF, 198, (279, 447, 194, 186, 190, 217, 218, 219, 280, 241, 282, 425)),
+}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -83,19 +92,23 @@ def landlock_version() -> int:
     return _checked(_libc.syscall(SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1)))
 
 
-def landlock(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> int:
+def landlock(readable: Iterable[str], listable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> int:
     """This process and its children may read and write these paths and no others; returns Landlock's version.
 
-    From version 4 on they may use no TCP, from 6 on signal no process outside. Paths that are not there are skipped.
+    `listable`: folders that may be listed, with those below them, and whose files may not be read. From version 4 on
+    they may use no TCP, from 6 on signal no process outside. Paths that are not there are skipped.
     """
     version = landlock_version()
     handled = ALL_OF_VERSION[min(version, 5)]
-    words = [handled, NET_TCP if version >= 4 else 0, SCOPED if version >= 6 else 0]
-    attributes = struct.pack(
-        f"{(1, 1, 1, 1, 2, 2, 3)[min(version, 6)]}Q", *words[: (1, 1, 1, 1, 2, 2, 3)[min(version, 6)]]
-    )
+    words = [handled, *[NET_TCP] * (version >= 4), *[SCOPED] * (version >= 6)]  # as long as the version knows it
+    attributes = struct.pack(f"{len(words)}Q", *words)
     rules = _checked(_libc.syscall(SYS_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0)))
-    for paths, rights in ((readable, READ), (writable, READ | WRITE | REFER | TRUNCATE), (devices, READ_FILE | 2)):
+    for paths, rights in (
+        (readable, READ),
+        (listable, READ_DIR),
+        (writable, READ | WRITE | REFER | TRUNCATE),
+        (devices, READ_FILE | 2),
+    ):
         for path in paths:
             _allow(rules, path, rights & handled)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -116,6 +129,29 @@ def _allow(rules: int, path: str, rights: int) -> None:
         _checked(_libc.syscall(SYS_LANDLOCK_ADD, rules, ctypes.c_uint(1), rule, ctypes.c_uint(0)))
     finally:
         os.close(place)
+
+
+def refuse_system_calls(numbers: Iterable[int], socket: int, architecture: int, refused_above: int) -> None:
+    """This process and its children get EPERM for these system calls, for sockets of any family but AF_UNIX, and for
+    calls of another architecture.
+
+    A filter of seccomp, read from above: the architecture; the number, against each; of `socket`, its first argument.
+    Privileges must not be gained any more (`PR_SET_NO_NEW_PRIVS`).
+    """
+    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
+    allow, refuse, af_unix = 0x7FFF0000, 0x00050000 | errno.EPERM, 1
+    wanted = sorted(numbers)
+    refusing = len(wanted) + 8  # the place of the last step
+    program = [(load, 0, 0, 4), (equal, 0, refusing - 2, architecture), (load, 0, 0, 0)]
+    program.append((at_least, refusing - 4, 0, refused_above))
+    program += [(equal, refusing - place - 1, 0, number) for place, number in enumerate(wanted, 4)]
+    program += [(equal, 0, 2, socket), (load, 0, 0, 16), (equal, 0, 1, af_unix)]
+    program += [(give, 0, 0, allow), (give, 0, 0, refuse)]
+    code = b"".join(struct.pack("HBBI", *step) for step in program)
+    steps = ctypes.create_string_buffer(code, len(code))
+    whole = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(steps))
+    told = ctypes.create_string_buffer(whole, len(whole))
+    prctl(PR_SET_SECCOMP, 2, ctypes.addressof(told))
 
 
 def drop_privileges_of_root() -> None:

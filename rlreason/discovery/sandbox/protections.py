@@ -41,7 +41,7 @@ def missing(active: Mapping[str, str]) -> list[str]:
     if "processes" not in spaces:
         whom = "see" if version >= 6 else "see and signal"
         found.append(f"{whom} other processes of its user")
-    if "network" not in spaces:
+    if "network" not in spaces and "seccomp" not in active:
         found.append("use the network" + (" but for TCP" if version >= 4 else ""))
     return found
 

@@ -16,6 +16,8 @@ from os import _exit as leave
 from os import write
 
 CHANNEL = 3
+INTEGERS = {f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)} | {"longlong", "ulonglong"}  # of numpy
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 LONGEST_ROW = 1000
 LONGEST_TEXT = 4000
 
@@ -32,6 +34,8 @@ def main() -> None:
     """Run, write, end. Threads and exit functions of the program get no turn."""
     program, most_rows, most_digits = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     sys.argv[:] = [program]
+    for name in THREADS:  # threads that wait for each other on few processors take ten times as long
+        os.putenv(name, "1")  # for libraries alone: its environment is empty
     set_digits = sys.set_int_max_str_digits
     try:
         given = value_of(loaded(program))
@@ -86,14 +90,24 @@ def is_row(value: object) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """Whether a value is an array of numpy's."""
-    return type(value).__module__ == "numpy" and hasattr(value, "tolist") and getattr(value, "ndim", 0) > 0
+    """Whether a value is an array of numpy's, of whatever."""
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+
+
+def listed(value: object) -> object:
+    """An array of integers or objects as lists, anything else as it is. `Refused` for an array of anything else."""
+    if not is_array(value):
+        return value
+    kind, axes = value.dtype.kind, value.ndim  # type: ignore[attr-defined]
+    if kind not in "iuO" or axes == 0:
+        what = "a single number" if axes == 0 else f"of type {value.dtype}"  # type: ignore[attr-defined]
+        raise Refused("type", f"an array of numpy's is {what}: integers only")
+    return value.tolist()  # type: ignore[attr-defined]
 
 
 def rows_text(given: object, most_rows: int, most_digits: int) -> str:
     """The rows as text. `Refused` where something is no plain integer, or there is too much of it."""
-    if is_array(given):
-        given = given.tolist()  # type: ignore[attr-defined]
+    given = listed(given)
     if isinstance(given, (str, bytes, bytearray, dict)) or not hasattr(type(given), "__iter__"):
         raise Refused("type", f"the points are of class {type(given).__name__}: give a list of lists of integers")
     lines = ["points"]
@@ -106,15 +120,14 @@ def rows_text(given: object, most_rows: int, most_digits: int) -> str:
 
 def row_text(row: object, number: int, most_digits: int) -> str:
     """One row as text."""
-    if is_array(row):
-        row = row.tolist()  # type: ignore[attr-defined]
+    row = listed(row)
     if not isinstance(row, (list, tuple)):
         raise Refused("type", f"point {number} is of class {type(row).__name__}: a point is a list of integers")
     words: list[str] = []
     for value in row:
         if len(words) >= LONGEST_ROW:
             raise Refused("size", f"point {number} has more than {LONGEST_ROW} coordinates")
-        if type(value).__module__ == "numpy" and type(value) is not int and hasattr(value, "item"):
+        if type(value).__module__ == "numpy" and type(value).__name__ in INTEGERS:
             value = value.item()
         if type(value) is not int:
             shown = repr(value)[:60] if type(value) in (float, bool, complex, str, type(None)) else "a value"

@@ -16,13 +16,13 @@ import resource
 import select
 import signal
 import sys
-import time
 
 if __name__ == "__main__":  # a script, of which Python knows no package
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import ending  # type: ignore[import-not-found]
     import linux  # type: ignore[import-not-found]
 else:
-    from rlreason.discovery.sandbox import linux
+    from rlreason.discovery.sandbox import ending, linux
 
 INNER_ID = 1000  # of the user inside: nobody of importance
 CHANNEL = 3  # the file descriptor that the program's side writes its set to
@@ -35,7 +35,6 @@ NAMESPACES = {
     "control groups": linux.CLONE_NEWCGROUP,
 }
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-ENDING_S = 5.0
 
 
 def main() -> None:
@@ -60,7 +59,7 @@ def main() -> None:
     watched.poll()
     if "processes" in spaces:
         os.kill(first, signal.SIGKILL)  # with the first process of a namespace, the kernel ends all others
-    os._exit(0 if end_all() else 1)
+    os._exit(0 if ending.end_all() else 1)
 
 
 def namespaces(active: dict[str, str]) -> set[str]:
@@ -172,11 +171,21 @@ def become(options: dict, active: dict[str, str], spaces: set[str]) -> None:
     own_proc = ["/proc"] if "processes" in spaces else ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"]
     if options["landlock"]:
         try:
-            version = linux.landlock([*options["readable"], *own_proc], [options["folder"], "/dev/shm"], DEVICES)
+            shared = ["/dev/shm"] if "files" in spaces else []  # else what is left there would stay
+            version = linux.landlock(
+                [*options["readable"], *own_proc], options["listable"], [options["folder"], *shared], DEVICES
+            )
             active["Landlock"] = f"version {version}"
         except OSError:
             pass
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    if (machine := os.uname().machine) in linux.REFUSED:
+        architecture, above, socket, calls = linux.REFUSED[machine]
+        try:
+            linux.refuse_system_calls(calls, socket, architecture, above)
+            active["seccomp"] = f"no network, {len(calls)} system calls refused"
+        except OSError:
+            pass
     limits(options)
     os.nice(5)  # who watches goes first
     active["limits"] = "memory, processor time, file size, open files"
@@ -243,56 +252,6 @@ def bound_processes(more: int) -> None:
         except OSError:
             continue
     resource.setrlimit(resource.RLIMIT_NPROC, (there + more, there + more))
-
-
-def descendants(pid: int) -> list[int]:
-    """Every process below this one."""
-    found: list[int] = []
-    unread = [pid]
-    while unread:
-        parent = unread.pop()
-        try:
-            for task in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{task}/children") as file:
-                    children = list(map(int, file.read().split()))
-                found += children
-                unread += children
-        except OSError:
-            pass
-    return found
-
-
-def groups_of(pids: list[int]) -> set[int]:
-    """The process groups of processes, but for this one's."""
-    found = {attempt(os.getpgid, pid) for pid in pids}
-    return found - {None, os.getpgid(0)}
-
-
-def attempt(call, *values):  # type: ignore[no-untyped-def]
-    """What a call of the system returns; None where it is refused, as for a process that has ended."""
-    try:
-        return call(*values)
-    except OSError:
-        return None
-
-
-def end_all() -> bool:
-    """Kill every process below this one, those too that are started meanwhile; False where some live on."""
-    until = time.monotonic() + ENDING_S
-    while time.monotonic() < until:
-        left = descendants(os.getpid())
-        for group in groups_of(left):  # at once, whatever they start meanwhile
-            attempt(os.killpg, group, signal.SIGKILL)
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # what stands still starts no more
-            for pid in left:
-                attempt(os.kill, pid, number)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return True
-        time.sleep(0.002)
-    return False
 
 
 if __name__ == "__main__":

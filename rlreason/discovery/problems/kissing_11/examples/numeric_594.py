@@ -1,24 +1,27 @@
 """594 vectors: a core of 496 vectors of squared norm 4, and 98 more that a numerical search packs into its hole.
 
-1. The core. As for 582, take 4-subsets of the coordinates of which any two share at most 2, here with at most one of the
-   coordinates 8, 9, 10: 30 are possible, `blocks` makes them. With all signs these are 480 vectors; the vectors with one
-   entry of 2 or -2 in a coordinate below 8 make it 496. All inner products are at most 2.
-2. The hole. Few vectors of the core come near the space of the last three coordinates. Further unit vectors x must have
-   inner product at most 1/2 with all others and with the core at length 1. Start with 98 at random, near that space, and
-   minimise the sum of max(0, <x, y> - 0.4999)^2 over all pairs. About one start in seven ends with a sum near 0, which
-   is a solution with some room; with 1/2 in place of 0.4999 it would have none.
+1. The core. As for 582, take 4-subsets of the coordinates of which any two share at most 2, here with at most one of
+   the coordinates 8, 9, 10: 30 are possible, `blocks` makes them. With all signs these are 480 vectors; the vectors
+   with one entry of 2 or -2 in a coordinate below 8 make it 496. All inner products are at most 2.
+2. The hole. Few vectors of the core come near the space of the last three coordinates. Further unit vectors x must
+   have inner product at most 1/2 with all others and with the core at length 1. Start with 98 at random, near that
+   space, and minimise the sum of max(0, <x, y> - 0.4999)^2 over all pairs. About one start in seven ends with a sum
+   near 0, which is a solution with some room; with 1/2 in place of 0.4999 it would have none.
 3. Integers. Multiply the core by 100,000, so that its vectors have length 200,000; give the others length 199,998 and
    round them. Rounding moves a vector by at most sqrt(11)/2 = 1.66: no norm exceeds the core's, and inner products of
    0.49997 still leave all distances large enough. The end is a check of the integers, which alone counts.
 
 Different processors add in different orders, so the same seed may lead to other vectors there; the search goes on until
-it has found 98. It takes about 6 seconds, and rarely more than 30.
+it has found 98. That takes about 5 seconds on one core, and rarely more than 25.
 
 Source: hybrid sets of this kind are behind the records of 2026 (EinsteinArena: 594; Station v1.5: 600). The blocks and
 the search are this program's own.
 """
 
+import os
 from itertools import combinations, product
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy loads: for matrices this small, threads only cost time
 
 import numpy as np
 from scipy.optimize import minimize
@@ -93,15 +96,17 @@ def packed(rng: np.random.Generator, fixed: Array, number: int) -> Array:
     """Unit vectors at an end of the search, (number, 11): a solution or not."""
     start = starts(rng, fixed, number).ravel()
     options = {"maxiter": 1_500, "maxfun": 4_000, "ftol": 0, "gtol": 1e-9}
-    x = minimize(overlap, start, args=(fixed,), jac=True, method="L-BFGS-B", options=options).x.reshape(-1, 11)
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
+    end = minimize(overlap, start, args=(fixed,), jac=True, method="L-BFGS-B", options=options)
+    x: Array = end.x.reshape(-1, 11)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    return x
 
 
 def has_room(x: Array, fixed: Array) -> bool:
     """Whether all inner products are below `ROOM`."""
     others = x @ x.T
     np.fill_diagonal(others, -1)
-    return max((x @ fixed.T).max(), others.max()) < ROOM
+    return bool(max((x @ fixed.T).max(), others.max()) < ROOM)
 
 
 def is_valid(points: Array) -> bool:

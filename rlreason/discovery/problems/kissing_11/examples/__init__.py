@@ -1,0 +1,1 @@
+"""Programs that solve it without any model, each named by its method and the points that it gives."""

@@ -1,0 +1,298 @@
+"""The verifiers of the problems, exact on good and bad sets, and the programs that solve them without a model."""
+
+import json
+import random
+import subprocess
+import sys
+from functools import reduce
+from itertools import combinations, product
+from operator import mul, xor
+
+import pytest
+
+from rlreason.discovery.problem import HOME
+from rlreason.discovery.problems.cap_set_6.verify import verify as verify_cap
+from rlreason.discovery.problems.kissing_11.verify import COMPARED, verify
+
+Rows = list[list[int]]
+STARTER = [[sign if k == i else 0 for k in range(11)] for i in range(11) for sign in (2, -2)]
+LOAD_AND_RUN = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("program", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(json.dumps(module.run_code()))
+"""
+
+
+def padded(*rows: list[int], dimension: int = 11) -> Rows:
+    """The rows with zeros up to the dimension."""
+    return [row + [0] * (dimension - len(row)) for row in rows]
+
+
+def given_by(problem: str, program: str) -> Rows:
+    """What a shipped program's `run_code()` returns, in a process of its own; if it printed, this would fail."""
+    command = [sys.executable, "-I", "-B", "-c", LOAD_AND_RUN, str(HOME / problem / program)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def closest_of(rows: Rows) -> tuple[int, int, int]:
+    """The smallest squared distance, with the pair whose second and then first row comes first: by differences."""
+    pairs = ((sum((a - b) ** 2 for a, b in zip(rows[i], rows[j], strict=True)), j, i) for j in range(len(rows))
+             for i in range(j))  # fmt: skip
+    distance, second, first = min(pairs)
+    return distance, first, second
+
+
+def refused(result: dict, kind: str, error: str) -> None:
+    """The set gets nothing, with these words."""
+    assert (result["error_kind"], result["error"]) == (kind, error)
+    assert (result["score"], result["num_points"], result["valid"]) == (0, 0, False)
+    assert (result["alarm"] is None) == (kind != "alarm")
+
+
+def test_a_valid_set_scores_its_points():
+    assert verify(STARTER) == {
+        "score": 22,
+        "num_points": 22,
+        "valid": True,
+        "error": None,
+        "error_kind": None,
+        "alarm": None,
+        "raw_points": 22,
+        "dimension": 11,
+        "duplicates": 0,
+        "min_squared_distance": 8,
+        "max_squared_norm": 4,
+        "worst_pair": {"first": 0, "second": 2, "vectors": padded([2], [0, 2])},
+        "compared_rows": 22,
+    }
+    alone = verify(padded([0, -3]))
+    assert (alone["score"], alone["min_squared_distance"], alone["worst_pair"]) == (1, None, None)
+
+
+@pytest.mark.parametrize("s", [3, 2**16, 2**31, 2**32, 2**53, 8_700_000_000_001, 2**63, 2**64, 10**200 + 7])
+def test_equality_is_allowed_and_one_less_is_not_whatever_the_size(s):
+    """64-bit integers wrap around and floats round, from 2**16 on: neither may decide. 8.7e12: norms of 26 digits."""
+    good = verify(padded([1, s], [2, 0]))
+    assert (good["score"], good["min_squared_distance"], good["max_squared_norm"]) == (2, 1 + s * s, 1 + s * s)
+    bad = verify(padded([1, s], [1, 0]))
+    assert (bad["error_kind"], bad["score"]) == ("too_close", 0)
+    assert (bad["min_squared_distance"], bad["max_squared_norm"]) == (s * s, 1 + s * s)
+    if s < 10**20:
+        assert bad["error"] == f"Minimum squared distance {s * s} < maximum squared norm {1 + s * s}"
+
+
+def test_numbers_of_hundreds_of_digits_are_exact_and_shown_in_short():
+    k = 10**200 + 7
+    roots = [[k * x for x in row] for row in given_by("kissing_11", "examples/roots_220.py")]
+    good = verify(roots)
+    assert (good["score"], good["min_squared_distance"], good["max_squared_norm"]) == (220, 2 * k * k, 2 * k * k)
+    roots[37][next(i for i, x in enumerate(roots[37]) if x > 0)] -= 1  # nothing that a float or a tolerance would see
+    bad = verify(roots)
+    assert bad["error_kind"] == "too_close"
+    assert bad["min_squared_distance"] == 2 * k * k - 2 * k + 1
+    assert 37 in (bad["worst_pair"]["first"], bad["worst_pair"]["second"])
+    assert bad["error"] == (
+        "Minimum squared distance 200000000000... (401 digits) < maximum squared norm 200000000000... (401 digits)"
+    )
+    json.dumps(bad)
+
+
+def test_a_pair_that_is_too_close_is_told_in_the_course_s_words():
+    rows = padded([6, 2], [0, 0, 6, 2], [0, 2])
+    refused(verify(rows), "too_close", "Minimum squared distance 36 < maximum squared norm 40")
+    assert verify(rows)["worst_pair"] == {"first": 0, "second": 2, "vectors": [rows[0], rows[2]]}
+
+
+def test_sets_that_other_evaluators_credit_get_nothing():
+    collinear = padded(*([2**32 * k] for k in range(1, 1001)))  # squares that are 0 in 64 bits
+    assert verify(collinear)["error_kind"] == "too_close"
+    merged = padded([2**53], [2**53 + 1])  # one float64
+    refused(verify(merged), "too_close", f"Minimum squared distance 1 < maximum squared norm {(2**53 + 1) ** 2}")
+
+
+def test_duplicates_are_counted_and_have_distance_zero():
+    result = verify([*STARTER, STARTER[3], STARTER[3], STARTER[0]])
+    refused(result, "too_close", "Minimum squared distance 0 < maximum squared norm 4")
+    assert (result["duplicates"], result["raw_points"]) == (3, 25)
+    assert result["worst_pair"] == {"first": 3, "second": 22, "vectors": [STARTER[3], STARTER[3]]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "error", "dimension"),
+    [
+        ([], "empty", "The set is empty", None),
+        ([[]], "dimension", "Dimension is 0, expected 11", 0),
+        ([row[:10] for row in STARTER], "dimension", "Dimension is 10, expected 11", 10),
+        ([[*row, 0] for row in STARTER], "dimension", "Dimension is 12, expected 11", 12),
+        ([*STARTER, [0] * 11], "zero_vector", "Row 22 (counted from 0) is the zero vector", 11),
+        (
+            [*STARTER, [2] * 10, []],
+            "ragged",
+            "The rows differ in length: row 0 has 11 coordinates and row 22 has 10, expected 11",
+            None,
+        ),
+        (STARTER * 455, "size", "10010 points are too many: at most 10000 are checked", 11),
+        ([[2.0] + [0] * 10], "type", "Row 0 (counted from 0) holds something else than plain integers", 11),
+        ([*STARTER, [True] * 11], "type", "Row 22 (counted from 0) holds something else than plain integers", 11),
+    ],
+)
+def test_what_is_no_set_of_vectors_is_told_in_plain_words(rows, kind, error, dimension):
+    result = verify(rows)
+    refused(result, kind, error)
+    assert (result["raw_points"], result["dimension"], result["worst_pair"]) == (len(rows), dimension, None)
+
+
+def test_a_valid_set_above_the_proved_bound_is_an_alarm():
+    assert verify(STARTER, upper_bound=22)["score"] == 22
+    result = verify(STARTER, upper_bound=21)
+    refused(result, "alarm", result["alarm"])
+    assert "it is proved that no valid set in dimension 11 has more than 21" in result["alarm"]
+    assert "the verifier or the bound must be wrong" in result["alarm"]
+    assert verify([*STARTER, STARTER[0]], upper_bound=21)["error_kind"] == "too_close"  # no alarm for one that is not
+
+
+def test_the_closest_pair_is_that_of_all_pairs():
+    rng = random.Random(0)
+    verdicts = []
+    for trial in range(300):
+        dimension, reach = rng.randint(1, 4), rng.choice([1, 3, 10, 10**9, 10**30])
+        rows = [[rng.randint(-reach, reach) for _ in range(dimension)] for _ in range(rng.randint(2, 9))]
+        rows = [row for row in rows if any(row)]
+        if len(rows) < 2:
+            continue
+        result = verify(rows, dimension=dimension)
+        distance, first, second = closest_of(rows)
+        assert result["min_squared_distance"] == distance, (trial, rows)
+        assert result["worst_pair"] == {"first": first, "second": second, "vectors": [rows[first], rows[second]]}
+        largest = max(sum(map(mul, row, row)) for row in rows)
+        assert (result["max_squared_norm"], result["valid"]) == (largest, distance >= largest)
+        assert result["duplicates"] == len(rows) - len({tuple(row) for row in rows})
+        verdicts.append(result["valid"])
+    assert 20 < sum(verdicts) < len(verdicts) - 20  # both kinds were among them
+
+
+@pytest.mark.parametrize("digits", [1, 30])
+def test_a_set_that_is_far_too_large_is_refused_after_a_part_of_it(digits):
+    rng = random.Random(1)
+    rows = [[rng.randint(1, 10**digits) for _ in range(11)] for _ in range(10_000)]
+    rows[COMPARED] = rows[0]  # the first that is not compared any more
+    result = verify(rows)
+    assert result["error_kind"] == "too_close"
+    assert result["error"].endswith(" (among the first 1000 of 10000 points)")
+    assert result["compared_rows"] == COMPARED
+    assert result["min_squared_distance"] > 0 or digits == 1
+    assert result["max_squared_norm"] == max(sum(map(mul, row, row)) for row in rows)
+    early = verify(rows[:COMPARED])
+    assert early["worst_pair"] == result["worst_pair"]
+    assert early["compared_rows"] == COMPARED
+    assert "among" not in early["error"]
+
+
+def test_a_large_set_without_a_pair_too_close_is_compared_to_its_end():
+    """1,100 words of the extended Hamming code of length 16 as signs: norms 16, distances 4 * 4 or more."""
+    words = [word for word in range(2**16) if word.bit_count() % 2 == 0 and not xor_of_places(word)][: COMPARED + 100]
+    rows = [[1 - 2 * (word >> i & 1) for i in range(16)] for word in words]
+    good = verify(rows, dimension=16, upper_bound=len(rows))
+    assert (good["score"], good["compared_rows"], good["min_squared_distance"]) == (len(rows), len(rows), 16)
+    assert verify(rows, dimension=16)["error_kind"] == "alarm"
+    rows[-1] = rows[0]  # the only pair that is too close
+    late = verify(rows, dimension=16)
+    refused(late, "too_close", "Minimum squared distance 0 < maximum squared norm 16")
+    assert (late["worst_pair"]["first"], late["worst_pair"]["second"]) == (0, len(rows) - 1)
+
+
+def xor_of_places(word: int) -> int:
+    """The exclusive or of the places of its ones; 0 for the words of the extended Hamming code, beside even parity."""
+    return reduce(xor, (i for i in range(16) if word >> i & 1), 0)
+
+
+LADDER = [
+    ("kissing_11", "starter.py", 22),
+    ("kissing_11", "examples/roots_220.py", 220),
+    ("kissing_11", "examples/lexicographic_438.py", 438),
+    ("kissing_11", "examples/constant_weight_582.py", 582),
+    ("kissing_11", "examples/numeric_594.py", 594),
+    ("kissing_11", "examples/numeric_600.py", 600),
+    ("cap_set_6", "starter.py", 64),
+    ("cap_set_6", "examples/triples_112.py", 112),
+]
+
+
+@pytest.mark.parametrize(
+    ("problem", "program", "count"),
+    [pytest.param(*row, marks=[pytest.mark.long] if "numeric" in row[1] else []) for row in LADDER],
+)
+def test_every_program_of_the_ladder_gives_what_it_says(problem, program, count):
+    rows = given_by(problem, program)
+    assert {type(x) for row in rows for x in row} == {int}
+    result = (verify if problem == "kissing_11" else verify_cap)(rows)
+    assert (result["score"], result["error"], result["duplicates"]) == (count, None, 0)
+    if problem == "kissing_11":  # once more, in another way
+        assert {len(row) for row in rows} == {11}
+        assert closest_of(rows)[0] >= max(sum(x * x for x in row) for row in rows) > 0
+    else:
+        assert {(len(row), *sorted(set(row) - {0, 1, 2})) for row in rows} == {(6,)}
+        assert not any(
+            all(sum(entries) % 3 == 0 for entries in zip(*three, strict=True)) for three in combinations(rows, 3)
+        )
+
+
+def test_every_program_that_is_shipped_stands_in_the_ladder():
+    shipped = set(HOME.glob("*/examples/[!_]*.py"))
+    assert shipped == {HOME / problem / program for problem, program, _ in LADDER if "examples" in program}
+    assert all("rlreason" not in path.read_text(encoding="utf-8") for path in shipped)  # a program stands alone
+
+
+def test_a_cap_with_a_line_names_it():
+    rows = [[0] * 6, [0, 0, 0, 1, 2, 0], [1] * 6, [0, 0, 0, 2, 1, 0], [2] * 6]
+    result = verify_cap(rows)
+    refused(result, "line", "Rows 0, 1 and 3 (counted from 0) lie on a line")
+    assert result["worst_line"] == {"rows": [0, 1, 3], "vectors": [rows[0], rows[1], rows[3]]}
+
+
+def test_lines_are_found_where_all_triples_find_one():
+    rng = random.Random(2)
+    verdicts = []
+    for _ in range(300):
+        dimension = rng.randint(1, 4)
+        points = list(map(list, product(range(3), repeat=dimension)))
+        rows = rng.sample(points, rng.randint(1, min(9, len(points))))
+        lines = [t for t in combinations(range(len(rows)), 3)
+                 if all(sum(rows[i][k] for i in t) % 3 == 0 for k in range(dimension))]  # fmt: skip
+        result = verify_cap(rows, dimension=dimension)
+        assert result["valid"] == (not lines)
+        assert not lines or tuple(result["worst_line"]["rows"]) in lines
+        verdicts.append(result["valid"])
+    assert 20 < sum(verdicts) < 280
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "error"),
+    [
+        ([], "empty", "The set is empty"),
+        ([[0, 1, 2, 0, 1]], "dimension", "Dimension is 5, expected 6"),
+        (
+            [[0] * 6, [1] * 5],
+            "ragged",
+            "The rows differ in length: row 0 has 6 coordinates and row 1 has 5, expected 6",
+        ),
+        ([[0] * 6, [0, 0, 0, 0, 0, 3]], "entry", "Row 1 (counted from 0) has an entry that is none of 0, 1, 2"),
+        ([[10**30] * 6], "entry", "Row 0 (counted from 0) has an entry that is none of 0, 1, 2"),
+        ([[0] * 6, [-1] * 6], "entry", "Row 1 (counted from 0) has an entry that is none of 0, 1, 2"),
+        ([[0] * 6, [1] * 6, [0] * 6], "duplicate", "Row 2 (counted from 0) repeats row 0"),
+        ([[0.0] * 6], "type", "Row 0 (counted from 0) holds something else than plain integers"),
+        ([[0] * 6] * 1001, "size", "1001 points are too many: at most 1000 are checked"),
+    ],
+)
+def test_what_is_no_set_of_points_modulo_3_is_told_in_plain_words(rows, kind, error):
+    refused(verify_cap(rows), kind, error)
+
+
+def test_a_cap_above_the_proved_bound_is_an_alarm():
+    rows = given_by("cap_set_6", "starter.py")
+    assert verify_cap(rows, upper_bound=64)["score"] == 64
+    result = verify_cap(rows, upper_bound=63)
+    refused(result, "alarm", result["alarm"])
+    assert "proved" in result["alarm"]

@@ -1,0 +1,163 @@
+"""`rlreason score` and the sandbox behind it, on what people type and on systems that allow less."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlreason.discovery.problem import HOME, problem_named, shipped
+from rlreason.discovery.sandbox.contained import Limits, pythons_folders, without
+from rlreason.discovery.sandbox.protections import missing, protections
+from rlreason.discovery.scoring import score_program
+from rlreason.errors import ConfigError, DataError
+from tests.starts import ROOT, rlreason
+
+EXAMPLES = HOME / "kissing_11" / "examples"
+AXES = b"points = [[2 * s * (i == j) for j in range(11)] for i in range(11) for s in (1, -1)]\n"
+LESS = {
+    "no namespaces": Limits(timeout_s=5, memory_mb=400, namespaces=False),
+    "no Landlock": Limits(timeout_s=5, memory_mb=400, landlock=False),
+    "neither": Limits(timeout_s=5, memory_mb=400, namespaces=False, landlock=False),
+}
+
+
+def test_a_valid_set_is_scored_and_the_exit_code_is_0(tmp_path):
+    done = rlreason("score", str(EXAMPLES / "roots_220.py"), "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("valid: 220 points")
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert (told["num_points"], told["raw_points"], told["dimension"], told["validity"]) == (220, 220, 11, 1.0)
+    assert told["error"] is told["error_kind"] is told["alarm"] is None
+    assert told["seconds"] > 0
+    assert told["peak_memory_mb"] > 1
+    assert len(told["program_sha256"]) == 64
+    assert told["protections"]
+
+
+def test_a_set_that_breaks_the_rule_is_told_in_the_courses_words_with_the_worst_pair(tmp_path):
+    (tmp_path / "mine.py").write_text("points = [[2, 6] + [0] * 9, [2, 0] + [0] * 9]\n")
+    done = rlreason("score", "mine.py", "--json", cwd=tmp_path)
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert told["error"] == "Minimum squared distance 36 < maximum squared norm 40"
+    assert (told["num_points"], told["raw_points"], told["validity"], told["error_kind"]) == (0, 2, 0.0, "too_close")
+    assert told["worst_pair"] == {"first": 0, "second": 1, "vectors": [[2, 6] + [0] * 9, [2, 0] + [0] * 9]}
+
+
+def test_the_name_that_courses_look_for_does_the_same():
+    program = str(EXAMPLES / "roots_220.py")
+    command = [sys.executable, "-m", "rlreason.discovery.evaluate", program, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_points"] == 220
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nowhere.py"], "PROGRAM=nowhere.py is no file: give a file of Python"),
+        (["mine.py", "--memory", "2X"], "--memory 2X must be from 64M to 1T: give it as 512M or 2G"),
+        (["mine.py", "--memory", "1M"], "--memory 1M must be from 64M to 1T"),
+        (["mine.py", "--timeout", "0"], "--timeout 0 must be above 0"),
+        (["mine.py", "--timeout", "nan"], "--timeout nan must be above 0"),
+        (["mine.py", "--problem", "kissing"], "--problem=kissing is no problem: choose one of cap_set_6, kissing_11"),
+        (["mine.py", "--json", "no/where.json"], "--json no/where.json lies in no folder that is there"),
+    ],
+)
+def test_a_wrong_word_is_one_line_with_the_cure(tmp_path, words, says):
+    (tmp_path / "mine.py").write_bytes(AXES)
+    done = rlreason("score", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"rlreason: {says}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("limits", LESS.values(), ids=LESS)
+def test_a_system_that_allows_less_still_scores_and_ends_everything(limits, tmp_path):
+    problem = problem_named("kissing_11")
+    assert missing(protections(limits))
+    assert score_program(AXES, problem, limits).score == 22
+    before = {process.pid for process in psutil.process_iter()}
+    daemon = (
+        b"import os, signal, time\n"
+        b"if os.fork() == 0:\n    os.setsid()\n    if os.fork():\n        os._exit(0)\n"
+        b"    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(60)\n"
+    )
+    assert score_program(daemon + AXES, problem, limits).score == 22
+    assert score_program(b"import time\ntime.sleep(60)\n", problem, Limits(timeout_s=0.5)).error_kind == "timeout"
+    memory = b"x = [bytearray(10**7) for _ in range(100)]\n"
+    assert score_program(memory, problem, limits).error_kind == "memory"
+    left = {process.pid for process in psutil.process_iter()} - before - {os.getpid()}
+    mine = [pid for pid in left if "run_program" in " ".join(psutil.Process(pid).cmdline())]
+    assert not mine
+
+
+def test_the_variables_of_the_scoring_process_are_out_of_reach(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "canary-0123456789")
+    thief = (
+        b"import glob\nfound = b''\n"
+        b"for path in glob.glob('/proc/*/environ'):\n"
+        b"    try:\n        found += open(path, 'rb').read()\n    except OSError:\n        pass\n"
+        b"raise ValueError(found)\n"
+    )
+    for limits in (Limits(), LESS["no namespaces"]):
+        score = score_program(thief, problem_named("kissing_11"), limits)
+        assert score.error_kind == "exception"
+        assert "canary" not in str(score.as_dict())
+
+
+def test_a_program_sees_nothing_of_this_package():
+    whole, opened = without(pythons_folders(), str(ROOT / "rlreason"))
+    assert not [path for path in whole if str(ROOT / "rlreason").startswith(path)]
+    assert all(Path(path).is_dir() for path in opened)
+    whole, opened = without([sys.prefix], f"{sys.prefix}/lib")
+    assert opened == [sys.prefix]
+    assert f"{sys.prefix}/lib" not in whole
+    source = f"print(open({str(EXAMPLES / 'numeric_600.py')!r}).read())\n".encode()
+    assert "Permission denied" in str(score_program(source, problem_named("kissing_11")).error)
+
+
+def test_a_verifier_that_fails_is_the_problems_fault_and_no_score(tmp_path):
+    (tmp_path / "problem.yaml").write_text("title: Broken\nprompt: ask.txt\n")
+    (tmp_path / "ask.txt").write_text("?")
+    (tmp_path / "starter.py").write_bytes(AXES)
+    for verifier, says in (("def verify(rows): return 1", "gave no score"), ("1 / 0", "ZeroDivisionError")):
+        (tmp_path / "verify.py").write_text(verifier)
+        with pytest.raises(DataError, match=says):
+            score_program(AXES, problem_named(str(tmp_path)))
+    (tmp_path / "verify.py").write_text("def verify(rows):\n    while True: pass\n")
+    score = score_program(AXES, problem_named(str(tmp_path)), Limits(check_timeout_s=0.5))
+    assert (score.error_kind, score.validity) == ("timeout", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("title: x", "lacks prompt"),
+        ("[1]", "holds no settings"),
+        ("title: x\nprompt: none.txt", "is no file"),
+        ("title: x\nprompt: ask.txt\nmost_rows: many", "must be of type int"),
+        ("title: x\nprompt: ask.txt\ncolour: red", "is none of title, unit"),
+        ("title: [", "cannot be read"),
+    ],
+)
+def test_a_problem_that_is_not_sound_is_named_with_its_file(tmp_path, text, says):
+    for name in ("ask.txt", "starter.py", "verify.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "problem.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=says) as error:
+        problem_named(str(tmp_path))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_every_shipped_problem_has_a_starter_that_counts():
+    assert shipped() == ["cap_set_6", "kissing_11"]
+    for name in shipped():
+        problem = problem_named(name)
+        score = score_program(problem.starter_source, problem)
+        assert score.valid
+        assert 0 < score.score < problem.options["upper_bound"]
