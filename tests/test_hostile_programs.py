@@ -324,7 +324,11 @@ def _parametrized(item: pytest.Item) -> list[str]:
     return item.fixturenames if isinstance(item, pytest.Function) and hasattr(item, "callspec") else []
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+#: Every third one at every test, the others where there is time.
+OFTEN = [pytest.param(p, id=p.name, marks=[] if n % 3 == 0 else pytest.mark.long) for n, p in enumerate(PROGRAMS)]
+
+
+@pytest.mark.parametrize("program", OFTEN)
 def test_a_hostile_program_gets_the_right_verdict_in_time_and_leaves_nothing(program, scored) -> None:
     for told in scored[program.name].result():
         assert told.left == []

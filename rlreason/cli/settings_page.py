@@ -18,6 +18,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from rlreason.cli.aliases import NAMES
+from rlreason.cli.flags import Asked
 from rlreason.cli.option_files import Option, flat, options
 from rlreason.config.comments import comment
 from rlreason.config.conditions import CONDITIONS
@@ -67,7 +68,8 @@ def plain(algorithm: str) -> dict[str, Any]:
     """Every setting of the command `algorithm=NAME`."""
     register()
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        return flat(OmegaConf.to_container(compose("config", [f"algorithm={algorithm}"]), resolve=True))
+        words = [f"algorithm={algorithm}"]
+        return flat(OmegaConf.to_container(compose(Asked({}, words).config_name, words), resolve=True))
 
 
 def spelled(kind: Any, key: str) -> str:
@@ -78,6 +80,8 @@ def spelled(kind: Any, key: str) -> str:
     """
     if get_origin(kind) is list:
         return f"list of {spelled(get_args(kind)[0], key)}"
+    if get_origin(kind) is dict:
+        return "mapping"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(spelled(one, key) for one in get_args(kind))
     if is_dataclass(kind):
@@ -192,6 +196,8 @@ def group_section(group: str) -> list[str]:
     """Lines of Markdown: what a group is for, its options and its settings."""
     holders = {name: field for name, schema in ALGORITHMS.items() for field in fields(schema) if field.name == group}
     kind: Any = next((f.default_factory for f in holders.values() if is_dataclass(f.default_factory)), None)
+    apart: dict[str, Any] = {n: f.default_factory for n, f in holders.items() if kind and f.default_factory is not kind}
+    holders = {name: field for name, field in holders.items() if name not in apart}
     lines = [f"{_first_line(kind)} Of {_named(holders)}." if kind else ABOUT[group], ""]
     offered = options().get(group, [])
     lines += option_table(group, offered) if offered else []
@@ -202,6 +208,8 @@ def group_section(group: str) -> list[str]:
     inner = [c for c in CONDITIONS if c.keys[0].startswith((f"{group}.prompt.", f"{group}.data."))]
     lines += [f"- {', '.join(map(_code, condition.keys))}: read {condition.where}." for condition in inner]
     lines += [""] * bool(inner)
+    for name, other in apart.items():
+        lines += [f"Of {name}: {_first_line(other)}", "", *table(list(settings_of(other, f"{group}.")), [name])]
     for name, schema in SCHEMAS.get(f"schema/{group}", {}).items():
         named = [option.name for option in offered if option.schema == name]
         chosen = ", ".join(f"`{group}={option}`" for option in named)  # none: a schema that no file of the group is of
@@ -217,7 +225,8 @@ def _first_line(kind: type) -> str:
 
 def _named(algorithms: Iterable[str]) -> str:
     names = list(algorithms)
-    return "every algorithm" if len(names) == len(ALGORITHMS) else ", ".join(names)
+    without = [name for name in ALGORITHMS if name not in names]
+    return " but ".join(["every algorithm", *without]) if len(without) < 2 else ", ".join(names)
 
 
 def of_no_group() -> dict[tuple[str, ...], list[Setting]]:

@@ -27,7 +27,9 @@ class ClientConfig:
     system: str | None = None  # the system message; null: none
     prompt_price: float | None = None  # of a million prompt tokens, in the currency of budget.cost
     completion_price: float | None = None  # of a million tokens of replies
-    extra: Any = None  # more of the request's body, as {top_p: 0.95}; a field that is null there is left out of it
+    extra: dict[str, Any] | None = (
+        None  # more of the request's body, as {top_p: 0.95}; a field that is null there is left out of it
+    )
 
 
 @dataclass
@@ -74,9 +76,8 @@ class DiscoverConfig(AnyRunConfig):
     replies: int = 4  # asked for at the same time
     start: str | None = None  # a program to begin with; null: the problem's starter
     history: int = 4  # turns before this one that stand in the conversation, beside the first and the best
-    restart_after: int | None = (
-        None  # turns without a better program after which a conversation begins anew; null: none
-    )
+    # Turns without a better program after which a conversation begins anew; null: it never does.
+    restart_after: int | None = None
     client: ClientConfig = field(default_factory=ClientConfig)
     prompts: PromptFilesConfig = field(default_factory=PromptFilesConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)

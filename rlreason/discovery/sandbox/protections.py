@@ -46,8 +46,8 @@ def missing(active: Mapping[str, str]) -> list[str]:
     return found
 
 
-def in_words(active: Mapping[str, str]) -> str:
-    """For a person: what is active, and what is not held back."""
-    has = "; ".join(f"{name} ({what})" for name, what in active.items()) or "none"
+def in_words(active: Mapping[str, str], briefly: bool = False) -> str:
+    """For a person: what is active, by name alone where `briefly`; and what is not held back."""
+    has = "; ".join(name if briefly else f"{name} ({what})" for name, what in active.items()) or "none"
     lacks = missing(active)
     return has + (f". Not held back on this system: it could {', and '.join(lacks)}" if lacks else "")
