@@ -80,8 +80,6 @@ def spelled(kind: Any, key: str) -> str:
     """
     if get_origin(kind) is list:
         return f"list of {spelled(get_args(kind)[0], key)}"
-    if get_origin(kind) is dict:
-        return "mapping"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(spelled(one, key) for one in get_args(kind))
     if is_dataclass(kind):
@@ -174,7 +172,11 @@ def table(rows: Sequence[Setting], algorithms: Iterable[str], schema: str = "") 
     lines = [f"All are read {where}.\n" for where in shared]
     lines += ["| setting | type | default | rule | what it is for |", "| --- | --- | --- | --- | --- |"]
     for kind, field, key in rows:
-        cells = [f"`{key}`", spelled(field.type, key), default(field, key, algorithms, schema)]
+        cells = [
+            f"`{key}`",
+            field.metadata.get("type") or spelled(field.type, key),
+            default(field, key, algorithms, schema),
+        ]
         cells += [rule(key, field.metadata.get("choices", ())), about(kind, field, key, shared)]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]

@@ -27,9 +27,8 @@ class ClientConfig:
     system: str | None = None  # the system message; null: none
     prompt_price: float | None = None  # of a million prompt tokens, in the currency of budget.cost
     completion_price: float | None = None  # of a million tokens of replies
-    extra: dict[str, Any] | None = (
-        None  # more of the request's body, as {top_p: 0.95}; a field that is null there is left out of it
-    )
+    # More of the request's body, as {top_p: 0.95}; a field that is null there is left out of it.
+    extra: Any = field(default=None, metadata={"type": "mapping or null"})
 
 
 @dataclass

@@ -154,9 +154,8 @@ def announce(walk: Walk) -> None:
     say(f"problem    {walk.problem.title}: begins with {walk.best.score} {walk.problem.unit}")
     say(f"asks       {walk.asker.endpoint.model}, {asks}; at most {run.most_spent}")
     limits = limits_of(run)
-    say(
-        f"programs   {duration(limits.timeout_s)} and {limits.memory_mb} MB each; held back by {in_words(protections(limits), briefly=True)}"
-    )
+    held = in_words(protections(limits), briefly=True)
+    say(f"programs   {duration(limits.timeout_s)} and {limits.memory_mb} MB each; held back by {held}")
     if walk.known_turns:
         say(f"goes on    in turn {walk.known_turns}, after {len(walk.journal.asked)} calls, none of which is repeated")
     say(f"records    {walk.records.folder}; interrupted? resume={walk.records.folder} goes on, and repeats no call")
