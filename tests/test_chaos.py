@@ -225,6 +225,7 @@ def test_checkpoints_that_can_no_longer_be_renamed_into_their_place(runs, disk):
 CLOCKS = {"grading/incidents.py", "model/weight_cache.py", "records/status.py", "runtime/lock.py", "model/chat.py"}
 CLOCKS |= {"sweeps/board.py", "sweeps/costs.py"}  # when a run began; which runs are the newest to estimate by
 CLOCKS |= {"report/serve.py", "report/assignment/gather.py"}  # whether a run has written; the newest of one name
+CLOCKS |= {"discovery/replies.py"}  # how long a server's Retry-After is still, where it is a date
 CLOCKS |= {"sweeps/forks.py"}  # whether the code has changed since it was loaded
 
 

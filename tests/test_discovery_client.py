@@ -150,7 +150,7 @@ def test_the_number_of_tokens_can_be_lowered_for_one_request():
             "no JSON",
         ),
         ({"kind": "large", "megabytes": LARGEST_BODY // 2**20 + 1}, "broken", "larger than 32 MB"),
-        ({"kind": "hang_up"}, "connection", "disconnected"),
+        ({"kind": "hang_up"}, "broken", "disconnected"),
         (
             {"kind": "status", "code": 302, "location": "http://elsewhere/"},
             "http_302",
@@ -202,11 +202,11 @@ def test_a_limit_holds_where_informational_answers_never_end():
 @pytest.mark.parametrize(
     ("sent", "outcome"),
     [
-        (b"", "connection"),
-        (b"220 mail.example ESMTP\r\n", "connection"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}", "connection"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "connection"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 200_000, "connection"),
+        (b"", "broken"),
+        (b"220 mail.example ESMTP\r\n", "broken"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}", "broken"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "broken"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 200_000, "broken"),
         (b'HTTP/1.1 200 OK\r\n\r\n{"choices": [{"message": {"content": "\xff"}}]}', "broken"),
         (b"HTTP/1.1 429 \xff\xfe\r\nRetry-After: \xb2\r\nContent-Length: 0\r\n\r\n", "http_429"),
     ],
@@ -420,7 +420,7 @@ def test_every_kind_of_answer_is_sent_and_leaves_no_thread():
         **dict.fromkeys(("program", "no_code", "truncated", "slow"), "ok"),
         **dict.fromkeys(("text", "empty", "thinking_only"), "empty"),
         **dict.fromkeys(("broken", "raw", "large"), "broken"),
-        **{"status": "http_500", "drip": "timeout", "hang_up": "connection"},
+        **{"status": "http_500", "drip": "timeout", "hang_up": "broken"},
     }
     assert threading.active_count() == before
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from rlreason.discovery.scripted_server import serving
-from tests.discovery_runs import DETOURS, axes, calls_in, discover, log_in
+from rlreason.errors import ConfigError
+from tests.discovery_runs import AXES, DETOURS, axes, calls_in, discover, log_in, program, run_here
 from tests.killed import AT, SIGNAL
 
 JOURNAL, LOOP, ASKING = "rlreason.discovery.journal", "rlreason.discovery.loop", "rlreason.discovery.asking"
@@ -118,3 +119,45 @@ def test_a_problem_that_has_changed_is_not_gone_on_with(tmp_path):
         done = discover(server, tmp_path / "run", *words, "budget.calls=2")
     assert done.returncode == 2
     assert "its files have changed since this run began" in done.stderr
+
+
+@pytest.mark.parametrize("code", [400, 401, 402, 503])
+def test_what_an_endpoint_refused_is_asked_again_once_it_is_mended(tmp_path, code):
+    refused, calls = {"kind": "status", "code": code, "retry_after": 0}, 5 if code == 503 else 4
+    with serving([axes(4), refused]) as server, pytest.raises(ConfigError):
+        run_here(server, tmp_path / "run", "strategy=refine", "client.retries=1", f"budget.calls={calls}")
+    with serving([axes(4), [refused, axes(6)], axes(8)]) as server:
+        log = run_here(server, tmp_path / "run", "strategy=refine", "client.retries=1", f"budget.calls={calls}")
+        assert server.requests[0].messages[-1]["content"] == log["turns"][1]["prompt"]
+    assert log["best"]["score"] == 8
+    assert log["spent"]["calls"] == calls
+
+
+def test_the_best_program_is_on_the_disk_from_the_beginning(tmp_path):
+    slow = {"kind": "slow", "seconds": 1.5, "then": axes(4)}
+    with serving({"samples": 2, "replies": [axes(20), slow]}) as server:
+        words = ("strategy=best_of_n", "replies=2", "budget.calls=2")
+        killed = discover(server, tmp_path / "run", *words, **{AT: f"{LOOP}:take_in:call:1"})
+        assert killed.returncode == -9
+    assert "[:20]" in (tmp_path / "run" / "program.py").read_text()  # before the turn has ended
+    assert log_in(tmp_path / "run")["turns"] == []
+
+
+def test_a_program_ends_with_the_hours_that_a_run_may_take(tmp_path):
+    sleeps = program("import time\ntime.sleep(60)\n" + AXES.format(count=4))
+    with serving([sleeps]) as server:
+        log = run_here(server, tmp_path / "run", "budget.calls=null", "budget.hours=0.0007", "score.timeout_s=90")
+    assert log["ended"] == "budget.hours=0.0007 are spent"
+    assert log["turns"][0]["result"] is None
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["seconds"] < 15
+
+
+def test_time_before_a_kill_is_spent_too(tmp_path):
+    slow = {"kind": "slow", "seconds": 60, "then": axes(4)}
+    with serving([slow]) as server:
+        place = "rlreason.discovery.journal:Journal.beat:call:6"
+        killed = discover(server, tmp_path / "run", "budget.calls=1", **{AT: place})
+        assert killed.returncode == -9
+    last = json.loads((tmp_path / "run" / "calls.jsonl").read_text().splitlines()[-1])
+    assert last["event"] == "alive"
+    assert last["at"] > 2

@@ -29,7 +29,7 @@ def test_a_conversation_goes_through_every_failure_to_the_best_program(tmp_path)
     ]  # fmt: skip
     assert [turn["best_so_far"] for turn in log["turns"]] == [2, 2, 2, 8, 8, 20, 22]
     assert [call["outcome"] for call in calls_in(tmp_path / "run")] == [
-        "http_429", "ok", "no_code", "ok", "ok", "http_500", "empty", "ok", "truncated", "ok", "broken", "connection",
+        "http_429", "ok", "no_code", "ok", "ok", "http_500", "empty", "ok", "truncated", "ok", "broken", "broken",
         "ok", "ok",
     ]  # fmt: skip
     assert len(requests) == log["spent"]["calls"] == len({request.id for request in requests})
@@ -151,9 +151,10 @@ def test_a_server_that_is_down_ends_the_run_in_one_line_and_it_goes_on_later(tmp
     assert done.returncode == 2
     assert done.stderr.startswith("rlreason: client.base_url=")
     assert len(done.stderr.splitlines()) == 1
+    assert [call["outcome"] for call in calls_in(tmp_path / "run")] == ["ok", *["http_503"] * 3]  # all in the log
     with serving([axes(4), [NO_RETRY, NO_RETRY, NO_RETRY, axes(6)], axes(8)]) as server:
-        done = discover(server, tmp_path / "run", "strategy=refine", "client.retries=3", "budget.calls=9")
-        assert server.requests[0].id == "s0-2.0.4"
+        done = discover(server, tmp_path / "run", "strategy=refine", "client.retries=2", "budget.calls=9")
+        assert server.requests[0].id == "s0-2.0.4"  # with new tries
     assert done.returncode == 0, done.stderr
     assert log_in(tmp_path / "run")["best"]["score"] == 8
 

@@ -1,9 +1,9 @@
 """`rlreason score` and the sandbox behind it, on what people type and on systems that allow less."""
 
 import json
-import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -91,9 +91,11 @@ def test_a_system_that_allows_less_still_scores_and_ends_everything(limits, tmp_
     assert score_program(b"import time\ntime.sleep(60)\n", problem, Limits(timeout_s=0.5)).error_kind == "timeout"
     memory = b"x = [bytearray(10**7) for _ in range(100)]\n"
     assert score_program(memory, problem, limits).error_kind == "memory"
-    left = {process.pid for process in psutil.process_iter()} - before - {os.getpid()}
-    mine = [pid for pid in left if "run_program" in " ".join(psutil.Process(pid).cmdline())]
-    assert not mine
+    left = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess):
+            left += [process] if process.pid not in before and "run_program" in " ".join(process.cmdline()) else []
+    assert not left
 
 
 def test_the_variables_of_the_scoring_process_are_out_of_reach(monkeypatch):

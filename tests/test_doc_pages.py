@@ -36,7 +36,7 @@ def test_the_settings_page_is_what_the_code_says_now():
 def test_every_setting_of_every_schema_has_one_line():
     """One that two algorithms or two kinds of data define apart has a line for each."""
     once = {leaf.key for schema in SCHEMAS["schema"].values() for leaf in leaves(schema())} - {"samples"}
-    expected = Counter(once) + Counter({"samples": 2})
+    expected = Counter(once) + Counter({"samples": 2, "budget.hours": 1, "budget.tokens": 1})
     for group, base in (("model", ModelConfig()), ("data", DataConfig())):
         common = {leaf.key for leaf in leaves(base, f"{group}.")}
         for kind in SCHEMAS[f"schema/{group}"].values():
@@ -57,7 +57,7 @@ def test_every_setting_says_its_type_its_default_and_what_it_is_for():
             ["float", "`0.0003`; by [scale](#scale)", "above 0 to 1e30", "The highest rate of lr_schedule"],
         ),
         ("epochs", ["float or null", "`null`; by [scale](#scale)", "above 0 to 1e6", None]),
-        ("algorithm", ["str", "`grpo`", "`best_of_n`, `ei`, `evaluate`, `grpo`, `sft`", None]),
+        ("algorithm", ["str", "`grpo`", "`best_of_n`, `discover`, `ei`, `evaluate`, `grpo`, `sft`", None]),
         ("model.path", ["str", "required; by [model](#model)", "", None]),
         ("grading.workers", ["int", "`1`", "1 to 64, or to the number of processors", None]),
         ("n_steps", ["int or null", "`80`, sft: `60`, ei: `5`; by [scale](#scale)", "1 to 1e9", None]),

@@ -53,8 +53,8 @@ RULES = {
         " learner records algorithms evaluation",
         ALL,
     ),
-    "cli": Rule("errors runtime plugins objectives config records sweeps setup", "hydra"),
-    "discovery": Rule("errors statistics runtime config records report cli"),
+    "discovery": Rule("errors statistics runtime config records report"),
+    "cli": Rule("errors runtime plugins objectives config records sweeps setup discovery", "hydra"),
     "analysis": Rule(
         "errors types statistics runtime objectives config grading data model learner records algorithms evaluation"
         " setup cli",

@@ -11,6 +11,7 @@ from rlreason.cli.flags import Asked
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.multirun import composed
 from rlreason.config.any_run import AnyRunConfig
+from rlreason.config.discover import DiscoverConfig
 from rlreason.config.monitors import OF_SWEEPS
 from rlreason.config.rules import lowered
 from rlreason.config.run import works_on_a_model
@@ -57,8 +58,12 @@ def check_runs(
     for line in the_same(runs, combinations):
         note(f"! {line}")
     _check_writable(folder)
+    from rlreason.discovery.beginning import refuse_unready
     from rlreason.setup.preflight import preflight  # it loads the grader: only where runs are to start
 
+    for one in runs:
+        if isinstance(one, DiscoverConfig):
+            refuse_unready(one)
     for line in preflight([run for run in runs if works_on_a_model(run)], folder):
         note(f"note: {line}")
 

@@ -15,6 +15,11 @@ NAMES = {
     "thinking": "client.thinking",
     "timeout": "score.timeout_s",
 }
+#: Groups of options that only algorithms with a model of their own have.
+OF_MODELS = (
+    "experiment", "data", "scale", "loss", "objective", "prompt", "rollout", "eval", "logger", "baseline", "std_norm",
+    "length_norm", "off_policy",
+)  # fmt: skip
 
 
 def own_names(words: Sequence[str], note: Callable[[str], object] = print) -> list[str]:
@@ -37,6 +42,11 @@ def own_names(words: Sequence[str], note: Callable[[str], object] = print) -> li
     found = []
     for word in words:
         key, equals, value = word.partition("=")
+        if key in OF_MODELS:
+            raise ConfigError(
+                f"{word} belongs to algorithms that work on a model here, and algorithm=discover asks one elsewhere "
+                "(client.base_url, client.model): leave it out"
+            )
         if ours := NAMES.get(key):
             note(f"note: {key} is {ours} here")
         found.append(f"{ours or key}{equals}{value}")

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.records.console import Console
+from rlreason.records.files import CONVERSATION
 from rlreason.records.lines import finite
 from rlreason.records.reader import refuse_unbegun, runs_in
 from rlreason.runtime.atomic_files import ELSEWHERE, write_whole
@@ -112,7 +113,7 @@ def run_verb(verb: Verb, words: Sequence[str]) -> int:
     """
     module = import_module(verb.module)
     arguments = parser_of(verb).parse_args(_json_alone(words))
-    refuse_no_run(arguments)
+    refuse_no_run(arguments, verb.name)
     target = arguments.json
     if target not in (None, STDOUT):
         refuse_target("--json", target)
@@ -135,10 +136,15 @@ def run_verb(verb: Verb, words: Sequence[str]) -> int:
     return answer.exit_code
 
 
-def refuse_no_run(arguments: argparse.Namespace) -> None:
+def refuse_no_run(arguments: argparse.Namespace, verb: str) -> None:
     """`ConfigError` for a run that never began, and for a sweep's folder where one run is read."""
     for folder in [arguments.run] if "run" in arguments else getattr(arguments, "runs", []):
         refuse_unbegun(folder)
+        if (Path(folder) / CONVERSATION).exists() and verb not in ("report", "rerun"):
+            raise ConfigError(
+                f"RUN={folder} is a run of discovery, which rlreason {verb} cannot read: read its report.md, or its "
+                f"{CONVERSATION}; several of them: rlreason report RUN RUN"
+            )
     if inner := runs_in(arguments.run) if "run" in arguments else []:
         raise ConfigError(
             f"RUN={arguments.run} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}"

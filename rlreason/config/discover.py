@@ -23,7 +23,8 @@ class ClientConfig:
     thinking: bool | None = None  # of models with this switch; null leaves it to the endpoint
     timeout_s: float = 600.0  # seconds for one whole call
     retries: int = 4  # more calls for one reply, after an error, a time-out, an empty reply or one without a program
-    pause_s: float = 2.0  # seconds before the first of them; twice as long before each further one
+    # Seconds before the first of them, at most; twice as long before each further one. A server's own wish goes first.
+    pause_s: float = 2.0
     system: str | None = None  # the system message; null: none
     prompt_price: float | None = None  # of a million prompt tokens, in the currency of budget.cost
     completion_price: float | None = None  # of a million tokens of replies
@@ -123,7 +124,9 @@ class DiscoverConfig(AnyRunConfig):
         extra = self.client.extra
         if extra is not None and not isinstance(extra, dict):
             bad.append(f"client.extra={extra} must be a mapping or null: try client.extra={{top_p: 0.95}}")
-        elif reserved := sorted({"model", "messages", "n"} & set(extra or {})):
+        elif reserved := sorted(
+            name for name in ("model", "messages", "n", "max_tokens") if (extra or {}).get(name) is not None
+        ):
             bad.append(
                 f"client.extra={self.client.extra} sets {reserved[0]}, which the run itself decides: leave it out"
             )

@@ -16,14 +16,19 @@ from typing import Any
 from rlreason.config.discover import DiscoverConfig
 from rlreason.discovery.client import Attempt, Client, Endpoint, pause_s, program_in, refusal, worth_retrying
 from rlreason.discovery.journal import Journal, id_of
+from rlreason.discovery.scoring import STOPPED
 from rlreason.discovery.spending import Spending, prompt_bound, use_of
 from rlreason.discovery.turns import Question, Reply
 from rlreason.errors import ConfigError
 from rlreason.runtime.lock import alive
 
-UNREACHABLE = ("connection", "timeout", "http_429")  # and http_5xx: nothing is wrong with the question
 PATIENCE_S = 5.0  # for answers under way when the run is stopped: they are paid for
 Scorer = Callable[[str], dict[str, Any]]
+
+
+def _unheard(outcome: str) -> bool:
+    """Whether the endpoint did not let the model hear of a request, or nobody heard of it again."""
+    return outcome in ("connection", "timeout") or outcome.startswith("http_")
 
 
 class Asker:
@@ -42,15 +47,18 @@ class Asker:
         self.run, self.endpoint, self.client = run, endpoint, client
         self.journal, self.spending, self._score = journal, spending, score
         self.ended = ""  # which budget allows no more
+        self.current: list[Reply] = []  # of the newest question, as far as they have come
+        self.keep: Callable[[Reply], object] = lambda reply: None  # called with every reply that was scored
         self._done: queue.Queue[tuple[str, str, Any]] = queue.Queue()  # kind, id, what came of it
         self._asked: set[str] = set()  # replies that are waited for
         self._scoring: set[str] = set()  # replies whose programs run
+        self._earlier = set(journal.asked)  # requests of earlier parts
         self._places = threading.BoundedSemaphore(run.score.workers)
 
     def replies(self, question: Question, samples: int) -> list[Reply]:
         """The replies to a question; fewer where the budget ends, none where it allowed nothing."""
         replies = [Reply(question, sample) for sample in range(samples)]
-        by_id = {reply.id: reply for reply in replies}
+        self.current, by_id = replies, {reply.id: reply for reply in replies}
         for reply in replies:
             self._from_journal(reply)
         over = question.turn < self.journal.last_turn  # a later question was asked: this one is answered
@@ -65,6 +73,7 @@ class Asker:
             self._collect(by_id, whole=True)
         except KeyboardInterrupt:
             self._last_answers(by_id)
+            self.client.stop()
             raise
         begun = [reply for reply in replies if reply.calls]
         self._refuse_if_unreachable(begun)
@@ -92,19 +101,28 @@ class Asker:
         reply.calls.append(told)
 
     def _asks_again(self, reply: Reply) -> bool:
+        """Whether a reply is to be asked for, once more.
+
+        What an earlier part of the run has not reached, or was not let in by, is tried anew: that may be mended.
+        """
         if self.ended or reply.program is not None:
             return False
-        failed = [call["outcome"] for call in reply.calls if call["outcome"] != "interrupted"]
+        failed = [call["outcome"] for call in reply.calls if self._counts(call)]
         if failed and not worth_retrying(failed[-1]):
             attempt = reply.attempt or Attempt(failed[-1])
             raise ConfigError(refusal(attempt, self.endpoint))
         return len(failed) <= self.run.client.retries
 
+    def _counts(self, call: dict[str, Any]) -> bool:
+        """Whether a call is one of the tries for its reply: of this part, or one that the model has answered."""
+        outcome = call["outcome"]
+        return outcome != "interrupted" and (call["id"] not in self._earlier or not _unheard(outcome))
+
     def _pause(self, waiting: list[Reply]) -> None:
         """Wait before questions are asked again, as long as the longest of them asks for."""
         seconds = 0.0
         for reply in waiting:
-            if (attempt := reply.attempt) is not None and reply.calls[-1]["outcome"] != "interrupted":
+            if (attempt := reply.attempt) is not None and self._counts(reply.calls[-1]):
                 asked, factor = attempt.retry_after_s, 1.0 if attempt.retry_after_s is not None else self._factor
                 seconds = max(seconds, factor * pause_s(len(reply.calls), asked, self.run.seed))
         if (hours := self.run.budget.hours) is not None:
@@ -123,8 +141,10 @@ class Asker:
         for reply in waiting:
             messages = reply.question.messages
             bound, wanted = prompt_bound(messages), self.run.client.max_tokens
-            allowed, self.ended = self.spending.room(bound, wanted, self.journal.seconds)
-            if self.ended:
+            allowed, spent = self.spending.room(bound, wanted, self.journal.seconds)
+            if spent and not self._asked:
+                self.ended = spent
+            if spent:  # or set aside for what is under way, which may leave something over
                 break
             id = id_of(reply.question.turn, reply.sample, len(reply.calls) + 1)
             self.spending.begin(id, bound, allowed)
@@ -136,7 +156,7 @@ class Asker:
         limit, hours = self.run.client.timeout_s, self.run.budget.hours
         if hours is not None:
             limit = min(limit, max(1.0, hours * 3600 - self.journal.seconds))
-        seed = int(hashlib.sha256(f"{self.run.seed} {id}".encode()).hexdigest()[:7], 16)
+        seed = int(hashlib.sha256(f"{self.run.seed} {self.run.strategy} {id}".encode()).hexdigest()[:7], 16)
         request = f"s{self.run.seed}-{id}"
         return self.client.ask(messages, request_id=request, seed=seed, max_tokens=max_tokens, timeout_s=limit)
 
@@ -153,6 +173,7 @@ class Asker:
         """Take in answers until all that was asked has come, and scores until none is missing where `whole`."""
         while self._asked or (whole and self._scoring):
             alive()
+            self.journal.beat()
             with suppress(queue.Empty):
                 self._take_in(replies, *self._done.get(timeout=1.0))
 
@@ -207,14 +228,18 @@ class Asker:
         return True
 
     def _scored(self, reply: Reply, result: dict[str, Any]) -> None:
+        if result["error_kind"] == STOPPED:  # nothing is known of it
+            self.ended = self.ended or f"budget.hours={self.run.budget.hours} are spent"
+            return
         if reply.id not in self.journal.scores:
             self.journal.write("score", of=reply.id, result=result)
         reply.result = result
+        self.keep(reply)
 
     def _refuse_if_unreachable(self, replies: list[Reply]) -> None:
         """`ConfigError` where the endpoint answered none of a turn's questions: the run can go on later."""
         last = [reply.calls[-1]["outcome"] for reply in replies if not reply.content]
         if self.ended or not replies or len(last) < len(replies):
             return
-        if all(outcome in UNREACHABLE or outcome.startswith("http_5") for outcome in last):
+        if all(map(_unheard, last)) and replies[0].question.turn >= self.journal.last_turn:
             raise ConfigError(refusal(replies[0].attempt or Attempt(last[0]), self.endpoint))

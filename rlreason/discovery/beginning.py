@@ -12,7 +12,7 @@ from rlreason.discovery.asking import Asker
 from rlreason.discovery.client import Client, Endpoint
 from rlreason.discovery.journal import Journal
 from rlreason.discovery.models import only_model
-from rlreason.discovery.problem import Problem
+from rlreason.discovery.problem import Problem, problem_named
 from rlreason.discovery.sandbox.contained import Limits
 from rlreason.discovery.sandbox.protections import in_words, protections
 from rlreason.discovery.scoring import score_program
@@ -47,6 +47,7 @@ class Walk:
     console: Console
     best: Best
     known_turns: int  # of earlier parts, the last of which may not be whole
+    on_disk: int  # score of the program in the folder
     replies: list[Reply] = field(default_factory=list)
 
     @property
@@ -62,10 +63,13 @@ def set_up(
     """The parts of a run; its beginning is written down, or read where it goes on."""
     limits = limits_of(run)
 
-    def score(source: str) -> dict[str, Any]:
-        return score_program(source.encode("utf-8", "replace"), problem, limits, stop.is_set).as_dict()
+    def over() -> bool:
+        return stop.is_set() or (run.budget.hours is not None and journal.seconds >= run.budget.hours * 3600)
 
-    endpoint = endpoint_of(run, journal)
+    def score(source: str) -> dict[str, Any]:
+        return score_program(source.encode("utf-8", "replace"), problem, limits, over).as_dict()
+
+    endpoint = endpoint_of(run, (journal.begin or {}).get("model"))
     client = Client(endpoint)
     if journal.begin is None:
         endpoint = begin(run, problem, endpoint, client, journal, console, score)
@@ -75,10 +79,20 @@ def set_up(
     journal.write("part")
     assert journal.begin is not None
     start = journal.begin["start"]
+    known = [result["score"] for result in journal.scores.values() if isinstance(result.get("score"), int)]
+    best_known = max([start["result"]["score"], *known])
     best = Best(start["result"]["score"], start["source"], start["result"]["program_sha256"])
     spending = Spending(run.budget, Prices(run.client.prompt_price, run.client.completion_price))
     asker = Asker(run, endpoint, client, journal, spending, score)
-    return Walk(run, problem, journal, asker, records, console, best, journal.last_turn)
+    return Walk(run, problem, journal, asker, records, console, best, journal.last_turn, best_known)
+
+
+def refuse_unready(run: DiscoverConfig) -> None:
+    """`ConfigError` where a run could not begin: no address, no such problem, prompt or start program."""
+    problem = problem_named(run.problem)
+    templates_of(run.prompts, problem)
+    start_source(run, problem)
+    endpoint_of(run)
 
 
 def limits_of(run: DiscoverConfig) -> Limits:
@@ -87,8 +101,8 @@ def limits_of(run: DiscoverConfig) -> Limits:
     return Limits(timeout_s=s.timeout_s, memory_mb=s.memory_mb, check_timeout_s=s.check_timeout_s, cpus=s.cpus)
 
 
-def endpoint_of(run: DiscoverConfig, journal: Journal) -> Endpoint:
-    """Where questions go; `ConfigError` where nobody says. The model is the journal's where the run goes on."""
+def endpoint_of(run: DiscoverConfig, model: str | None = None) -> Endpoint:
+    """Where questions go; `ConfigError` where nobody says. `model`: what the run has asked so far, where it goes on."""
     client = run.client
     url = client.base_url or os.environ.get("OPENAI_BASE_URL")
     if not url:
@@ -96,9 +110,9 @@ def endpoint_of(run: DiscoverConfig, journal: Journal) -> Endpoint:
             "client.base_url=null and OPENAI_BASE_URL is not set: give the address of an OpenAI-compatible server, as "
             "in client.base_url=http://127.0.0.1:8000/v1"
         )
-    model = client.model or (journal.begin or {}).get("model") or ""
     return Endpoint(
-        base_url=url, model=model, key=os.environ.get(client.env_variable), temperature=client.temperature,
+        base_url=url, model=client.model or model or "", key=os.environ.get(client.env_variable),
+        temperature=client.temperature,
         max_tokens=client.max_tokens, thinking=client.thinking, timeout_s=client.timeout_s, extra=client.extra or {},
         env_variable=client.env_variable,
     )  # fmt: skip

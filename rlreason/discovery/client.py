@@ -99,7 +99,8 @@ class Client:
     def _attempt(self, request: "_Request") -> Attempt:
         if request.error is not None:
             said = f"{type(request.error).__name__}: {request.error}"
-            return Attempt("connection", detail=one_line(said, self._key))
+            outcome = "broken" if request.connected else "connection"  # the model may have been asked
+            return Attempt(outcome, detail=one_line(said, self._key))
         if request.refused:
             return Attempt("broken", detail=one_line(request.refused, self._key))
         return read_answer(request.status, request.headers, bytes(request.body), self._key)
@@ -113,7 +114,10 @@ class Client:
             body["seed"] = seed
         if endpoint.thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": endpoint.thinking}  # as vLLM and SGLang take it
-        return json.dumps(_merged(body, endpoint.extra)).encode()
+        whole = _merged(body, endpoint.extra)
+        if whole.get("max_completion_tokens") is not None:  # another name for the bound, which is ours to set
+            whole["max_completion_tokens"] = max_tokens
+        return json.dumps(whole).encode()
 
 
 def _merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +153,7 @@ class _Request(threading.Thread):
         self._was_cut = threading.Event()
         self.status, self.headers, self.body = 0, dict[str, str](), bytearray()
         self.error: Exception | None = None
-        self.refused, self.late = "", False
+        self.refused, self.late, self.connected = "", False, False  # connected: something was sent
 
     def run(self) -> None:
         """Send it and read the answer."""
@@ -194,6 +198,7 @@ class _Request(threading.Thread):
 
     def _see(self, event: str, info: Mapping[str, Any]) -> None:
         """Hear of each step of the connection; keep what it is read through, and end it where it was cut before."""
+        self.connected |= event.endswith("send_request_headers.started")
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._stream = info.get("return_value")
             if self._was_cut.is_set():

@@ -5,6 +5,7 @@
     {"event": "ask", "id": "T.S.A", ...}      a request is about to be sent
     {"event": "answer", "id": "T.S.A", ...}   it has come back, however
     {"event": "score", "of": "T.S", ...}      a program was scored
+    {"event": "alive", "at": s}               time passes
 
 T is the turn and A the attempt, both from 1, S the sample of the turn, from 0. A killed process leaves at most requests
 without an answer: these count as spent, and nothing that was answered is ever asked again.
@@ -20,6 +21,8 @@ from rlreason.discovery.exchange import Attempt
 from rlreason.errors import ConfigError
 from rlreason.records.lines import finite
 from rlreason.runtime.atomic_files import append_line
+
+BEAT_S = 2.0
 
 
 def id_of(turn: int, sample: int, attempt: int) -> str:
@@ -45,7 +48,7 @@ class Journal:
         self.seconds_before = 0.0  # in earlier parts
         for event in _read(path, say):
             self._take(event)
-        self._began = time.monotonic()
+        self._began = self._beaten = time.monotonic()
 
     @property
     def seconds(self) -> float:
@@ -76,7 +79,12 @@ class Journal:
         append_line(self.path, json.dumps(finite(told), allow_nan=False))
         before = self.seconds_before
         self._take(told)
-        self.seconds_before = before
+        self.seconds_before, self._beaten = before, time.monotonic()
+
+    def beat(self) -> None:
+        """Write down that time passes, every two seconds at most: a killed run has spent it."""
+        if time.monotonic() - self._beaten > BEAT_S:
+            self.write("alive")
 
     def answer(self, id: str, attempt: Attempt, outcome: str, **more: Any) -> None:
         """A request has come back: with this outcome, which knows more than the attempt's own."""

@@ -10,8 +10,9 @@ A run that goes on walks through the same turns again: what the journal knows is
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 
 from rlreason.config.discover import DiscoverConfig
 from rlreason.discovery.beginning import Best, Walk, announce, set_up
@@ -38,6 +39,9 @@ def discover(run: DiscoverConfig, records: RunWriter, console: Console) -> float
     with stopped_at_the_end() as stop:
         walk = set_up(run, problem, journal, records, console, stop)
         announce(walk)
+        walk.asker.keep = partial(kept, walk)
+        if not walk.known_turns:
+            write_documents(walk)
         turn, conversation = 0, Conversation(1, run.client.system, walk.begin["first"])
         while not walk.asker.ended:
             turn += 1
@@ -67,10 +71,22 @@ def stopped_at_the_end() -> Iterator[threading.Event]:
 
 def ask(walk: Walk, question: Question) -> list[Reply]:
     """The replies to a question, with the best program so far written down."""
-    with walk.records.clock.phase("generate"):
+    with walk.records.clock.phase("discover"):
         what = f"turn {question.turn}: asking and scoring"
         with walk.console.wait(what):
-            replies = walk.asker.replies(question, walk.run.side_by_side)
+            try:
+                replies = walk.asker.replies(question, walk.run.side_by_side)
+            except BaseException:
+                if question.turn >= walk.known_turns:  # every call that was made stands in the log
+                    take_in(walk, [reply for reply in walk.asker.current if reply.calls])
+                    with suppress(OSError):
+                        write_documents(walk)
+                raise
+    return take_in(walk, replies)
+
+
+def take_in(walk: Walk, replies: list[Reply]) -> list[Reply]:
+    """The replies, among all of the run and with the best program so far."""
     for reply in replies:
         if reply.score > walk.best.score and reply.program is not None and reply.result is not None:
             walk.best = Best(reply.score, reply.program, reply.result["program_sha256"], reply.id)
@@ -78,6 +94,13 @@ def ask(walk: Walk, question: Question) -> list[Reply]:
         reply.best_so_far = walk.best.score
     walk.replies += replies
     return replies
+
+
+def kept(walk: Walk, reply: Reply) -> None:
+    """The program of a reply is put into the folder at once where it is better than the one there."""
+    if reply.score > walk.on_disk and reply.program is not None:
+        walk.records.document(files.PROGRAM, reply.program)
+        walk.on_disk = reply.score
 
 
 def write_turn(walk: Walk, turn: int, replies: list[Reply]) -> None:

@@ -7,18 +7,17 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rlreason.discovery.problem import Problem
-from rlreason.discovery.sandbox.contained import Limits, Outcome, run_contained
+from rlreason.discovery.sandbox.contained import RUN_CHECK, RUN_PROGRAM, Limits, Outcome, run_contained
 from rlreason.discovery.sandbox.rows import Given, read_channel
 from rlreason.errors import ConfigError, DataError
 from rlreason.runtime.secrets import redacted
 from rlreason.runtime.text import visible
 
-SANDBOX = Path(__file__).with_name("sandbox")
 MOST_SOURCE = 2**20  # bytes of a program
+STOPPED = "stopped"  # kind of error of a program that was not scored, because the run ends
 SHOWN = 2000  # characters of an error and of the output's tail
 
 
@@ -69,9 +68,8 @@ def score_program(
     if len(source) > MOST_SOURCE:
         return failed(score, "program", f"the program has {len(source)} bytes: at most {MOST_SOURCE} are run")
     refuse_other_systems()
-    script = SANDBOX / "run_program.py"
-    arguments = [str(script), "{program}", str(problem.most_rows), str(problem.most_digits)]
-    outcome = run_contained(arguments, source, limits, limits.timeout_s, readable=[str(script)], stop=stop)
+    arguments = [str(RUN_PROGRAM), "{program}", str(problem.most_rows), str(problem.most_digits)]
+    outcome = run_contained(arguments, source, limits, limits.timeout_s, readable=[str(RUN_PROGRAM)], stop=stop)
     score.seconds, score.peak_memory_mb = round(outcome.seconds, 3), round(outcome.peak_mb, 1)
     score.protections, score.left_behind = outcome.protections, outcome.left_behind
     score.output_tail = shown(outcome.tail.decode("utf-8", "backslashreplace"))
@@ -102,7 +100,7 @@ def why_not(outcome: Outcome, given: Given, limits: Limits) -> tuple[str, str] |
         "processes": f"the program ran more than {limits.processes} processes at once",
     }
     if outcome.stopped == "stopped":
-        return "stopped", "the run was stopped"
+        return STOPPED, "the run was stopped"
     if outcome.stopped == "broken":
         raise DataError(f"the program could not be started in the sandbox: {outcome.why}")
     if outcome.stopped is not None:
@@ -121,11 +119,11 @@ def why_not(outcome: Outcome, given: Given, limits: Limits) -> tuple[str, str] |
 
 def checked(score: Score, rows: list[list[int]], problem: Problem, limits: Limits, stop: Callable[[], bool]) -> Score:
     """The score with the verifier's verdict on the rows."""
-    script, verifier = SANDBOX / "run_check.py", problem.folder / problem.verifier
+    verifier = problem.folder / problem.verifier
     asked = {"rows": [" ".join(map(str, row)) for row in rows], "options": dict(problem.options)}
     outcome = run_contained(
-        [str(script), str(verifier)], b"", limits, limits.check_timeout_s, stdin=json.dumps(asked).encode(),
-        readable=[str(script), str(problem.folder)],
+        [str(RUN_CHECK), str(verifier)], b"", limits, limits.check_timeout_s, stdin=json.dumps(asked).encode(),
+        readable=[str(RUN_CHECK), str(problem.folder)],
         stop=stop,
     )  # fmt: skip
     score.check_seconds = round(outcome.seconds, 3)
@@ -133,7 +131,7 @@ def checked(score: Score, rows: list[list[int]], problem: Problem, limits: Limit
         taken = f"{limits.check_timeout_s:g} s" if outcome.stopped == "timeout" else f"{limits.memory_mb} MB"
         return failed(score, outcome.stopped, f"checking {len(rows)} points takes more than {taken}")
     if outcome.stopped == "stopped":
-        return failed(score, "stopped", "the run was stopped")
+        return failed(score, STOPPED, "the run was stopped")
     told: dict[str, Any] = {}
     with suppress(ValueError):
         told = json.loads(outcome.channel)

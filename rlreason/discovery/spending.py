@@ -116,7 +116,7 @@ class Spending:
         if budget.tokens is not None:
             allowed = min(allowed, budget.tokens - self.tokens - prompts - replies - bound)
             if allowed < fewest:
-                return 0, _left(f"budget.tokens={budget.tokens}", f"{self.tokens + prompts + replies}")
+                return 0, _left(f"budget.tokens={budget.tokens}", f"{self.tokens}")
         if budget.cost is not None:
             left = budget.cost - self.cost - self.prices.cost(prompts + bound, replies)
             each = (self.prices.completion or 0.0) / 1e6

@@ -13,7 +13,7 @@ from rlreason.runtime.atomic_files import explained
 #: Settings that a run may go on with others of: what it may spend, where the same model is asked, how long it waits.
 MAY_CHANGE = (
     "budget", "waits", "client.base_url", "client.env_variable", "client.timeout_s", "client.retries", "client.pause_s",
-    "client.prompt_price", "client.completion_price", "score.workers",
+    "client.max_tokens", "client.extra", "client.prompt_price", "client.completion_price", "score.workers",
 )  # fmt: skip
 
 

@@ -117,6 +117,8 @@ def closing(state: SweepState, folder: Path) -> str:
         waiting = sum(run.status == WAITING for run in state.runs)
         wait = f"{waiting} run{'s' * (waiting > 1)} wait{'s' * (waiting == 1)}; " * bool(waiting)
         lines.append(f"{wait}type the sweep again, and {'it goes' if left == 1 else 'they go'} on")
+    if any(run.score is not None for run in state.runs):
+        lines.append(f"the distribution over seeds, with a picture: rlreason report {folder}")
     if any(run.shared_machine for run in state.runs):
         lines.append(
             "! runs shared the machine: their times compare with nothing, and no verdict on wall clock is given"

@@ -18,7 +18,7 @@ from typing import Any
 from rlreason.discovery.sandbox.use import processes_below, used_mb
 from rlreason.runtime.signals import temporary_folder
 
-WARDEN = Path(__file__).with_name("warden.py")
+WARDEN, RUN_PROGRAM, RUN_CHECK = map(Path(__file__).with_name, ("warden.py", "run_program.py", "run_check.py"))
 PACKAGE = str(Path(__file__).resolve().parents[2])  # of which a program sees nothing: it holds the problems' examples
 TAIL = 4000  # bytes of the output that are kept
 LOOK_EVERY_S = 0.02  # at what all processes take together

@@ -16,7 +16,7 @@ PROMPTS = {
 #: Outcomes of calls other than "ok".
 CALLS = {
     "timeout": "no answer in time",
-    "connection": "no connection, or one that broke off",
+    "connection": "no connection",
     "empty": "an empty answer",
     "no_code": "a reply without a program",
     "truncated": "a reply cut at the limit of tokens",
