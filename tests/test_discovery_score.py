@@ -1,8 +1,11 @@
 """`rlreason score` and the sandbox behind it, on what people type and on systems that allow less."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from rlreason.discovery.sandbox.contained import Limits, pythons_folders, withou
 from rlreason.discovery.sandbox.protections import missing, protections
 from rlreason.discovery.scoring import score_program
 from rlreason.errors import ConfigError, DataError
-from tests.starts import ROOT, rlreason
+from tests.starts import ROOT, Started, rlreason
 
 EXAMPLES = HOME / "kissing_11" / "examples"
 AXES = b"points = [[2 * s * (i == j) for j in range(11)] for i in range(11) for s in (1, -1)]\n"
@@ -96,6 +99,35 @@ def test_a_system_that_allows_less_still_scores_and_ends_everything(limits, tmp_
         with suppress(psutil.NoSuchProcess):
             left += [process] if process.pid not in before and "run_program" in " ".join(process.cmdline()) else []
     assert not left
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number):
+    (tmp_path / "mine.py").write_text("import time\nwhile True:\n    time.sleep(1)\n")
+    (tmp_path / "temporary").mkdir()
+    started = Started("score", "mine.py", cwd=tmp_path, TMPDIR=str(tmp_path / "temporary"))
+    until, running = time.monotonic() + 60, []
+    while not running and time.monotonic() < until:
+        running = [
+            p
+            for p in psutil.process_iter()
+            if str(tmp_path / "temporary") in command(p) and "run_program" in command(p)
+        ]
+    assert running
+    os.kill(int(started.process.pid or 0), number)
+    assert started.finished(30).returncode in (-9, 130)
+    gone, alive = psutil.wait_procs(running, timeout=10)
+    assert gone
+    assert not alive
+    rlreason("score", str(EXAMPLES / "roots_220.py"), cwd=tmp_path, TMPDIR=str(tmp_path / "temporary"))
+    assert not list((tmp_path / "temporary").glob("rlreason-program-*"))
+
+
+def command(process: psutil.Process) -> str:
+    """The command line of a process, empty where it has ended."""
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def test_the_variables_of_the_scoring_process_are_out_of_reach(monkeypatch):

@@ -3,11 +3,13 @@
 import json
 import os
 import selectors
+import shutil
 import signal
 import site
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -20,6 +22,7 @@ from rlreason.runtime.signals import temporary_folder
 
 WARDEN, RUN_PROGRAM, RUN_CHECK = map(Path(__file__).with_name, ("warden.py", "run_program.py", "run_check.py"))
 PACKAGE = str(Path(__file__).resolve().parents[2])  # of which a program sees nothing: it holds the problems' examples
+PREFIX = "rlreason-program-"  # of scratch folders; their owner's process id follows
 TAIL = 4000  # bytes of the output that are kept
 LOOK_EVERY_S = 0.02  # at what all processes take together
 DRAINING_S = 1.0  # for what was written before the program ended
@@ -71,7 +74,7 @@ def run_contained(
     An argument `{program}` becomes the path of that file. `readable`: more paths that may be read. The processes that
     it starts have all ended when this returns. An interruption ends them too, and so does `stop` once it is true.
     """
-    with temporary_folder("rlreason-program-") as folder, ExitStack() as stack:
+    with temporary_folder(f"{PREFIX}{os.getpid()}-") as folder, ExitStack() as stack:
         program = Path(folder) / "program.py"
         program.write_bytes(source)
         command = [sys.executable, "-I", "-B", *(a.replace("{program}", str(program)) for a in arguments)]
@@ -237,6 +240,14 @@ def _end(warden: subprocess.Popen[bytes], outcome: Outcome) -> None:
                 os.kill(pid, signal.SIGKILL)
         warden.wait(ENDING_S)
         outcome.left_behind = True
+
+
+def remove_leftovers() -> None:
+    """Remove the scratch folders of processes that were killed before they could."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        owner = path.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def without(roots: Sequence[str], hidden: str) -> tuple[list[str], list[str]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 
-from rlreason.discovery.sandbox.contained import Limits, run_contained
+from rlreason.discovery.sandbox.contained import Limits, remove_leftovers, run_contained
 
 PR_SET_DUMPABLE = 4
 
@@ -17,6 +17,7 @@ def protections(limits: Limits) -> dict[str, str]:
     Where a program shares this process's view of processes, from now on nobody but root reads this process's memory and
     environment, which may hold keys.
     """
+    remove_leftovers()
     outcome = run_contained(["-c", "pass"], b"", limits, 20.0)
     if "processes" not in outcome.protections.get("namespaces", ""):
         with suppress(OSError, AttributeError):
