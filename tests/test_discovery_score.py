@@ -84,7 +84,6 @@ def test_a_system_that_allows_less_still_scores_and_ends_everything(limits, tmp_
     problem = problem_named("kissing_11")
     assert missing(protections(limits))
     assert score_program(AXES, problem, limits).score == 22
-    before = {process.pid for process in psutil.process_iter()}
     daemon = (
         b"import os, signal, time\n"
         b"if os.fork() == 0:\n    os.setsid()\n    if os.fork():\n        os._exit(0)\n"
@@ -94,11 +93,8 @@ def test_a_system_that_allows_less_still_scores_and_ends_everything(limits, tmp_
     assert score_program(b"import time\ntime.sleep(60)\n", problem, Limits(timeout_s=0.5)).error_kind == "timeout"
     memory = b"x = [bytearray(10**7) for _ in range(100)]\n"
     assert score_program(memory, problem, limits).error_kind == "memory"
-    left = []
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess):
-            left += [process] if process.pid not in before and "run_program" in " ".join(process.cmdline()) else []
-    assert not left
+    mine = f"rlreason-program-{os.getpid()}-"  # in the path of the scratch folder
+    assert not [process for process in psutil.process_iter() if mine in command(process)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -142,6 +138,58 @@ def test_the_variables_of_the_scoring_process_are_out_of_reach(monkeypatch):
         score = score_program(thief, problem_named("kissing_11"), limits)
         assert score.error_kind == "exception"
         assert "canary" not in str(score.as_dict())
+
+
+SHARED = b"""
+import mmap
+held = []
+for _ in range(20):
+    piece = mmap.mmap(-1, 40 << 20)
+    piece[:] = bytes(40 << 20)
+    piece.madvise(mmap.MADV_DONTNEED)
+    held.append(piece)
+"""
+FILES = b"""
+import time
+for path in ("./mark", "/dev/shm/mark"):
+    with open(path, "wb") as file:
+        file.write(bytes(200 << 20))
+time.sleep(0.5)
+"""
+ONE_ROW = b"""
+import os
+data = b"points\\n" + b"1 " * 4_000_000 + b"1\\nend 1\\n"
+while data:
+    data = data[os.write(3, data[: 1 << 20]) :]
+os._exit(0)
+"""
+
+
+def test_memory_that_no_process_shows_is_counted():
+    for source in (SHARED, FILES):
+        assert score_program(source + AXES, problem_named("kissing_11"), Limits(10, 256)).error_kind == "memory"
+    held = SHARED.replace(b"range(20)", b"range(3)")  # within the limit
+    assert score_program(held + AXES, problem_named("kissing_11"), Limits(10, 256)).score == 22
+
+
+def test_a_row_without_end_is_refused_before_it_is_read():
+    score = score_program(ONE_ROW, problem_named("kissing_11"), Limits(10, 256))
+    assert (score.error_kind, score.error) == ("size", "a point has more than 1000 coordinates")
+
+
+def test_closed_standard_streams_change_no_verdict(tmp_path):
+    (tmp_path / "mine.py").write_bytes(AXES)
+    command = f"{sys.executable} -m rlreason score {tmp_path / 'mine.py'} --json {tmp_path / 'out.json'}"
+    for closed in ("<&- 2>&-", "<&- >&- 2>&-", ">&-"):
+        subprocess.run(["bash", "-c", f"{command} {closed}"], cwd=ROOT, check=False, capture_output=True)
+        assert json.loads((tmp_path / "out.json").read_text())["num_points"] == 22
+        (tmp_path / "out.json").unlink()
+
+
+def test_a_dimension_may_stand_beside_the_points_in_every_interface():
+    rows = AXES.partition(b"=")[2].strip()
+    for source in (b"points = (R, 11)", b"def get_centers():\n    return R, 11", b"def run_code():\n    return R, 11"):
+        assert score_program(b"R = " + rows + b"\n" + source, problem_named("kissing_11")).score == 22
 
 
 def test_a_program_sees_nothing_of_this_package():

@@ -13,6 +13,7 @@ A verb is one line of `VERBS` and its module, whose docstring `rlreason VERB --h
 import argparse
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -159,6 +160,6 @@ def _json_alone(words: Sequence[str]) -> list[str]:
     """
     out: list[str] = []
     for word in words:
-        is_run = bool(word) and Path(word).is_dir() and not any(Path(before).is_dir() for before in out)
+        is_run = os.path.isdir(word) and not any(map(os.path.isdir, out))
         out += [STDOUT, word] if out[-1:] == ["--json"] and is_run else [word]
     return out

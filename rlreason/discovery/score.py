@@ -12,7 +12,7 @@ from pathlib import Path
 from rlreason.discovery.problem import problem_named, shipped
 from rlreason.discovery.sandbox.contained import Limits
 from rlreason.discovery.sandbox.protections import in_words, protections
-from rlreason.discovery.scoring import Score, refuse_other_systems, score_program
+from rlreason.discovery.scoring import MOST_SOURCE, Score, refuse_other_systems, score_program
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.runtime.text import duration
@@ -57,10 +57,11 @@ def limits_of(arguments: argparse.Namespace) -> Limits:
 def source_of(word: str) -> bytes:
     """The program's source; `ConfigError` where there is no such file."""
     path = Path(word)
-    if not path.is_file():
-        raise ConfigError(f"PROGRAM={word} is no file: give a file of Python")
     try:
-        return path.read_bytes()
+        if not path.is_file():
+            raise ConfigError(f"PROGRAM={word} is no file: give a file of Python")
+        with path.open("rb") as file:
+            return file.read(MOST_SOURCE + 1)
     except OSError as error:
         raise ConfigError(f"PROGRAM={word} cannot be read ({error.strerror}): give a file of Python") from error
 

@@ -127,6 +127,8 @@ def checked(score: Score, rows: list[list[int]], problem: Problem, limits: Limit
         stop=stop,
     )  # fmt: skip
     score.check_seconds = round(outcome.seconds, 3)
+    if outcome.stopped is None and outcome.tail.rstrip().endswith(b"MemoryError"):
+        outcome.stopped = "memory"
     if outcome.stopped in ("timeout", "memory"):
         taken = f"{limits.check_timeout_s:g} s" if outcome.stopped == "timeout" else f"{limits.memory_mb} MB"
         return failed(score, outcome.stopped, f"checking {len(rows)} points takes more than {taken}")
@@ -157,7 +159,7 @@ def failed(score: Score, kind: str, text: str) -> Score:
 
 #: What a reader does not see and a model does: soft hyphens, joiners, variation selectors, tags, halves of characters.
 _UNSEEN = re.compile(
-    "[\xad\u180e\u200b-\u200d\u2060-\u2065\u206a-\u206f\ud800-\udfff\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
+    "[\xad\u034f\u115f\u1160\u180e\u2800\u3164\uffa0\u200b-\u200d\u2060-\u2065\u206a-\u206f\ud800-\udfff\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
 )
 
 

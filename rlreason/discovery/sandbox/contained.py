@@ -1,5 +1,6 @@
 """This side of the sandbox: start a command, read what it says within bounds, end all of it, tell what happened."""
 
+import fcntl
 import json
 import os
 import selectors
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlreason.discovery.sandbox.use import processes_below, used_mb
+from rlreason.discovery.sandbox.use import processes_below, unmapped_mb, used_mb
 from rlreason.runtime.signals import temporary_folder
 
 WARDEN, RUN_PROGRAM, RUN_CHECK = map(Path(__file__).with_name, ("warden.py", "run_program.py", "run_check.py"))
@@ -29,7 +30,7 @@ DRAINING_S = 1.0  # for what was written before the program ended
 ENDING_S = 10.0  # for the warden to end them
 SYSTEM = (
     "/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime",
-    "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/sys/devices/system/cpu",
+    "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/sys/devices/system/cpu", "/sys/fs/cgroup",
 )  # fmt: skip
 
 
@@ -74,7 +75,10 @@ def run_contained(
     An argument `{program}` becomes the path of that file. `readable`: more paths that may be read. The processes that
     it starts have all ended when this returns. An interruption ends them too, and so does `stop` once it is true.
     """
-    with temporary_folder(f"{PREFIX}{os.getpid()}-") as folder, ExitStack() as stack:
+    place = (
+        Path("/tmp") if tempfile.gettempdir().startswith("/dev/shm") else None
+    )  # the program gets a /dev/shm of its own
+    with temporary_folder(f"{PREFIX}{os.getpid()}-", place) as folder, ExitStack() as stack:
         program = Path(folder) / "program.py"
         program.write_bytes(source)
         command = [sys.executable, "-I", "-B", *(a.replace("{program}", str(program)) for a in arguments)]
@@ -111,7 +115,7 @@ def run_contained(
         pipes.close_far_ends()
         outcome = Outcome()
         try:
-            _watch(warden, pipes, limits, timeout_s, outcome, stop)
+            _watch(warden, pipes, limits, timeout_s, outcome, stop, str(folder))
         finally:
             pipes.let_go()
             _end(warden, outcome)
@@ -120,14 +124,26 @@ def run_contained(
         return outcome
 
 
+def _pipe() -> tuple[int, ...]:
+    return _raised(*os.pipe())
+
+
+def _raised(*ends: int) -> tuple[int, ...]:
+    """The same files under numbers above those of standard streams, some of which may be closed in this process."""
+    raised = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
+    for end in ends:
+        os.close(end)
+    return raised
+
+
 class _Pipes:
     """The pipes to the other side: [0] is read, [1] is written."""
 
     def __init__(self, stack: ExitStack, stdin: bytes | None) -> None:
-        self.channel, self.status, self.output, self.leash = os.pipe(), os.pipe(), os.pipe(), os.pipe()
+        self.channel, self.status, self.output, self.leash = _pipe(), _pipe(), _pipe(), _pipe()
         self.stdin: int | None = None
         if stdin is not None:
-            self.stdin = os.memfd_create("stdin")
+            (self.stdin,) = _raised(os.memfd_create("stdin"))
             with open(os.dup(self.stdin), "wb") as file:
                 file.write(stdin)
             os.lseek(self.stdin, 0, os.SEEK_SET)
@@ -158,6 +174,7 @@ def _watch(
     timeout_s: float,
     outcome: Outcome,
     stop: Callable[[], bool],
+    folder: str,
 ) -> None:
     """Read until the warden has ended, or a limit is exceeded."""
     status, channel, began = bytearray(), bytearray(), time.monotonic()
@@ -188,7 +205,7 @@ def _watch(
                 outcome.stopped = (
                     "stopped"
                     if stop()
-                    else _over(warden.pid, limits, outcome, len(channel), now - (started or began), timeout_s)
+                    else _over(warden.pid, limits, outcome, len(channel), now - (started or began), timeout_s, folder)
                 )
             if ended is None and b'"exit"' in status and status.endswith(b"\n"):
                 ended = now
@@ -203,10 +220,13 @@ def _watch(
     _read_status(bytes(status), outcome)
 
 
-def _over(pid: int, limits: Limits, outcome: Outcome, sent: int, seconds: float, timeout_s: float) -> str | None:
+def _over(
+    pid: int, limits: Limits, outcome: Outcome, sent: int, seconds: float, timeout_s: float, folder: str
+) -> str | None:
     """The limit that is exceeded now, if one is."""
     below = processes_below(pid, limits.processes + 2)
-    outcome.peak_mb = max(outcome.peak_mb, used := used_mb(below, limits.memory_mb))
+    used = used_mb(below, limits.memory_mb) + unmapped_mb(below, folder)
+    outcome.peak_mb = max(outcome.peak_mb, used)
     exceeded = {
         "timeout": seconds > timeout_s,
         "memory": used > limits.memory_mb,

@@ -67,7 +67,7 @@ def prctl(option: int, *values: int) -> None:
 
 def mount(kind: str | None, target: str, flags: int = 0, data: str | None = None) -> None:
     """Mount a file system of a kind without a device, or change how a mount is shared."""
-    texts = [None if text is None else text.encode() for text in (kind, target, kind, data)]
+    texts = [None if text is None else os.fsencode(text) for text in (kind, target, kind, data)]
     source, place, file_system, options = texts
     _checked(_libc.mount(source, place, file_system, ctypes.c_ulong(flags), options))
 

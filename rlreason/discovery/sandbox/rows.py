@@ -6,6 +6,7 @@ from typing import NamedTuple
 POINTS, END = b"points", re.compile(rb"end (0|[1-9]\d{0,8})")
 ROW = re.compile(rb"(?:0|-?[1-9]\d*)(?: (?:0|-?[1-9]\d*))*")
 ERROR = re.compile(rb"error (no_points|type|size|memory|exit|exception)")
+LONGEST_ROW = 1000  # integers: as run_program.py has it
 LONGEST_TEXT = 4000  # characters of an error
 
 
@@ -43,6 +44,8 @@ def read_channel(data: bytes, most_rows: int, most_digits: int) -> Given:
         return Given(kind="size", text=f"more than {most_rows} points")
     found = []
     for row in rows:
+        if row.count(b" ") >= LONGEST_ROW:
+            return Given(kind="size", text=f"a point has more than {LONGEST_ROW} coordinates")
         if row and not ROW.fullmatch(row):
             return Given(kind="channel", text="a row holds something else than integers")
         words = row.split()

@@ -36,6 +36,7 @@ def main() -> None:
     sys.argv[:] = [program]
     for name in THREADS:  # threads that wait for each other on few processors take ten times as long
         os.putenv(name, "1")  # for libraries alone: its environment is empty
+    os.putenv("PATH", "/usr/local/bin:/usr/bin:/bin")  # for what other programs start
     set_digits = sys.set_int_max_str_digits
     try:
         given = value_of(loaded(program))
@@ -73,15 +74,17 @@ def value_of(module: types.ModuleType) -> object:
     """What the program gives, by the first of the interfaces that it has."""
     names = module.__dict__
     if "run_code" in names:
-        given = names["run_code"]()
-        if type(given) is tuple and len(given) == 2 and not is_row(given[1]):
-            return given[0]  # (points, d)
-        return given
+        return without_dimension(names["run_code"]())
     if "get_centers" in names:
-        return names["get_centers"]()
+        return without_dimension(names["get_centers"]())
     if "points" in names:
-        return names["points"]
+        return without_dimension(names["points"])
     raise Refused("no_points", "the program defines none of run_code(), get_centers() and points")
+
+
+def without_dimension(given: object) -> object:
+    """The points of (points, d)."""
+    return given[0] if isinstance(given, tuple) and len(given) == 2 and not is_row(given[1]) else given
 
 
 def is_row(value: object) -> bool:

@@ -138,7 +138,8 @@ def mounts(options: dict, active: dict[str, str], spaces: set[str]) -> None:
     with open(options["program"], "rb") as file:
         source = file.read()
     for place in (options["folder"], "/dev/shm"):
-        if os.path.isdir(place):
+        covers = options["folder"].startswith(f"{place}/")  # where temporary files lie in /dev/shm
+        if os.path.isdir(place) and not covers:
             linux.mount_tmpfs(place, options["disk_mb"])
     descriptor = os.open(options["program"], os.O_WRONLY | os.O_CREAT, 0o600)
     os.write(descriptor, source)
