@@ -5,6 +5,7 @@ questions, and what the budget still allows, do not depend on which server was f
 """
 
 import hashlib
+import math
 import queue
 import threading
 import time
@@ -123,18 +124,21 @@ class Asker:
         seconds = 0.0
         for reply in waiting:
             if (attempt := reply.attempt) is not None and self._counts(reply.calls[-1]):
-                asked, factor = attempt.retry_after_s, 1.0 if attempt.retry_after_s is not None else self._factor
+                asked, factor = (
+                    attempt.retry_after_s,
+                    1.0 if attempt.retry_after_s is not None else self.run.client.pause_s,
+                )
                 seconds = max(seconds, factor * pause_s(len(reply.calls), asked, self.run.seed))
-        if (hours := self.run.budget.hours) is not None:
-            seconds = min(seconds, max(0.0, hours * 3600 - self.journal.seconds))
-        until = time.monotonic() + seconds
+        until = time.monotonic() + min(seconds, self._seconds_left)
         while (left := until - time.monotonic()) > 0:
             alive()
             time.sleep(min(left, 1.0))
 
     @property
-    def _factor(self) -> float:
-        return self.run.client.pause_s
+    def _seconds_left(self) -> float:
+        """Of the hours that the run may take."""
+        hours = self.run.budget.hours
+        return math.inf if hours is None else max(0.0, hours * 3600 - self.journal.seconds)
 
     def _send(self, waiting: list[Reply]) -> None:
         """Send the next request for each of these, as far as the budget allows."""
@@ -153,9 +157,7 @@ class Asker:
             self._asked.add(reply.id)
 
     def _ask(self, id: str, messages: list[dict[str, str]], max_tokens: int) -> Attempt:
-        limit, hours = self.run.client.timeout_s, self.run.budget.hours
-        if hours is not None:
-            limit = min(limit, max(1.0, hours * 3600 - self.journal.seconds))
+        limit = min(self.run.client.timeout_s, max(1.0, self._seconds_left))
         seed = int(hashlib.sha256(f"{self.run.seed} {self.run.strategy} {id}".encode()).hexdigest()[:7], 16)
         request = f"s{self.run.seed}-{id}"
         return self.client.ask(messages, request_id=request, seed=seed, max_tokens=max_tokens, timeout_s=limit)

@@ -70,10 +70,8 @@ def set_up(
         return score_program(source.encode("utf-8", "replace"), problem, limits, over).as_dict()
 
     endpoint = endpoint_of(run, (journal.begin or {}).get("model"))
-    client = Client(endpoint)
     if journal.begin is None:
-        endpoint = begin(run, problem, endpoint, client, journal, console, score)
-        client = Client(endpoint)
+        endpoint = begin(run, problem, endpoint, journal, console, score)
     else:
         refuse_other_problem(journal.begin, problem)
     journal.write("part")
@@ -83,7 +81,7 @@ def set_up(
     best_known = max([start["result"]["score"], *known])
     best = Best(start["result"]["score"], start["source"], start["result"]["program_sha256"])
     spending = Spending(run.budget, Prices(run.client.prompt_price, run.client.completion_price))
-    asker = Asker(run, endpoint, client, journal, spending, score)
+    asker = Asker(run, endpoint, Client(endpoint), journal, spending, score)
     return Walk(run, problem, journal, asker, records, console, best, journal.last_turn, best_known)
 
 
@@ -119,7 +117,7 @@ def endpoint_of(run: DiscoverConfig, model: str | None = None) -> Endpoint:
 
 
 def begin(
-    run: DiscoverConfig, problem: Problem, endpoint: Endpoint, client: Client, journal: Journal, console: Console,
+    run: DiscoverConfig, problem: Problem, endpoint: Endpoint, journal: Journal, console: Console,
     score: Callable[[str], dict[str, Any]],
 ) -> Endpoint:  # fmt: skip
     """Write down what the run is made of, its start program scored; returns the endpoint with its model."""

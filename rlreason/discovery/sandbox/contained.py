@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rlreason.discovery.sandbox.use import processes_below, unmapped_mb, used_mb
+from rlreason.discovery.sandbox.ending import descendants
+from rlreason.discovery.sandbox.use import unmapped_mb, used_mb
 from rlreason.runtime.signals import temporary_folder
 
 WARDEN, RUN_PROGRAM, RUN_CHECK = map(Path(__file__).with_name, ("warden.py", "run_program.py", "run_check.py"))
@@ -75,15 +77,14 @@ def run_contained(
     An argument `{program}` becomes the path of that file. `readable`: more paths that may be read. The processes that
     it starts have all ended when this returns. An interruption ends them too, and so does `stop` once it is true.
     """
-    place = (
-        Path("/tmp") if tempfile.gettempdir().startswith("/dev/shm") else None
-    )  # the program gets a /dev/shm of its own
+    # The program gets a /dev/shm of its own.
+    place = Path("/tmp") if tempfile.gettempdir().startswith("/dev/shm") else None
     with temporary_folder(f"{PREFIX}{os.getpid()}-", place) as folder, ExitStack() as stack:
         program = Path(folder) / "program.py"
         program.write_bytes(source)
         command = [sys.executable, "-I", "-B", *(a.replace("{program}", str(program)) for a in arguments)]
         pipes = _Pipes(stack, stdin)
-        may_read, may_list = without(pythons_folders(), PACKAGE)
+        may_read, may_list = pythons_but_this()
         options = {
             "folder": str(folder),
             "program": str(program),
@@ -224,7 +225,7 @@ def _over(
     pid: int, limits: Limits, outcome: Outcome, sent: int, seconds: float, timeout_s: float, folder: str
 ) -> str | None:
     """The limit that is exceeded now, if one is."""
-    below = processes_below(pid, limits.processes + 2)
+    below = descendants(pid, limits.processes + 2)
     used = used_mb(below, limits.memory_mb) + unmapped_mb(below, folder)
     outcome.peak_mb = max(outcome.peak_mb, used)
     exceeded = {
@@ -254,7 +255,7 @@ def _end(warden: subprocess.Popen[bytes], outcome: Outcome) -> None:
     try:
         outcome.left_behind = warden.wait(ENDING_S) != 0
     except subprocess.TimeoutExpired:
-        below = processes_below(warden.pid)
+        below = descendants(warden.pid)
         for pid in (*below, warden.pid):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -283,6 +284,12 @@ def without(roots: Sequence[str], hidden: str) -> tuple[list[str], list[str]]:
         else:
             whole.append(path)
     return whole, opened
+
+
+@cache  # hundreds of packages, the same for every program
+def pythons_but_this() -> tuple[list[str], list[str]]:
+    """What a program may read of this Python: (all but this package, the folders on the way to it)."""
+    return without(pythons_folders(), PACKAGE)
 
 
 def pythons_folders() -> list[str]:

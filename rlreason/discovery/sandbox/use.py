@@ -1,4 +1,4 @@
-"""What a tree of processes takes, read from /proc."""
+"""What processes take together, read from /proc."""
 
 import os
 from collections.abc import Sequence
@@ -7,20 +7,6 @@ from pathlib import Path
 
 MOST_READ = 64  # processes whose maps are read at each look
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def processes_below(pid: int, most: int = 100_000) -> list[int]:
-    """Every process below one, wherever in the tree; about `most` of them, where there are more."""
-    found, unread = list[int](), [pid]
-    while unread and len(found) <= most:
-        parent = unread.pop()
-        with suppress(OSError):
-            for task in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{task}/children") as file:
-                    children = list(map(int, file.read().split()))
-                found += children
-                unread += children
-    return found
 
 
 def used_mb(pids: Sequence[int], precise_above_mb: float) -> float:
