@@ -17,6 +17,7 @@ from rlreason.config.optimization import OptimizationConfig
 from rlreason.model.on_device import lists_on_device
 from rlreason.model.packing import PackedBatch
 from rlreason.model.policy import Policy
+from rlreason.model.watched import changed_share, not_finite, sampled_elements
 from rlreason.objectives.aggregation import aggregate_loss, step_divisors
 from rlreason.objectives.entropy import entropy_bonus
 from rlreason.objectives.kl import kl_per_token
@@ -253,6 +254,7 @@ class Learner:
         measured = done.read(samples, torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm))
         (norm,), loss, n_micro = measured.more, measured.sums.pop("loss", 0.0), done.n_micro
         finite = math.isfinite(norm) and math.isfinite(loss)
+        before = sampled_elements(self.parameters)
         if finite and n_micro:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -266,6 +268,8 @@ class Learner:
         if not n_micro:  # nothing was measured: zeros would be weighed as values
             return Update(metrics, measured.entropies)
         metrics |= {"train/loss": loss, "train/grad_norm": norm} | mismatch_metrics(measured.mismatches, "rollout")
+        if finite:
+            metrics["train/weights_changed"] = changed_share(before, sampled_elements(self.parameters)).item()
         metrics |= {f"train/{name}": total / n_tokens for name, total in measured.sums.items()}
         return Update(metrics, measured.entropies)
 
@@ -273,6 +277,10 @@ class Learner:
         """Whether every trained weight is a number."""
         norms = torch._foreach_norm([p.detach() for p in self.parameters], ord=torch.inf)
         return bool(torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).all())
+
+    def moments_not_finite(self) -> int:
+        """How many trained weight tensors have moments in the optimizer that are no numbers."""
+        return not_finite(self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state)
 
 
 def _pairs(samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:

@@ -171,7 +171,7 @@ class Trainer:
     def collect(self, number: int) -> Step:
         """Sample, grade, compute advantages; score what learning will not score under the weights that sampled."""
         with self.doing(f"step {number}", "rollout", self.components.rollouts.drawn):
-            collected = self.prefetcher.next(number)
+            collected = self.components.with_signs(self.prefetcher.next(number))
         weight_version = self.engine.weight_version
         by_learning = self.learner.scores_by_learning(collected, self.components.sampling)
         with self.doing(f"step {number}: measuring log-probabilities", "score"):
@@ -252,6 +252,7 @@ class Trainer:
             with self.doing(f"step {step.number}: handing the weights to the engine", "weight_sync"):
                 synced = self.engine.load_weights(self.policy)
             step.synced = self.clock.parts_of("weight_sync", synced)
+        step.synced["train/moments_not_finite"] = self.learner.moments_not_finite()
 
     def record(self, step: Step, finite: bool) -> None:
         """Write down what the step has come to, and warn of what went wrong quietly in it."""

@@ -23,8 +23,8 @@ from rlreason.grading.run_grading import RunGrading
 from rlreason.jobs.start import start
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
+from rlreason.monitors.watch import Monitors
 from rlreason.records.console import Console
-from rlreason.records.monitors import Monitors
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import response_row, sample_of
 from rlreason.records.writer import RunWriter

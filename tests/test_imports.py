@@ -29,28 +29,33 @@ RULES = {
     "plugins": Rule("errors"),
     "objectives": Rule("errors types plugins", "torch"),
     "config": Rule("errors types plugins objectives", "hydra"),
+    "monitors": Rule("errors config"),
+    "memory": Rule("errors types config"),
     "answers": Rule("errors types"),
     "grading": Rule("errors types runtime plugins config answers"),
     "data": Rule("errors types runtime plugins config grading"),
     "optimization": Rule("errors config", "torch"),
     "model": Rule("errors types runtime config data", "torch transformers"),
     "distributed": Rule("errors types runtime config model", "torch"),
-    "engines": Rule("errors types runtime config model distributed", "torch transformers"),
+    "engines": Rule("errors types runtime config memory model distributed", "torch transformers"),
     "learner": Rule(
         "errors types statistics runtime objectives config optimization model distributed", "torch transformers"
     ),
-    "records": Rule("errors types statistics runtime config"),
+    "records": Rule("errors types statistics runtime config monitors"),
+    "health": Rule("errors types statistics runtime config monitors grading records"),
     "algorithms": Rule("errors types statistics runtime objectives config grading data model engines", "torch"),
-    "evaluation": Rule("errors types statistics runtime config answers grading data model engines records algorithms"),
+    "evaluation": Rule(
+        "errors types statistics runtime config monitors answers grading data model engines records algorithms"
+    ),
     "progress": Rule(
-        "errors types runtime config grading optimization model engines learner records algorithms evaluation",
+        "errors types runtime config monitors grading optimization model engines learner records algorithms evaluation",
         "torch transformers",
     ),
-    "sweeps": Rule("errors types statistics runtime config records evaluation"),
-    "report": Rule("errors types statistics runtime config grading records evaluation sweeps"),
+    "sweeps": Rule("errors types statistics runtime config memory records evaluation"),
+    "report": Rule("errors types statistics runtime config monitors grading records health evaluation sweeps"),
     "setup": Rule(
-        "errors types statistics runtime plugins objectives config grading data optimization model distributed engines"
-        " learner records algorithms evaluation",
+        "errors types statistics runtime plugins objectives config monitors memory grading data optimization model"
+        " distributed engines learner records algorithms evaluation",
         ALL,
     ),
     "discovery": Rule("errors statistics runtime config records report"),
@@ -61,6 +66,8 @@ RULES = {
         ALL,
     ),
     "courses": Rule("errors types objectives grading data model", "torch transformers"),
+    "doctor": Rule("errors runtime config memory engines records sweeps setup cli", "torch transformers hydra"),
+    "check": Rule("errors types runtime objectives config grading data model engines algorithms courses", ALL),
     "interrupted": Rule("errors runtime config records progress setup", ALL),
     "trainer": Rule(
         "errors types runtime objectives config grading optimization learner records algorithms evaluation progress"
@@ -68,8 +75,8 @@ RULES = {
         ALL,
     ),
     "jobs": Rule(
-        "errors types statistics runtime plugins config grading data model records algorithms evaluation setup trainer"
-        " discovery",
+        "errors types statistics runtime plugins config monitors grading data model records algorithms evaluation setup"
+        " trainer discovery",
         ALL,
     ),
     "api": Rule("errors runtime plugins config records cli jobs", "hydra"),

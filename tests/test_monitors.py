@@ -6,8 +6,8 @@ import pytest
 
 from rlreason.config.monitors import MODES, MonitorsConfig, settings_of
 from rlreason.config.store import SCHEMAS
-from rlreason.records.alarms import MONITORS
-from rlreason.records.monitors import Monitors
+from rlreason.monitors.table import MONITORS
+from rlreason.monitors.watch import Monitors
 from rlreason.records.status import ending
 from tests.small_runs import words_of
 from tests.starts import rlreason

@@ -22,12 +22,12 @@ from rlreason.engines.base import Prompt, Sampling
 from rlreason.errors import ConfigError, ReaderGone, UnwritableError
 from rlreason.evaluation.tables import curves_table
 from rlreason.jobs.run import mark_ended
+from rlreason.monitors.watch import Monitors
 from rlreason.objectives.card import imitation_card
 from rlreason.objectives.objective import LengthNormConfig
 from rlreason.records.console import Console, closing_table
 from rlreason.records.curves import draw_curves
 from rlreason.records.files import CONTENTS
-from rlreason.records.monitors import Monitors
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import write_status
 from rlreason.records.writer import RunWriter

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from rlreason.report import health
+from rlreason.report import remarks
 from rlreason.report.cases import LONGEST, cases_of, shown_text
 from rlreason.report.differing import configs_table, cost_of, details_of
 from rlreason.report.log import log_of
@@ -185,8 +185,8 @@ def test_a_few_problems_are_shown_over_training_side_by_side(tmp_path):
 )
 def test_what_is_odd_is_said_and_nothing_else(change, says, tmp_path):
     of = study(tmp_path, {"1": 0.5, "2": 0.8})
-    before = health.warnings_of(of)
+    before = remarks.warnings_of(of)
     assert not any(says in line for line in before)
     for one in of.runs:
         change(one)
-    assert any(says in line for line in health.warnings_of(of))
+    assert any(says in line for line in remarks.warnings_of(of))

@@ -8,7 +8,7 @@ import pytest
 
 from rlreason.report.build import lead_of
 from rlreason.report.content import Verdict
-from rlreason.report.health import warnings_of
+from rlreason.report.remarks import warnings_of
 from rlreason.report.study import Answers, Problem, Run, Series, Setting, Study, labels_of
 from rlreason.report.verdicts import verdicts_of
 from rlreason.report.words import MINUS, size, summary_of

@@ -13,10 +13,10 @@ from rlreason.config.optimization import OptimizationConfig
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
 from rlreason.learner import Learner
+from rlreason.monitors.watch import Monitors
 from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console, clock
 from rlreason.records.curves import draw_curves, series
-from rlreason.records.monitors import Monitors
 from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter, refuse_occupied, set_aside
 from rlreason.rerun.same_runs import without_clock
@@ -104,8 +104,9 @@ def test_monitors_speak_once_then_count():
     }
     for step in range(1, 13):
         monitors.check(step, bad)
+    assert monitors.counts.pop("zero_reward") == 3  # from the tenth step in a row on
     assert set(monitors.counts.values()) == {12}
-    assert len(said) == 2 * len(monitors.counts)  # the 1st and the 10th time
+    assert len(said) == 1 + 2 * len(monitors.counts)  # the 1st and the 10th time
     for words in ("identical", "every advantage is 0", "cut at sampling.max_tokens", "disagree by 0.200", "not finite"):
         assert any(words in line for line in said)
     certain = Monitors(4, said.append)

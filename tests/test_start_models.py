@@ -20,8 +20,8 @@ from rlreason.config.sources import resource_dir
 from rlreason.config.store import typed
 from rlreason.model.policy import Policy
 from rlreason.model.weight_cache import BrokenWeightsError, WeightCache, checksum, read_weights, write_weights
+from rlreason.monitors.watch import Monitors
 from rlreason.records.console import Console
-from rlreason.records.monitors import Monitors
 from rlreason.records.writer import RunWriter
 from rlreason.rerun.same_runs import without_clock
 from rlreason.setup import start as starts

@@ -15,11 +15,11 @@ from rlreason.config.optimization import OptimizationConfig
 from rlreason.config.sources import resource_dir
 from rlreason.config.store import typed
 from rlreason.learner import Learner
+from rlreason.monitors.divergence import fell_to_zero
+from rlreason.monitors.watch import Monitors
 from rlreason.objectives.objective import Objective
-from rlreason.records.alarms import fell_to_zero
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
-from rlreason.records.monitors import Monitors
 from rlreason.records.status import STATUSES
 from rlreason.records.writer import RunWriter
 from rlreason.setup.components import build_components

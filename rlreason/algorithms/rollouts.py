@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
@@ -12,6 +12,8 @@ from rlreason.engines.base import Engine, Prompt, Sampling, seed_for
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.throughput import Work, group_work
 from rlreason.types import Collected, Counted, Grade, Problem, Response, Sample
+
+LONG_ODDS = math.log(1e10)  # nats: a response this unlikely is not drawn twice by chance
 
 if TYPE_CHECKING:  # the counting below serves readers of saved runs, which do without torch
     from rlreason.model.scoring import LogProbScorer
@@ -145,9 +147,22 @@ def rollout_metrics(samples: Sequence[Counted], prefix: str = "rollout") -> dict
         f"{prefix}/length_max": max((s.length for s in samples), default=0),
         f"{prefix}/truncated": sum(s.truncated for s in samples) / n,
         f"{prefix}/distinct": distinct / len(groups),  # share of different responses within a group
+        f"{prefix}/improbable_copies": improbable_copies(groups.values()) / n,
         f"{prefix}/tokens": sum(s.length for s in samples),
         **metrics_by_outcome(samples, prefix),
     }
+
+
+def improbable_copies(groups: Iterable[Sequence[Counted]]) -> int:
+    """How many responses repeat another one of their group that had a probability below one in ten billion.
+
+    The model that sampled says how likely it was: independent draws do not repeat such a response, shared seeds do.
+    """
+    copies = 0
+    for group in groups:
+        unlikely = [s.tokens_key for s in group if s.nll > LONG_ODDS]
+        copies += len(unlikely) - len(set(unlikely))
+    return copies
 
 
 def metrics_by_outcome(samples: Sequence[Counted], prefix: str) -> dict[str, float]:

@@ -53,6 +53,14 @@ VERBS = (
         "PROGRAM",
         "a program of discovery: run in a sandbox, its set checked exactly",
     ),
+    Verb("health", "rlreason.health.verb", "RUN ...", "what is wrong with a run: evidence, causes, what to try"),
+    Verb(
+        "doctor",
+        "rlreason.doctor.verb",
+        "[WORD ...]",
+        "what this machine can do, and whether a run of these words fits",
+    ),
+    Verb("check", "rlreason.check.verb", "MODULE", "your own functions or train loop of a handout, held against ours"),
     Verb("curves", "rlreason.analysis.curves", "RUN", "draw curves.png again, also of a run that is under way"),
     Verb("plan", "rlreason.sweeps.plan_verb", "--seeds S ...", "what so many seeds and problems can show"),
     Verb(
@@ -140,7 +148,8 @@ def run_verb(verb: Verb, words: Sequence[str]) -> int:
 def refuse_no_run(arguments: argparse.Namespace, verb: str) -> None:
     """`ConfigError` for a run that never began, and for a sweep's folder where one run is read."""
     for folder in [arguments.run] if "run" in arguments else getattr(arguments, "runs", []):
-        refuse_unbegun(folder)
+        if verb != "health":  # which says why such a run never began
+            refuse_unbegun(folder)
         if (Path(folder) / CONVERSATION).exists() and verb not in ("report", "rerun"):
             raise ConfigError(
                 f"RUN={folder} is a run of discovery, which rlreason {verb} cannot read: read its report.md, or its "

@@ -6,7 +6,7 @@ from rlreason.config.choices import choice
 
 IN_A_FILE = "choose one (in a file, off stands in quotes)"
 #: What ends a run by a rule that has another name than its monitor.
-RULES = {"loss": "nan", "gradient": "nan", "metric": "nan", "truncated_evaluation": "truncated"}
+RULES = {"loss": "nan", "gradient": "nan", "metric": "nan", "optimizer": "nan", "truncated_evaluation": "truncated"}
 WEIGHTS = "weights"  # the rule that no setting switches off: nothing can be sampled from weights that are no numbers
 
 
@@ -19,7 +19,8 @@ def _mode(default: str, *more: str) -> str:
 class MonitorsConfig:
     """Each monitor is off, warns, or stops the run behind the step; its thresholds begin with its name."""
 
-    # Loss, gradient, weights or another metric are no numbers. Weights that are none end a run in any case.
+    # Loss, gradient, weights, the optimizer's moments or another metric are no numbers. Weights that are none end a run
+    # in any case.
     nan: str = _mode("stop")
     skipped_update: str = _mode("warn")  # an update was left out, as its gradient was not finite
     gradient_norm: str = _mode("warn")  # the gradient norm of an update explodes, before it is clipped
@@ -29,22 +30,43 @@ class MonitorsConfig:
     kl_factor: float = 20.0  # above so many times the median of the steps before
     kl_above: float = 0.1  # and above so many nats per token
     kl_after: int = 10  # and behind so many steps that measured it
+    # The ratio to the policy that sampled is not 1 in the first update of a step, before anything was learned from it.
+    first_ratio: str = _mode("warn")
+    first_ratio_bound: float = 0.05  # of |mean ratio - 1| and of the approximate KL; float32 stays below 1e-5
+    still_weights: str = _mode("warn")  # an update with a gradient moves hardly any weight
+    still_weights_below: float = 0.01  # share of the weights that change, mean over the trained tensors
     entropy: str = _mode("warn")  # the policy's entropy collapses
     entropy_below: float = 0.005  # nats per token, mean over a step's responses
     no_live_group: str = _mode("warn")  # every group has equal rewards in all its responses; warns of every step
     no_live_group_steps: int = 10  # so many in a row stop the run
-    identical_samples: str = _mode("warn")  # all responses of every group are equal
+    zero_reward: str = _mode("warn")  # all rewards are 0
+    zero_reward_steps: int = 10  # in so many steps in a row
+    identical_samples: str = _mode("warn")  # all responses of every group are equal, or some against all odds
     truncated: str = _mode("warn")  # responses are cut at their limit, in steps or in evaluations
     truncated_above: float = 0.5  # share of the responses
+    length: str = _mode("warn")  # the mean length of the responses explodes
+    length_factor: float = 4.0  # above so many times the median of the steps before
+    length_after: int = 10  # and behind so many steps
+    round_trip: str = _mode("warn")  # texts change when they are turned into tokens and back
+    round_trip_below: float = 0.5  # share of the prompts and responses looked at that stay the same
     same_answer: str = _mode("warn")  # an evaluation's questions get one and the same answer
     # Share of the questions with the commonest answer, less its share of their ground truths.
     same_answer_above: float = 0.5
+    # Rewards rise by something else than right answers: one answer to most questions, reward for responses without the
+    # right answer, falling accuracy in evaluations, ever shorter responses that are no better.
+    reward_hacking: str = _mode("warn")
+    reward_hacking_after: int = 5  # steps at the beginning and at the end that are compared
+    reward_hacking_gain: float = 0.1  # by which the mean reward must have risen
     accuracy: str = _mode("stop")  # an evaluation's accuracy is 0 and excludes one before, at 95%
     grader: str = _mode("warn")  # responses could not be graded
     # Engine and trainer give sampled tokens different probabilities. correct: warn, and let the objective's mismatch
     # weights correct for it.
     parity: str = _mode("warn", "correct")
     parity_bound: float = 0.05  # difference in nats per token, mean over a step; float32 stays below 1e-4
+    # The engine's log-probabilities drift away from the trainer's, as those of weights that were not handed over do.
+    engine_weights: str = _mode("warn")
+    engine_weights_factor: float = 20.0  # above so many times what they differed by at first
+    engine_weights_above: float = 1e-3  # and above so many nats per token
     # Of a sweep: a setting that another one surely beats is stopped, with all its seeds.
     dominated: str = choice("off", "stop", default="off", cure=IN_A_FILE)
 

@@ -11,10 +11,10 @@ from rlreason.engines.base import Sampling
 from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of
 from rlreason.evaluation.votes import same_answers
 from rlreason.grading import Grader
+from rlreason.monitors.watch import Monitors
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
 from rlreason.records.files import EVALS
-from rlreason.records.monitors import Monitors
 from rlreason.records.writer import RunWriter
 from rlreason.types import Counted, Problem, Sample
 
@@ -62,8 +62,8 @@ class Evaluator:
         monitors: Monitors,
     ) -> dict[str, float]:
         """Count scored responses to these problems, and warn. `step`: None without steps."""
-        metrics = eval_metrics(samples, mismatches)
-        monitors.check(step, metrics | same_answers(samples, [p.answer for p in problems], self.grader))
+        metrics = eval_metrics(samples, mismatches) | same_answers(samples, [p.answer for p in problems], self.grader)
+        monitors.check(step, metrics)
         monitors.check_grades(step, self.warnings(samples), "" if step is None else "in evaluation: ")
         return metrics
 

@@ -5,7 +5,7 @@ is right or wrong, so that a vote favours neither.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlreason.answers.sketch import Sketch, apart, sketch
 from rlreason.grading import Grader
@@ -59,12 +59,24 @@ def same_answers(samples: Sequence[Counted], truths: Sequence[str], grader: Grad
 
     Under the names `eval/same_answer` and `eval/same_answer_right`; {} where a reward of one's own reads answers.
     """
-    if grader.plugin or not samples or not truths:
+    if grader.plugin:
         return {}
-    read = (grader.read(s.text).answer for s in samples)
-    said = Counter(answer.strip() for answer in read if answer is not None and answer.strip())
-    if not said:
+    return common_answer([grader.read(s.text).answer for s in samples], truths, grader.same, "eval")
+
+
+def common_answer(
+    answers: Sequence[str | None], truths: Sequence[str], same: Callable[[str, str], bool], prefix: str
+) -> dict[str, float]:
+    """`PREFIX/same_answer`: the share of responses with the commonest answer; `..._right`: of truths that it equals.
+
+    `answers`: one for each response, None where it states none. {} where nobody answers anything.
+
+    >>> common_answer(["7", " 7", None, "8"], ["7", "9"], str.__eq__, "eval")
+    {'eval/same_answer': 0.5, 'eval/same_answer_right': 0.5}
+    """
+    said = Counter(answer.strip() for answer in answers if answer is not None and answer.strip())
+    if not said or not truths:
         return {}
     (answer, count), *_ = said.most_common(1)
-    right = sum(times for truth, times in Counter(truths).items() if grader.same(answer, truth))
-    return {"eval/same_answer": count / len(samples), "eval/same_answer_right": right / len(truths)}
+    right = sum(times for truth, times in Counter(truths).items() if same(answer, truth))
+    return {f"{prefix}/same_answer": count / len(answers), f"{prefix}/same_answer_right": right / len(truths)}

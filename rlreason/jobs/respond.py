@@ -25,10 +25,10 @@ from rlreason.evaluation.judged import Judged, judged
 from rlreason.evaluation.protocol import Protocol
 from rlreason.evaluation.tables import by_facts
 from rlreason.model.weights_hash import weights_hash
+from rlreason.monitors.watch import Monitors
 from rlreason.records.console import Console, clock
 from rlreason.records.counters import Counters
 from rlreason.records.files import PASS_RATES, RESPONSES
-from rlreason.records.monitors import Monitors
 from rlreason.records.response_log import ResponseLog
 from rlreason.records.rows import Row, numbered_row
 from rlreason.records.where_time_went import where_time_went

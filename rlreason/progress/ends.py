@@ -5,12 +5,12 @@ from fractions import Fraction
 
 from rlreason.config.evaluation import sampling_key
 from rlreason.config.training import TrainingConfig
+from rlreason.monitors.watch import Monitors
 from rlreason.optimization import evaluation_due
 from rlreason.progress.budget import seconds_ahead, spent
 from rlreason.progress.step import Step, tokens_of
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
-from rlreason.records.monitors import Monitors
 
 
 @dataclass

@@ -17,6 +17,7 @@ from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.grading import Grader
 from rlreason.learner import Learner
 from rlreason.model.policy import Policy
+from rlreason.monitors.watch import Monitors
 from rlreason.progress.due import BYTES_PER_S, Cost, checkpoint_due
 from rlreason.progress.plain import (
     collected_from,
@@ -47,7 +48,6 @@ from rlreason.records.checkpoints import (
 )
 from rlreason.records.counters import Counters
 from rlreason.records.files import CHECKPOINTS, MODEL
-from rlreason.records.monitors import Monitors
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.generators import random_states, set_random_states
 from rlreason.types import Problem

@@ -18,7 +18,11 @@ from rlreason.records.files import ResponseFile
 from rlreason.records.lines import read_lines
 from rlreason.records.rows import NUMBER, Row, lacks
 from rlreason.records.status import read_status
+from rlreason.runtime.secrets import plainly_redacted
 from rlreason.runtime.streams import print_stderr
+from rlreason.runtime.text import shorten, visible
+
+TAIL_BYTES, TAIL_CHARS = 16_384, 200  # of a log that are read, and of a line that are shown
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -155,6 +159,24 @@ class RunFolder:
 
         path = self.path / files.METRICS
         return [row for _, row in read_lines(path, wrong, self._say_once)] if path.is_file() else []
+
+    @cached_property
+    def incidents(self) -> list[dict[str, Any]]:
+        """The pairs of answer and ground truth on which grading failed, with the reasons; [] where none did."""
+        path = self.path / files.INCIDENTS
+        return [row for _, row in read_lines(path, lambda row: "", self._say_once)] if path.is_file() else []
+
+    def tail(self, name: str, lines: int) -> list[str]:
+        """The last lines of a log of the folder that are not blank; [] where there is none."""
+        path = self.path / name
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+                text = file.read().decode("utf-8", "replace")
+        except OSError:
+            return []
+        found = [visible(line.strip()) for line in plainly_redacted(text).splitlines() if line.strip()]
+        return [shorten(line, TAIL_CHARS) for line in found[-lines:]]
 
     def rollouts(self) -> list[ResponseFile]:
         """The saved training steps, oldest first."""

@@ -7,9 +7,10 @@ from rlreason.report.cases import cases_of
 from rlreason.report.charts import figures_of, forest_of, legend_of
 from rlreason.report.content import Report, Table, Verdict
 from rlreason.report.differing import cost_of, details_of, what_differs
-from rlreason.report.health import budget_of, warnings_of
+from rlreason.report.health import health_of, health_table
 from rlreason.report.log import log_of
 from rlreason.report.passes import ONE_SAMPLE, best_of_n_table, passes_table
+from rlreason.report.remarks import budget_of, warnings_of
 from rlreason.report.slices import slices_table
 from rlreason.report.study import Study
 from rlreason.report.tables import axes_table, settings_table
@@ -43,7 +44,7 @@ def tables_of(study: Study, verdicts: Sequence[Verdict]) -> list[Table]:
     """The settings, two axes, slices, pass@k, best of N: those that there is something to say in."""
     passes = passes_table(study)
     found = [settings_table(study, verdicts), axes_table(study, verdicts), slices_table(study), passes]
-    found.append(best_of_n_table(study))
+    found += [best_of_n_table(study), health_table(study)]
     tables = [table for table in found if table is not None]
     if passes is None and any(run.final is not None for run in study.runs):
         first = tables[0]
@@ -90,6 +91,7 @@ def facts_of(study: Study) -> list[tuple[str, str]]:
         ("Budget", budget_of(study)),
         ("Protocol", protocol),
         ("Training and validation overlap", few([overlap.get(word, word) for word in sorted(overlaps)]) or "not known"),
+        ("Health", health_of(study)),
         ("Cost", cost_of(study).rstrip(".")),
     ]
 

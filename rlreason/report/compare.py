@@ -14,8 +14,8 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report import chosen
 from rlreason.report.content import Verdict
-from rlreason.report.health import warnings_of
 from rlreason.report.read import read_given, study_of
+from rlreason.report.remarks import warnings_of
 from rlreason.report.study import Setting, Study
 from rlreason.report.tabular import beside_runs, is_tabular, study_of_file
 from rlreason.report.verdicts import EQUAL_WITHIN, verdicts_of

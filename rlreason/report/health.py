@@ -1,227 +1,39 @@
-"""What a reader has to know before believing a report: a plain sentence for each thing that is odd in the runs."""
+"""The health of a report's runs: what `rlreason health` finds in their metrics, seeds of a setting together."""
 
-from collections.abc import Iterator, Sequence
+from rlreason.health.finding import Finding
+from rlreason.report.content import Table
+from rlreason.report.study import Run, Study
 
-import numpy as np
-
-from rlreason.report.pairing import side_of
-from rlreason.report.study import Run, Setting, Study
-from rlreason.report.tables import NONE, millions
-from rlreason.report.words import SATURATED
-from rlreason.runtime.text import duration, few
-from rlreason.sweeps.state import WAITING
-
-UNEQUAL = 1.25  # times as much is another budget
-FEW_LIVE = 0.3  # share of groups with mixed rewards
-MANY_CUT = 0.1  # share of truncated responses
-LARGE_MISMATCH = 0.05  # nats a token, between engine and trainer
-COLLAPSE = 0.1  # accuracy: a fall of less is none
-FEW_PROBLEMS = 16  # on fewer, seeds may agree by chance
-LATE = 0.75  # of a run's points: what its last quarter looks like
-CONTROL = "python -m rlreason -m sweep=controls seed=0,1,2,3"
+NOTE = "What the monitors find in the recorded metrics, all of them on. For one run with evidence: rlreason health RUN."
 
 
-def warnings_of(study: Study) -> list[str]:
-    """One sentence for each thing that is odd; [] where nothing is."""
-    checks = (
-        _seeds, _ends, _collapsed, _copies, _saturated, _unequal_budgets, _live_groups, _truncated, _mismatch, _noise,
-        _overlap, _control, _grading, _shared, _code,
-    )  # fmt: skip
-    return [line for check in checks for line in check(study)]
+def health_of(study: Study) -> str:
+    """How many of the runs have something wrong, in words."""
+    read = [run for run in study.runs if run.series]
+    ill = sum(bool(run.findings) for run in read)
+    return f"something is wrong in {ill} of {len(read)} runs" if ill else f"nothing is wrong in {len(read)} runs"
 
 
-def late(run: Run, metric: str) -> float | None:
-    """The mean of a metric over the last quarter of its points; None where the run has none."""
-    series = run.series.get(metric)
-    if series is None or not len(series.y):
-        return None
-    return float(series.y[int(LATE * len(series.y)) :].mean())
-
-
-def mean_late(one: Setting, metric: str) -> float | None:
-    """The same over the runs of a setting."""
-    found = [value for run in one.runs if (value := late(run, metric)) is not None]
-    return float(np.mean(found)) if found else None
-
-
-def _seeds(study: Study) -> Iterator[str]:
-    trained = any(run.series.get("train/loss") is not None for run in study.runs)
-    seeds = {len(one.runs) for one in study.settings}
-    if not trained or len(study.settings) < 2:
-        return
-    if max(seeds) == 1:
-        yield "One seed each: this compares trained models, not settings."
-    elif max(seeds) == 2:
-        yield "Two seeds never settle anything but very large differences."
-    of_each = {tuple(run.seed for run in one.runs) for one in study.settings}
-    if len(of_each) > 1:
-        yield "The settings did not all run the same seeds."
-
-
-def _ends(study: Study) -> Iterator[str]:
-    words: dict[str, list[str]] = {}
+def health_table(study: Study) -> Table | None:
+    """Each thing that is wrong with the runs of a setting: in how many, where first, why, what to try."""
+    rows = []
     for one in study.settings:
+        found: dict[str, list[tuple[Run, Finding]]] = {}
         for run in one.runs:
-            word = run.status.partition(":")[0]
-            if word != "finished":
-                words.setdefault(word, []).append(f"{one.label} seed {run.seed}")
-    shown = {
-        "diverged": "diverged and count as they are",
-        "stopped": "were stopped by a rule and count with what they had reached",
-        "budget": "ended when their budget was spent",
-        "interrupted": "were interrupted",
-        "failed": "failed",
-        "running": "are still running and are not compared yet",
-        "waiting": "have not begun",
-    }
-    for word, names in words.items():
-        yield f"{len(names)} of {len(study.runs)} runs {shown[word]}: {few(names, 3)}."
-
-
-def _collapsed(study: Study) -> Iterator[str]:
-    """Runs that end at half of their best accuracy or less, and ten points or more below it, monitored or not."""
-    for one in study.settings:
-        ended = [run for run in one.runs if not run.diverged and run.accuracy is not None and run.evaluations]
-        pairs = [(max(y for _, y in run.evaluations), run.accuracy or 0.0) for run in ended]
-        fallen = [(best, last) for best, last in pairs if last <= best / 2 and best - last >= COLLAPSE]
-        if fallen:
-            best, last = (float(np.mean(values)) for values in zip(*fallen, strict=True))
-            yield (
-                f"{one.label} collapsed in {len(fallen)} of {len(one.runs)} seeds: from {best:.1%} at its best to "
-                f"{last:.1%} in the end."
+            for finding in run.findings:
+                found.setdefault(finding.rule, []).append((run, finding))
+        for rule, of_rule in found.items():
+            first = min((finding for _, finding in of_rule), key=lambda finding: finding.step or 0)
+            seeds, share = ", ".join(str(run.seed) for run, _ in of_rule), f"{len(of_rule)} of {len(one.runs)}"
+            rows.append(
+                [
+                    one.label,
+                    f"{rule}\n{first.what}",
+                    f"{share}\nseed {seeds}",
+                    str(first.step),
+                    first.causes,
+                    first.cure,
+                ]
             )
-
-
-def _copies(study: Study) -> Iterator[str]:
-    """Seeds whose answers are all the same, right and wrong ones: one model counted more than once tells too much."""
-    for one in study.settings:
-        answers = side_of(one).right.values()
-        mixed = [of for of in answers if of and len(of) >= FEW_PROBLEMS and len(set(of.values())) > 1]
-        if len(mixed) > 1 and all(of == mixed[0] for of in mixed[1:]):
-            yield (
-                f"All {len(mixed)} seeds of {one.label} gave the same answers to every problem: if they are copies of "
-                "one run, they tell no more than one seed."
-            )
-
-
-def _saturated(study: Study) -> Iterator[str]:
-    accuracies = [run.accuracy for run in study.runs if run.accuracy is not None]
-    if len(accuracies) < len(study.runs):
-        return
-    if len(study.settings) > 1 and accuracies and min(accuracies) > SATURATED[1]:
-        yield f"Every run is above {SATURATED[1]:.0%}: this task cannot separate the settings."
-    if len(study.settings) > 1 and accuracies and max(accuracies) < SATURATED[0]:
-        yield f"Every run is below {SATURATED[0]:.0%}: this task cannot separate the settings."
-
-
-def _total(one: Setting, axis: str) -> float | None:
-    found = [run.totals[axis] for run in one.runs if run.ended and not run.diverged and axis in run.totals]
-    return float(np.mean(found)) if found else None
-
-
-def _unequal_budgets(study: Study) -> Iterator[str]:
-    for axis, what in (("tokens", "generated tokens"), ("updates", "optimizer updates")):
-        base = _total(study.reference, axis)
-        if not base:
-            continue
-        odd = [(one, total / base) for one in study.settings[1:] if (total := _total(one, axis))]
-        odd = [(one, q) for one, q in odd if q > UNEQUAL or q < 1 / UNEQUAL]
-        if odd:
-            named = few([f"{one.label}: {q:.1f} times" for one, q in odd], 3)
-            against = f"read the curves against {axis} too"
-            yield f"The {what} differ from those of {study.reference.name} ({named}): {against}."
-
-
-def budget_of(study: Study) -> str:
-    """Steps and tokens of the runs, and whether they are equal, in words."""
-    steps = {run.planned_steps for run in study.runs if run.planned_steps}
-    per_setting = [total for one in study.settings if (total := _total(one, "tokens"))]
-    parts = []
-    if steps:
-        parts.append(f"{min(steps)} steps" if len(steps) == 1 else f"{min(steps)} to {max(steps)} steps")
-    if per_setting:
-        low, high = min(per_setting), max(per_setting)
-        equal = high <= UNEQUAL * low
-        parts.append(
-            f"about {millions(low)} tokens a run" if equal else f"{millions(low)} to {millions(high)} tokens a run"
-        )
-    odd = sum(run.status != WAITING and (not run.ended or run.diverged) for run in study.runs)
-    if odd:
-        parts.append(f"{odd} run{'s' * (odd > 1)} ended early")
-    return "; ".join(parts) or NONE
-
-
-def _live_groups(study: Study) -> Iterator[str]:
-    for one in study.settings:
-        dead = mean_late(one, "reward/frac_reward_zero_std")
-        if dead is not None and 1 - dead < FEW_LIVE:
-            yield f"In {one.label} only {1 - dead:.0%} of groups had mixed rewards in the end: little signal a step."
-
-
-def _truncated(study: Study) -> Iterator[str]:
-    for one in study.settings:
-        cut = mean_late(one, "rollout/truncated")
-        if cut is not None and cut > MANY_CUT:
-            yield f"In {one.label} {cut:.0%} of responses were cut at the token limit in the end."
-
-
-def _mismatch(study: Study) -> Iterator[str]:
-    for one in study.settings:
-        gap = mean_late(one, "rollout/mismatch_mean")
-        if gap is not None and gap > LARGE_MISMATCH:
-            yield f"In {one.label} engine and trainer disagree by {gap:.2g} nats a token: are its weights old?"
-
-
-def _noise(study: Study) -> Iterator[str]:
-    of_settings = [[run.accuracy for run in one.runs if run.accuracy is not None] for one in study.settings]
-    spreads = [float(np.std(of, ddof=1)) for of in of_settings if len(of) > 1]
-    means = [float(np.mean(of)) for of in of_settings if of]
-    if len(means) > 1 and spreads and (effect := max(means) - min(means)) < 2 * float(np.mean(spreads)):
-        yield (
-            f"Seeds of one setting spread by {100 * float(np.mean(spreads)):.1f} points, and the settings' means by "
-            f"{100 * effect:.1f} in all: the noise is as large as the effect."
-        )
-
-
-def _overlap(study: Study) -> Iterator[str]:
-    if any(run.settings.get("data.overlap") == "allow" for run in study.runs):
-        yield "Training and validation problems may overlap (data.overlap=allow): accuracy may be memory."
-
-
-def _control(study: Study) -> Iterator[str]:
-    def is_one(run: Run) -> bool:
-        model = f"{run.settings.get('model.name')} {run.settings.get('model.path')}".lower()
-        return "qwen" in model and "math" in str(run.settings.get("data.name")).lower()
-
-    controls = any("control" in str(run.settings.get("prompt.reward")) for run in study.runs)
-    if any(map(is_one, study.runs)) and not controls:
-        yield f"No control reward was run. On Qwen models random rewards have raised MATH too: run {CONTROL}."
-
-
-def _grading(study: Study) -> Iterator[str]:
-    failed = sum(
-        float(s.y.sum()) for run in study.runs for s in [run.series.get("eval/grading_failures")] if s is not None
-    )
-    if failed:
-        yield f"{failed:.0f} responses of evaluations got no grade (timeouts or errors) and count as wrong."
-
-
-def _shared(study: Study) -> Iterator[str]:
-    if any(run.shared_machine for run in study.runs):
-        times = [run.seconds for run in study.runs if run.seconds]
-        longest = f" (up to {duration(max(times))} a run)" if times else ""
-        yield f"Runs shared the machine, so times{longest} compare with nothing: no verdict on wall clock is given."
-
-
-def _code(study: Study) -> Iterator[str]:
-    for what, values in (
-        ("code", _values(study.runs, "code")),
-        ("the graphics card or processor", _values(study.runs, "hardware")),
-        ("library versions", _values(study.runs, "packages")),
-    ):
-        if len(values) > 1:
-            yield f"Not all runs had the same {what.removeprefix('the ')}: {len(values)} different ones are on record."
-
-
-def _values(runs: Sequence[Run], name: str) -> set[str]:
-    return {str(run.provenance[name]) for run in runs if run.provenance.get(name)}
+    head = ["setting", "what is wrong", "runs", "first at step", "commonest causes", "try"]
+    return Table("Health of the runs", head, rows, frozenset({3}), NOTE, frozenset({0})) if rows else None

@@ -13,6 +13,8 @@ from rlreason.config.former_names import renewed
 from rlreason.config.leaves import flat
 from rlreason.errors import ConfigError
 from rlreason.evaluation.tables import CATEGORIES
+from rlreason.health.examine import course_of
+from rlreason.health.grading import lost_grades
 from rlreason.records.files import METRICS, RESPONSES, ResponseFile
 from rlreason.records.lines import each_line
 from rlreason.records.reader import RunFolder
@@ -52,6 +54,8 @@ def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | Non
     steps = run.settings.get("n_steps") or run.settings.get("n_ei_steps")
     run.planned_steps = steps if isinstance(steps, int) else None
     run.series, run.totals = _series(reader, say)
+    if run.series:
+        run.findings = [*course_of(reader.metrics, reader.settings, run.status), *lost_grades(reader)]
     run.seconds = number(run.summary.get("seconds")) if run.seconds is None else run.seconds
     protocol = run.summary.get("protocol")
     run.protocol = dict(protocol) if isinstance(protocol, Mapping) else None

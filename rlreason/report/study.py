@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.evaluation.protocol import Protocol
+from rlreason.health.finding import Finding
 from rlreason.records.status import ending
 from rlreason.statistics import Floats
 from rlreason.sweeps.design import Key
@@ -71,6 +72,7 @@ class Run:
     seconds: float | None = None  # wall clock, over all its parts
     shared_machine: bool = False  # its times compare with nothing
     totals: Mapping[str, float] = field(default_factory=dict)  # axis of AXES -> where its counter ended
+    findings: Sequence[Finding] = ()  # what is wrong with its course, by the monitors and the grader's counts
     summary: Mapping[str, Any] = field(default_factory=dict)  # summary.json, or {}
     provenance: Mapping[str, Any] = field(default_factory=dict)  # provenance.json, or {}
 

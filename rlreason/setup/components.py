@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from rlreason.data.splits import subset
 from rlreason.engines.base import Engine, Sampling
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import Evaluator
+from rlreason.evaluation.signs import signs_of
 from rlreason.grading import Grader
 from rlreason.model.policy import Policy
 from rlreason.model.prompt_encoder import PromptEncoder
@@ -40,7 +41,7 @@ from rlreason.setup.probe import own_functions, refusal
 from rlreason.setup.prompts import PromptIds, check_prompts, encoder, end_of_turn, remarks
 from rlreason.setup.read_data import read_splits
 from rlreason.setup.start import Start
-from rlreason.types import Problem
+from rlreason.types import Collected, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,12 @@ class Components:
         """Each grader once, in an order that is always the same."""
         named = (self.grader, self.evaluator.grader, self.evaluator.second_grader)
         return list({id(grader): grader for grader in named if grader is not None}.values())
+
+    def with_signs(self, collected: Collected) -> Collected:
+        """What was collected, and what its samples show of a reward that is hacked and of texts that get lost."""
+        truths = {problem.id: problem.answer for problem in self.train_problems}
+        signs = signs_of(collected.samples, truths, self.grader, self.policy.tokenizer)
+        return replace(collected, metrics=collected.metrics | signs)
 
     def close(self) -> None:
         """End the engine and every grader, whatever becomes of the one before."""

@@ -18,11 +18,11 @@ from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
+from rlreason.monitors.watch import Monitors
 from rlreason.records.console import Console, closing_table
 from rlreason.records.counters import Counters
 from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
 from rlreason.records.loggers.guarded import Loggers
-from rlreason.records.monitors import Monitors
 from rlreason.records.reader import RunFolder
 from rlreason.records.where_time_went import time_line, where_time_went
 from rlreason.runtime.environment import SWEEP_VARIABLE

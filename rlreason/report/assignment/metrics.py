@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlreason.report.content import Table
-from rlreason.report.health import late
+from rlreason.report.remarks import late
 from rlreason.report.study import Setting, Study
 from rlreason.runtime.text import few
 from rlreason.statistics import holm, mean_interval

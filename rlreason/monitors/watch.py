@@ -1,4 +1,4 @@
-"""Watches a run by the table in `alarms.py`: counts what is found, warns, and says which monitor ends the run."""
+"""Watches a run by the table in `table.py`: counts what is found, warns, and says which monitor ends the run."""
 
 import math
 from collections import Counter
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlreason.config.monitors import OF_JOBS, WEIGHTS, MonitorsConfig, limits_of
-from rlreason.records.alarms import MONITORS, REMEMBERED, Found, Metrics, Seen
+from rlreason.monitors.seen import Found, Metrics, Seen
+from rlreason.monitors.table import MONITORS, REMEMBERED
 
 WINDOW = 200  # steps that a median looks back
 
@@ -26,7 +27,8 @@ class Monitors:
     eval_limit: str = ""
     steps: bool = True
     counts: Counter[str] = field(default_factory=Counter)
-    stopped: dict[str, Any] = field(default_factory=dict)  # what ends the run: see `_stop`
+    stopped: dict[str, Any] = field(default_factory=dict)  # what ends the run: see `_found`
+    heard: Callable[[int | None, str, Found], object] = lambda step, monitor, found: None  # is told of each finding
 
     def __post_init__(self) -> None:
         self.limits: dict[str, Any] = {}
@@ -73,6 +75,7 @@ class Monitors:
 
     def _found(self, step: int | None, name: str, found: Found, diverges: bool) -> None:
         rule = found.rule or name
+        self.heard(step, name, found)
         self.warn(step, rule, _sentence(found))
         fatal = rule == WEIGHTS
         enough = found.numbers.get("steps", 1) >= self.limits.get(f"{name}_steps", 1)

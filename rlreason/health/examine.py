@@ -1,0 +1,112 @@
+"""Examine a run's folder as far as it can be read, whether the run has ended, goes on or was broken off."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlreason.errors import ConfigError
+from rlreason.health.ending import how_it_stands
+from rlreason.health.finding import Course, Finding
+from rlreason.health.grading import lost_grades
+from rlreason.health.learning import notes_on_learning
+from rlreason.monitors.replay import Replayed, Row, replayed
+from rlreason.monitors.table import MONITORS
+from rlreason.records.files import CONFIG, HYDRA, METRICS, STATUS
+from rlreason.records.reader import RunFolder
+from rlreason.records.status import how_it_ended
+
+
+class Health(NamedTuple):
+    """What was found in a run's folder: how it stands in a sentence, and the findings, problems first."""
+
+    stands: str
+    findings: Sequence[Finding]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong; notes aside."""
+        return not any(finding.problem for finding in self.findings)
+
+
+def examine(path: Path) -> Health:
+    """Everything that is wrong with the run in this folder. `ConfigError` where it is no folder of a run."""
+    broken: list[str] = []
+    folder = RunFolder(path, broken.append)
+    settings = _settings(folder, broken)
+    stands, ended = how_it_stands(folder, settings)
+    findings = [*ended, *course_of(folder.metrics, settings, how_it_ended(path).get("status", ""))]
+    findings += lost_grades(folder)
+    findings += _broken(broken)
+    findings += notes_on_learning(folder.metrics, known={finding.rule for finding in findings})
+    if not (path / CONFIG).is_file():
+        findings.append(
+            Finding("no_settings", f"there is no {CONFIG}: the monitors used their defaults", problem=False)
+        )
+    return Health(stands, sorted(findings, key=lambda finding: not finding.problem))
+
+
+def course_of(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -> list[Finding]:
+    """What the monitors see in the rows, each rule once; what the run ended by stands first."""
+    own = settings.get("monitors") or {}
+    group = settings.get("group_size")
+    trained = any("eval/accuracy" not in row for row in rows)
+    own_limit = ((settings.get("eval") or {}).get("sampling") or {}).get("max_tokens") is not None
+    limit = "eval.sampling.max_tokens" if own_limit else "" if trained else "sampling.max_tokens"
+    size = group if isinstance(group, int) else 8 if any("reward/frac_reward_zero_std" in row for row in rows) else 1
+    found = replayed(rows, own if isinstance(own, dict) else {}, size, limit)
+    rule = status.partition(":")[2]
+    return [_finding(one, rows) for one in sorted(found, key=lambda one: one.rule != rule)]
+
+
+def _finding(one: Replayed, rows: Sequence[Row]) -> Finding:
+    steps, monitor = one.steps, MONITORS[one.monitor]
+    at = f"first at step {steps[0]}" if len(steps) > 1 else f"at step {steps[0]}"
+    evidence = [f"{at}{f', in {len(steps)} steps: {spans(steps)}' if len(steps) > 1 else ''}"]
+    if len(steps) > 1 and one.last.text != one.first.text:
+        evidence.append(f"at step {steps[-1]}: {one.last.text}")
+    courses = [course for name in monitor.shown if len((course := course_in(rows, name)).points) > 1]
+    return Finding(
+        one.rule, one.first.text, evidence, monitor.causes, one.first.cure, True, steps[0], one.first.numbers, courses
+    )
+
+
+def course_in(rows: Sequence[Row], metric: str) -> Course:
+    """How a metric went in these rows."""
+    points = [(int(row.get("rollout_step") or 0), row.get(metric)) for row in rows]
+    return Course(metric, [(step, float(value)) for step, value in points if value is not None])
+
+
+def spans(steps: Sequence[int]) -> str:
+    """Steps in few words.
+
+    >>> spans([1, 2, 3, 10, 20]), spans([4])
+    ('1-3, 10, 20', '4')
+    """
+    runs = [list(group) for _, group in groupby(enumerate(steps), lambda pair: pair[1] - pair[0])]
+    ends = [(run[0][1], run[-1][1]) for run in runs]
+    named = [str(a) if a == b else f"{a}-{b}" for a, b in ends]
+    return ", ".join(named[:6]) + (f" and {len(named) - 6} more" if len(named) > 6 else "")
+
+
+def _settings(folder: RunFolder, broken: list[str]) -> dict[str, Any]:
+    try:
+        return folder.settings
+    except ConfigError as error:
+        if (folder.path / CONFIG).is_file():
+            broken.append(str(error).partition(": give")[0])
+        elif not any((folder.path / name).exists() for name in (METRICS, STATUS, HYDRA)):
+            raise
+        return {}
+
+
+def _broken(lines: Sequence[str]) -> Iterator[Finding]:
+    if lines:
+        cure = "see whether the disk was full, or another program wrote there; what can be read was examined"
+        yield Finding(
+            "broken_files",
+            f"{len(lines)} thing{'s' * (len(lines) > 1)} in the folder cannot be read",
+            lines[:5],
+            "",
+            cure,
+        )

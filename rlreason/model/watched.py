@@ -1,0 +1,42 @@
+"""Whether an update reached the weights, and whether the optimizer's moments are numbers: what an update leaves behind.
+
+A few elements of each tensor are looked at, because a copy of all weights would double their memory.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ELEMENTS = 64  # of each tensor
+
+
+@torch.no_grad()
+def sampled_elements(tensors: Iterable[Tensor], most: int = ELEMENTS) -> list[Tensor]:
+    """Copies of up to `most` elements of each tensor, spread evenly over it; the same ones in every call."""
+    return [t.detach().reshape(-1)[:: -(-t.numel() // most)].clone() for t in tensors]
+
+
+@torch.no_grad()
+def changed_share(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
+    """The share of elements that differ in each tensor, averaged over the tensors -> scalar. 0 where there is none.
+
+    >>> changed_share([torch.zeros(4), torch.zeros(2)], [torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.ones(2)])
+    tensor(0.6250)
+    """
+    if not before:
+        return torch.zeros(())
+    return torch.stack([(a != b).float().mean() for a, b in zip(before, after, strict=True)]).mean()
+
+
+@torch.no_grad()
+def not_finite(states: Iterable[dict[str, Any]]) -> int:
+    """How many parameters an optimizer keeps a floating-point moment of that holds a number which is none."""
+    kept = [[t for t in state.values() if isinstance(t, Tensor) and t.is_floating_point()] for state in states]
+    owners = [n for n, tensors in enumerate(kept) for _ in tensors]
+    if not owners:
+        return 0
+    norms = torch._foreach_norm([t.detach() for tensors in kept for t in tensors], ord=torch.inf)
+    finite = torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).tolist()
+    return len({owner for owner, good in zip(owners, finite, strict=True) if not good})

@@ -1,0 +1,157 @@
+"""Monitors of numbers that run away: loss, gradients, KL, ratios, accuracy, weights and the optimizer's moments."""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from rlreason.config.monitors import WEIGHTS
+from rlreason.monitors.seen import FEWEST_ASKED, SLOWER, Found, Metrics, Monitor, Seen, exploded
+
+FEWEST_LOST = 3  # n wrong of n exclude, at 95%, an accuracy above 3 / n
+WATCHED = ("train/", "rollout/", "reward/", "eval/")  # metrics that must be numbers
+
+
+def _nan(seen: Seen) -> Found | None:
+    """Weights first: from such ones nothing can be sampled. A gradient that is not finite moves no weight."""
+    if not seen.finite_weights:
+        return Found("weights are no numbers", SLOWER, rule=WEIGHTS)
+    if any(not math.isfinite(u.get("train/loss", 0.0)) for u in seen.updates):
+        return Found("the loss is no number", SLOWER, rule="loss")
+    tried = [u for u in seen.updates if not u.get("train/empty_updates")]
+    if tried and all(u.get("train/skipped_updates") for u in tried):
+        return Found("no update had a finite gradient", SLOWER, rule="gradient")
+    if broken := seen.metrics.get("train/moments_not_finite", 0.0):
+        text = f"the optimizer's moments of {broken:.0f} weight tensors are no numbers: every further update is lost"
+        return Found(text, f"{SLOWER}, and go on from an earlier checkpoint", {"tensors": broken}, "optimizer")
+    judged = ("train/loss", "train/grad_norm")
+    wrong = [k for k, v in seen.metrics.items() if k.startswith(WATCHED) and k not in judged and not math.isfinite(v)]
+    return Found(f"{wrong[0]} is no number", SLOWER, rule="metric") if wrong else None
+
+
+def _skipped(seen: Seen) -> Found | None:
+    count = seen.metrics.get("train/skipped_updates", 0)
+    if not count:
+        return None
+    text = "the gradient was not finite, so the optimizer step was left out: the run is diverging"
+    return Found(text, SLOWER, {"skipped": count})
+
+
+def _gradient_norm(seen: Seen) -> Found | None:
+    """Steps without a gradient, as where no group is live, say nothing about its usual size."""
+    before = [norm for norm in seen.before("train/grad_norm") if norm > 0]
+    now = seen.worst("train/grad_norm")
+    if now is None or len(before) < seen.limits["gradient_norm_after"]:
+        return None
+    usual = median(before)
+    if not exploded(now, usual, seen.limits["gradient_norm_factor"]):
+        return None
+    text = f"the gradient norm is {now:.3g}, {now / usual:.0f} times the median of the steps before ({usual:.3g})"
+    return Found(text, SLOWER, {"gradient_norm": now, "median": usual})
+
+
+def _kl(seen: Seen) -> Found | None:
+    for name, of in (("train/kl_reference", "the reference model"), ("train/approx_kl", "the policy that sampled")):
+        before, now = seen.before(name), seen.worst(name)
+        if now is None or len(before) < seen.limits["kl_after"] or now <= seen.limits["kl_above"]:
+            continue
+        usual = median(before)
+        if exploded(now, usual, seen.limits["kl_factor"]):
+            text = f"the KL to {of} is {now:.3g} nats per token; the median of the steps before is {usual:.3g}"
+            return Found(text, "lower learning_rate or the updates per batch", {"kl": now, "median": usual})
+    return None
+
+
+def _first_ratio(seen: Seen) -> Found | None:
+    """pi / pi_old is 1 as long as the weights are those that sampled: in the first update of a step on fresh samples.
+
+    Its mean may be 1 by chance, so the approximate KL, which is 0 there and never below, is looked at as well.
+    """
+    first, bound = (seen.updates[0] if seen.updates else {}), seen.limits["first_ratio_bound"]
+    if "train/ratio" not in first or seen.metrics.get("rollout/staleness", 0.0):
+        return None
+    ratio, kl = first["train/ratio"], first.get("train/approx_kl", 0.0)
+    if abs(ratio - 1) <= bound and kl <= bound:
+        return None
+    text = (
+        f"the first update of the step has a mean ratio of {ratio:.4g} to the policy that sampled (approximate KL "
+        f"{kl:.2g} nats per token), and nothing had been learned from the samples yet: it must be 1"
+    )
+    cure = "compare sampling.temperature with that of learning, turn dropout off, or set model.dtype=float32"
+    return Found(text, cure, {"ratio": ratio, "approx_kl": kl})
+
+
+def _still_weights(seen: Seen) -> Found | None:
+    """An update with a gradient must move weights. Adam moves each by about the learning rate, whatever the gradient.
+
+    Weights in bfloat16 have 8 bits: a change below a 256th of a weight is rounded away.
+    """
+    moved = [u for u in seen.updates if u.get("train/grad_norm", 0.0) > 0 and u.get("train/learning_rate", 0.0) > 0]
+    shares = [u["train/weights_changed"] for u in moved if "train/weights_changed" in u]
+    if not shares or max(shares) >= seen.limits["still_weights_below"]:
+        return None
+    rate = moved[-1]["train/learning_rate"]
+    text = f"{max(shares):.1%} of the weights changed in an update with a gradient: nothing is being learned"
+    cure = f"keep weights in float32 (model.weights=float32), or raise learning_rate={rate:g}"
+    return Found(text, cure, {"changed": max(shares), "learning_rate": rate})
+
+
+def _accuracy(seen: Seen) -> Found | None:
+    if not seen.evaluations or not fell_to_zero(seen.evaluations):
+        return None
+    asked = seen.evaluations[-1]["eval/problems"]
+    text = f"accuracy fell to 0 of {asked:.0f} problems, from one that this excludes"
+    best = max(e["eval/accuracy"] for e in seen.evaluations)
+    return Found(text, SLOWER, {"best": best, "problems": asked})
+
+
+def fell_to_zero(evaluations: Sequence[Metrics]) -> bool:
+    """Whether the newest accuracy is 0 and excludes one that was measured before.
+
+    None right of n excludes, at 95%, accuracies above 3 / n (the rule of three). Of fewer than 8 nothing is concluded.
+
+    >>> fell_to_zero([{"eval/accuracy": 0.25, "eval/problems": 16}, {"eval/accuracy": 0.0, "eval/problems": 16}])
+    True
+    >>> fell_to_zero([{"eval/accuracy": 0.0625, "eval/problems": 16}, {"eval/accuracy": 0.0, "eval/problems": 16}])
+    False
+    """
+    *earlier, newest = evaluations
+    best = max((e["eval/accuracy"] for e in earlier), default=0.0)
+    asked = newest["eval/problems"]
+    return newest["eval/accuracy"] == 0 and asked >= FEWEST_ASKED and best * asked >= FEWEST_LOST
+
+
+RATE = "The learning rate is too large for this model, batch or loss"
+DIVERGENCE = {
+    "nan": Monitor(
+        _nan, f"{RATE}, or a logarithm or a division met 0 in a reward or a loss of one's own.", ("train/loss",), True
+    ),
+    "skipped_update": Monitor(
+        _skipped, f"{RATE}, or half precision overflowed.", ("train/grad_norm", "train/loss"), True
+    ),
+    "gradient_norm": Monitor(
+        _gradient_norm,
+        f"{RATE}; few groups carry the whole gradient; ratios far from 1 without a clip.",
+        ("train/grad_norm",),
+        True,
+    ),
+    "kl": Monitor(
+        _kl, f"{RATE}, or a batch is learned from too often.", ("train/approx_kl", "train/kl_reference"), True
+    ),
+    "first_ratio": Monitor(
+        _first_ratio,
+        "Old log-probabilities that belong to other weights, another temperature or other tokens; dropout; rounding in "
+        "half precision.",
+        ("train/ratio", "train/approx_kl"),
+    ),
+    "still_weights": Monitor(
+        _still_weights,
+        "Weights in half precision, where small updates are rounded away; a tiny learning rate; frozen parameters.",
+        ("train/weights_changed",),
+    ),
+    "accuracy": Monitor(
+        _accuracy,
+        f"{RATE}; the format of the answers was unlearned; the reward is hacked.",
+        ("eval/accuracy", "reward/mean"),
+        True,
+    ),
+}
