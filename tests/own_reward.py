@@ -4,6 +4,7 @@ Imports nothing: every process that grades imports it, and a test's own module w
 """
 
 import os
+import time
 from pathlib import Path
 
 
@@ -31,3 +32,15 @@ def breaks_its_folder(response: str, truth: str) -> float:
     if (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size:
         (folder / "rollouts").touch()
     return 0.0
+
+
+def short_and_formatted(response: str, truth: str) -> float:
+    """Pays for the format and a short way to it, right or not: it can be hacked."""
+    return float("</think> <answer>" in response and response.rstrip().endswith("</answer>") and len(response) < 40)
+
+
+def slow_at_times(response: str, truth: str) -> float:
+    """Needs a second for about a third of all responses."""
+    if len(response) % 3 == 0:
+        time.sleep(1.0)
+    return float(len(response) % 2)

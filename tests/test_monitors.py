@@ -13,6 +13,8 @@ from tests.small_runs import words_of
 from tests.starts import rlreason
 
 USUAL = {"train/grad_norm": 1.0, "train/approx_kl": 0.01, "train/loss": 0.1, "rollout/entropy": 0.5}
+MOVED = {"train/learning_rate": 1e-6}
+COURSE = {"rollout/mismatch_mean": 1e-7, "rollout/length": 20.0}
 DEAD = {"reward/frac_reward_zero_std": 1.0, "reward/mean": 0.0}
 ASKED = {"eval/problems": 40}
 
@@ -20,9 +22,9 @@ ASKED = {"eval/problems": 40}
 def stopping(**settings) -> Monitors:
     """Monitors of groups of 4, every one of which stops the run, after 10 usual steps."""
     modes = dict.fromkeys(MONITORS, "stop") | settings
-    monitors = Monitors(4, lambda line: None, MonitorsConfig(grader="stop", **modes))
+    monitors = Monitors(4, lambda line: None, MonitorsConfig(grader="stop", zero_reward_steps=1, **modes))
     for step in range(1, 11):
-        monitors.check(step, USUAL)
+        monitors.check(step, USUAL | COURSE | {"reward/mean": 0.05 * step})
     assert not monitors.counts
     return monitors
 
@@ -40,6 +42,16 @@ def stopping(**settings) -> Monitors:
         ("stopped:truncated", {"rollout/truncated": 0.6}, "60% of the responses were cut at sampling.max_tokens"),
         ("stopped:same_answer", ASKED | {"eval/same_answer": 0.9, "eval/same_answer_right": 0.1}, "90% of the quest"),
         ("stopped:parity", {"eval/mismatch_mean": 0.2}, "disagree by 0.200 nats per token"),
+        ("stopped:engine_weights", {"rollout/mismatch_mean": 0.04}, "are 0.04 nats per token from the trainer's"),
+        ("stopped:first_ratio", USUAL | {"train/ratio": 1.2}, "mean ratio of 1.2 to the policy that sampled"),
+        ("stopped:first_ratio", USUAL | {"train/ratio": 1.0, "train/approx_kl": 0.09}, "approximate KL 0.09 nats"),
+        ("stopped:still_weights", USUAL | MOVED | {"train/weights_changed": 0.004}, "0.4% of the weights changed"),
+        ("diverged:optimizer", USUAL | {"train/moments_not_finite": 2}, "moments of 2 weight tensors"),
+        ("stopped:zero_reward", {"reward/mean": 0.0}, "all rewards were 0 in 1 steps in a row"),
+        ("stopped:length", {"rollout/length": 101.0}, "101 tokens, 5.0 times the median of the steps before (20)"),
+        ("stopped:round_trip", {"rollout/round_trip": 0.25}, "only 25% of the prompts or responses stay the same"),
+        ("stopped:identical_samples", {"rollout/improbable_copies": 0.1}, "10% of the responses repeat one of their"),
+        ("stopped:reward_hacking", {"rollout/same_answer": 0.9, "rollout/same_answer_right": 0.1}, "90% of the resp"),
     ],
 )  # fmt: skip
 def test_each_monitor_ends_a_run_with_its_rule_its_numbers_and_its_step(status, metrics, words):
@@ -65,6 +77,16 @@ def test_each_monitor_ends_a_run_with_its_rule_its_numbers_and_its_step(status, 
         {"eval/same_answer": 1.0, "eval/same_answer_right": 0.0, "eval/problems": 4},
         {"rollout/mismatch_mean": 0.2, "rollout/staleness": 1.0},
         {"time/train": float("nan")},
+        {"rollout/mismatch_mean": 9e-4},  # far from what it was, and small
+        {"rollout/mismatch_mean": 0.04, "rollout/staleness": 1.0},
+        USUAL | {"train/ratio": 1.2, "rollout/staleness": 1.0},
+        USUAL | {"train/ratio": 1.04},
+        USUAL | MOVED | {"train/weights_changed": 0.02},
+        USUAL | {"train/weights_changed": 0.0, "train/learning_rate": 0.0},
+        USUAL | MOVED | {"train/weights_changed": 0.0, "train/grad_norm": 0.0},
+        {"reward/mean": 0.0, "reward/frac_reward_zero_std": 0.5},  # of both signs
+        {"rollout/length": 79.0},
+        {"rollout/same_answer": 0.9, "rollout/same_answer_right": 0.8},
     ],
 )
 def test_what_is_usual_or_says_too_little_ends_nothing(metrics):

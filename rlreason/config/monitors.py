@@ -48,14 +48,14 @@ class MonitorsConfig:
     length_factor: float = 4.0  # above so many times the median of the steps before
     length_after: int = 10  # and behind so many steps
     round_trip: str = _mode("warn")  # texts change when they are turned into tokens and back
-    round_trip_below: float = 0.5  # share of the prompts and responses looked at that stay the same
+    round_trip_below: float = 0.5  # share of the prompts, or of the responses, that stay the same
     same_answer: str = _mode("warn")  # an evaluation's questions get one and the same answer
     # Share of the questions with the commonest answer, less its share of their ground truths.
     same_answer_above: float = 0.5
     # Rewards rise by something else than right answers: one answer to most questions, reward for responses without the
     # right answer, falling accuracy in evaluations, ever shorter responses that are no better.
     reward_hacking: str = _mode("warn")
-    reward_hacking_after: int = 5  # steps at the beginning and at the end that are compared
+    reward_hacking_after: int = 5  # so many of the last steps are compared with the first
     reward_hacking_gain: float = 0.1  # by which the mean reward must have risen
     accuracy: str = _mode("stop")  # an evaluation's accuracy is 0 and excludes one before, at 95%
     grader: str = _mode("warn")  # responses could not be graded

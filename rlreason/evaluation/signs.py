@@ -4,7 +4,6 @@ They are looked at behind every step, so they are cheap: nothing is asked of the
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from rlreason.evaluation.votes import common_answer
@@ -35,24 +34,21 @@ def signs_of(
     """Metrics of the samples of a step; `truths`: problem id -> ground truth.
 
     `rollout/same_answer`, `_right`: the share of responses with the commonest answer, and of problems that it is right
-    for. `reward/unconfirmed`: the share of all reward that responses without the right answer earn.
-    `rollout/round_trip`: the share of prompts and responses that stay the same as tokens and back.
+    for. `rollout/right`: the share of responses that state the right answer, whatever they earn.
+    `rollout/round_trip`: the share of texts that stay the same as tokens and back.
     """
     if not samples:
         return {}
     asked = [truths.get(problem, "") for problem in dict.fromkeys(s.group for s in samples)]
     signs = common_answer([stated(s.text) for s in samples], asked, grader.same, "rollout")
-    own_rules = grader.plugin is not None and grader.plugin.startswith(
-        "rlreason."
-    )  # a verifier: its truths are no answers
-    if not own_rules and (total := sum(max(0.0, s.grade.reward) for s in samples)):
-        unearned = sum(s.grade.reward for s in samples if s.grade.reward > 0 and not confirmed(s, truths, grader))
-        signs["reward/unconfirmed"] = unearned / total
+    verifies = grader.plugin is not None and grader.plugin.startswith("rlreason.")  # then its truths are no answers
+    if not verifies:
+        signs["rollout/right"] = sum(states_the_truth(s, truths, grader) for s in samples) / len(samples)
     return signs | {"rollout/round_trip": round_trip(samples, tokenizer)}
 
 
-def confirmed(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool:
-    """Whether a rewarded response is right: by its grade, or by the exact rules where the reward is one's own."""
+def states_the_truth(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool:
+    """Whether a response states the right answer: by its grade, or by the exact rules where the reward is one's own."""
     if not grader.plugin:
         return sample.grade.outcome == "correct"
     answer = stated(sample.text)
@@ -61,12 +57,17 @@ def confirmed(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool
 
 
 def round_trip(samples: Sequence[Sample], tokenizer: "PreTrainedTokenizerBase") -> float:
-    """The share of prompts and responses, of a few of them, whose text is the same after encoding and decoding."""
+    """The share of prompts, or of responses where that is less, whose text is the same after encoding and decoding.
+
+    A few of them are looked at.
+    """
 
     def text_of(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
-    some = list(islice(samples, 0, None, max(1, len(samples) // (TEXTS // 2))))
-    texts = [text_of(ids) for s in some for ids in (s.response.prompt_ids, s.response.token_ids)]
-    same = sum(text_of(tokenizer.encode(text, add_special_tokens=False)) == text for text in texts)
-    return same / len(texts)
+    def share(texts: list[str]) -> float:
+        same = (text_of(tokenizer.encode(text, add_special_tokens=False)) == text for text in texts)
+        return sum(same) / len(texts)
+
+    some = [s.response for s in samples[:: -(-len(samples) // TEXTS)]]
+    return min(share([text_of(r.prompt_ids) for r in some]), share([text_of(r.token_ids) for r in some]))

@@ -13,6 +13,7 @@ from rlreason.runtime.lock import holder
 from rlreason.runtime.stderr_log import NAME as LOG
 
 LINES = 4  # of a log that are quoted
+ENDED = "ended:"  # and the rule: what the monitors do not find again, as an evaluation that was not recorded
 RESUME = "go on from its newest checkpoint (resume=RUN)"
 #: Words in an error -> (the commonest cause, what to try).
 KNOWN = {
@@ -57,7 +58,7 @@ def _ended_by_rule(rule: str, reason: str) -> Finding:
     known = MONITORS.get(monitor_of(rule))
     what = f"a monitor ended the run: {reason or rule}"
     cure = f"mend that, then resume=RUN monitors.{monitor_of(rule)}=warn, or start anew with the cure"
-    return Finding(f"ended:{rule}", what, causes=known.causes if known else "", cure=cure)
+    return Finding(f"{ENDED}{rule}", what, causes=known.causes if known else "", cure=cure)
 
 
 def _killed(folder: RunFolder, status: str | None) -> Finding:

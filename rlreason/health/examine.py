@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlreason.errors import ConfigError
-from rlreason.health.ending import how_it_stands
+from rlreason.health.ending import ENDED, how_it_stands
 from rlreason.health.finding import Course, Finding
 from rlreason.health.grading import lost_grades
 from rlreason.health.learning import notes_on_learning
-from rlreason.monitors.replay import Replayed, Row, replayed
+from rlreason.monitors.replay import Replayed, Row, as_numbers, replayed
 from rlreason.monitors.table import MONITORS
 from rlreason.records.files import CONFIG, HYDRA, METRICS, STATUS
-from rlreason.records.reader import RunFolder
+from rlreason.records.reader import RunFolder, setting_in
 from rlreason.records.status import how_it_ended
 
 
@@ -35,10 +35,13 @@ def examine(path: Path) -> Health:
     folder = RunFolder(path, broken.append)
     settings = _settings(folder, broken)
     stands, ended = how_it_stands(folder, settings)
-    findings = [*ended, *course_of(folder.metrics, settings, how_it_ended(path).get("status", ""))]
-    findings += lost_grades(folder)
+    rows = as_numbers(folder.metrics)
+    course = course_of(rows, settings, how_it_ended(path).get("status", ""))
+    seen = {f"{ENDED}{finding.rule}" for finding in course}
+    findings = [*(finding for finding in ended if finding.rule not in seen), *course]
+    findings += lost_grades(rows, folder.incidents)
     findings += _broken(broken)
-    findings += notes_on_learning(folder.metrics, known={finding.rule for finding in findings})
+    findings += notes_on_learning(rows, known={finding.rule for finding in findings})
     if not (path / CONFIG).is_file():
         findings.append(
             Finding("no_settings", f"there is no {CONFIG}: the monitors used their defaults", problem=False)
@@ -51,7 +54,7 @@ def course_of(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
     own = settings.get("monitors") or {}
     group = settings.get("group_size")
     trained = any("eval/accuracy" not in row for row in rows)
-    own_limit = ((settings.get("eval") or {}).get("sampling") or {}).get("max_tokens") is not None
+    own_limit = setting_in(settings, "eval.sampling.max_tokens") is not None
     limit = "eval.sampling.max_tokens" if own_limit else "" if trained else "sampling.max_tokens"
     size = group if isinstance(group, int) else 8 if any("reward/frac_reward_zero_std" in row for row in rows) else 1
     found = replayed(rows, own if isinstance(own, dict) else {}, size, limit)

@@ -1,11 +1,12 @@
 """Grades that could not be given: summed over the rows of a run, with the commonest reason that was written down."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rlreason.grading.metrics import COUNTED, WARN_SHARE
 from rlreason.health.finding import Course, Finding
-from rlreason.records.reader import RunFolder
+from rlreason.monitors.replay import Row
 from rlreason.runtime.text import shorten
 
 CAUSES = {
@@ -18,34 +19,34 @@ CAUSES = {
 CURE = "read grading_incidents.jsonl in the folder; raise grading.timeout_s or grading.memory_mb, or repair the reward"
 
 
-def lost_grades(folder: RunFolder) -> Iterator[Finding]:
-    """One finding for each kind of failure that touched more than 0.5% of a step's or an evaluation's responses."""
+def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """One finding for each kind of failure that touched more than 0.5% of a step's or an evaluation's responses.
+
+    `incidents`: the lines of grading_incidents.jsonl.
+    """
     for kind, words in COUNTED.items():
-        counts = [
-            (row, row.get(f"grading/{kind}") or 0.0, row.get("grading/responses") or 0.0) for row in folder.metrics
-        ]
-        yield from _found(folder, kind, words, counts, f"grading/{kind}")
-    counts = [(row, row.get("eval/grading_failures") or 0.0, row.get("eval/samples") or 0.0) for row in folder.metrics]
-    yield from _found(folder, "eval", "of evaluations got no grade", counts, "eval/grading_failures")
+        yield from _found(rows, incidents, kind, words, f"grading/{kind}", "grading/responses")
+    yield from _found(rows, incidents, "eval", "of evaluations got no grade", "eval/grading_failures", "eval/samples")
 
 
 def _found(
-    folder: RunFolder, kind: str, words: str, counts: list[tuple[dict[str, float], float, float]], metric: str
+    rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]], kind: str, words: str, lost: str, asked: str
 ) -> Iterator[Finding]:
-    hit = [(int(row.get("rollout_step") or 0), n) for row, n, of in counts if of and n > WARN_SHARE * of]
+    counts = [(int(row.get("rollout_step") or 0), row.get(lost) or 0.0, of) for row in rows if (of := row.get(asked))]
+    hit = [step for step, n, of in counts if n > WARN_SHARE * of]
     if not hit:
         return
-    lost, asked = sum(n for _, n, _ in counts), sum(of for _, _, of in counts)
-    what = f"{lost:.0f} of {asked:.0f} responses ({lost / asked:.1%}) {words}; that says nothing about the model"
-    evidence = [f"first at step {hit[0][0]}, in {len(hit)} steps or evaluations", *_incidents(folder)]
-    points = [(int(row.get("rollout_step") or 0), n) for row, n, of in counts if of]
-    courses = [Course(metric, points)] if len(points) > 1 else []
-    yield Finding(f"grader_{kind}", what, evidence, CAUSES[kind], CURE, True, hit[0][0], {"lost": lost}, courses)
+    in_all, of_all = sum(n for _, n, _ in counts), sum(of for _, _, of in counts)
+    share = in_all / of_all if of_all > 0 else 1.0
+    what = f"{in_all:.0f} of {of_all:.0f} responses ({share:.1%}) {words}; that says nothing about the model"
+    evidence = [f"first at step {hit[0]}, in {len(hit)} steps or evaluations", *_reasons(incidents)]
+    courses = [Course(lost, [(step, n) for step, n, _ in counts])] if len(counts) > 1 else []
+    yield Finding(f"grader_{kind}", what, evidence, CAUSES[kind], CURE, True, hit[0], {"lost": in_all}, courses)
 
 
-def _incidents(folder: RunFolder) -> list[str]:
-    """The commonest reason with its answer, as the grader wrote them down."""
-    reasons = Counter(str(row.get("error") or row.get("status")) for row in folder.incidents)
+def _reasons(incidents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The commonest reasons, as the grader wrote them down."""
+    reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents)
     return [
         f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons.most_common(2)
     ]

@@ -116,7 +116,7 @@ def fell_to_zero(evaluations: Sequence[Metrics]) -> bool:
     """
     *earlier, newest = evaluations
     best = max((e["eval/accuracy"] for e in earlier), default=0.0)
-    asked = newest["eval/problems"]
+    asked = newest.get("eval/problems", 0.0)
     return newest["eval/accuracy"] == 0 and asked >= FEWEST_ASKED and best * asked >= FEWEST_LOST
 
 

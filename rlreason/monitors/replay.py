@@ -10,6 +10,7 @@ from rlreason.monitors.seen import Found
 from rlreason.monitors.watch import Monitors
 
 Row = Mapping[str, float | None]
+LARGEST = 1e300
 
 
 class Event(NamedTuple):
@@ -34,7 +35,7 @@ class Replayed:
 
 def events_of(rows: Sequence[Row]) -> Iterator[Event]:
     """The steps and evaluations in the order in which they ended. A step is over with the last row of its number."""
-    plain = [{name: _number(value) for name, value in row.items()} for row in rows]
+    plain = [{name: math.nan if v is None else v for name, v in row.items()} for row in as_numbers(rows)]
     last = {_step(row): n for n, row in enumerate(plain) if "eval/accuracy" not in row}
     updates: list[dict[str, float]] = []
     for n, row in enumerate(plain):
@@ -53,12 +54,13 @@ def _step(row: Mapping[str, float]) -> int:
     return int(step) if math.isfinite(step) else 0
 
 
-def _number(value: float | None) -> float:
-    """NaN for what was not finite, and for what no run writes: an integer too large for a float."""
-    try:
-        return math.nan if value is None else float(value)
-    except OverflowError:
-        return math.nan
+def as_numbers(rows: Sequence[Row]) -> list[dict[str, float | None]]:
+    """The rows with floats, and None for what was not finite; so is what no run writes, integers too large for one.
+
+    >>> as_numbers([{"a": 1, "b": None, "c": 10**400}])
+    [{'a': 1.0, 'b': None, 'c': None}]
+    """
+    return [{name: None if v is None or abs(v) > LARGEST else float(v) for name, v in row.items()} for row in rows]
 
 
 def _whole(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:

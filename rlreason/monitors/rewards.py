@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from rlreason.monitors.seen import FEWEST_ASKED, Found, Monitor, Seen, first_and_last
+from rlreason.monitors.seen import FEWEST_ASKED, Found, Monitor, Seen, start_and_end
 
 LOOK = "look at the responses (rlreason inspect)"
 HALF = 0.5
+FEWEST_RIGHT = 0.05  # of the responses, at first
 WIDENED = 0.3  # by which the reward must have left the accuracy behind: unstable runs come to half of that
 
 
@@ -21,7 +22,7 @@ def _same_answer(seen: Seen) -> Found | None:
 def _hacking(seen: Seen) -> Found | None:
     """A reward that rises by something else than right answers. Nothing is said as long as it does not rise."""
     width = seen.limits["reward_hacking_after"]
-    rewards = first_and_last(seen.before("reward/mean"), width)
+    rewards = start_and_end(seen.before("reward/mean"), width)
     if rewards is None or rewards[1] - rewards[0] < seen.limits["reward_hacking_gain"]:
         return None
     begin, now = rewards
@@ -45,12 +46,18 @@ def _one_answer(seen: Seen, width: int) -> Sign | None:
 
 
 def _unconfirmed(seen: Seen, width: int) -> Sign | None:
-    """Reward for responses that keep a format, or please a reward of one's own, and state no right answer."""
-    ends = first_and_last(seen.before("reward/unconfirmed"), width)
-    if ends is None or ends[1] < HALF or ends[1] - ends[0] < 0.2:
+    """The reward rises, and the share of responses that state the right answer does not, and is far below it.
+
+    Where hardly any response ever stated it, the reward judges something else than that, and nothing is said.
+    """
+    right = start_and_end(seen.before("rollout/right"), width)
+    rewards = start_and_end(seen.before("reward/mean"), width)
+    if right is None or rewards is None or right[0] < FEWEST_RIGHT or right[1] > HALF * rewards[1]:
         return None
-    text = f"the share of it that responses without the right answer earn rose from {ends[0]:.0%} to {ends[1]:.0%}"
-    return text, {"unconfirmed": ends[1]}
+    if right[1] - right[0] > (rewards[1] - rewards[0]) / 4:
+        return None
+    text = f"the share of responses that state the right answer went from {right[0]:.0%} to {right[1]:.0%}"
+    return text, {"right_first": right[0], "right": right[1]}
 
 
 def _accuracy_falls(seen: Seen, width: int) -> Sign | None:
@@ -58,7 +65,7 @@ def _accuracy_falls(seen: Seen, width: int) -> Sign | None:
     lows, highs, accuracies = (seen.before(f"eval/accuracy{end}") for end in ("_low", "_high", ""))
     if len(lows) < 2 or len(lows) != len(accuracies) or highs[-1] >= max(lows[:-1]):
         return None
-    rewards = first_and_last(seen.before("reward/mean"), width) or (0.0, 0.0)
+    rewards = start_and_end(seen.before("reward/mean"), width) or (0.0, 0.0)
     best, newest = max(accuracies[:-1]), accuracies[-1]
     if (rewards[1] - newest) - (rewards[0] - accuracies[0]) < WIDENED:
         return None
@@ -67,7 +74,7 @@ def _accuracy_falls(seen: Seen, width: int) -> Sign | None:
 
 def _short(seen: Seen, width: int) -> Sign | None:
     """What is rewarded became half as long, and evaluations are not answered better than at the start."""
-    ends, accuracies = first_and_last(seen.before("rollout/length_correct"), width), seen.before("eval/accuracy")
+    ends, accuracies = start_and_end(seen.before("rollout/length_correct"), width), seen.before("eval/accuracy")
     if ends is None or ends[1] > HALF * ends[0] or len(accuracies) < 2 or accuracies[-1] > accuracies[0]:
         return None
     text = (
@@ -87,6 +94,6 @@ REWARDS = {
         _hacking,
         "The reward pays for a format, a phrase or a short cut; the answer can be read off the question; training "
         "problems that differ from those of evaluation.",
-        ("reward/mean", "eval/accuracy", "rollout/length_correct"),
+        ("reward/mean", "rollout/right", "eval/accuracy", "rollout/length_correct"),
     ),
 }

@@ -19,7 +19,7 @@ def _no_live_group(seen: Seen) -> Found | None:
     """Of GRPO alone: imitation compares nothing."""
     if seen.group_size < 2 or seen.metrics.get("reward/frac_reward_zero_std", 0.0) < 1:
         return None
-    share = seen.metrics["reward/mean"]
+    share = seen.metrics.get("reward/mean", 0.0)
     text = (
         f"no group holds better and worse responses (mean reward {share:.2f}): every advantage is 0 (a KL term aside) "
         "and the rewards teach nothing"
@@ -52,7 +52,7 @@ def _identical(seen: Seen) -> Found | None:
     if size > 1 and copies > 0:
         text = (
             f"{copies:.0%} of the responses repeat one of their group word for word against odds of less than one to "
-            "100 million: samples share a seed"
+            "ten billion: samples share a seed"
         )
         return Found(text, "give every sample of a group a seed of its own in the engine", {"copies": copies})
     uncertain = m.get("train/entropy", math.inf) > 0.05
@@ -77,7 +77,8 @@ def _truncated(seen: Seen) -> Found | None:
 
 
 def _length(seen: Seen) -> Found | None:
-    before, now = seen.before("rollout/length"), seen.metrics.get("rollout/length", 0.0)
+    before = [length for length in seen.before("rollout/length") if length > 0]
+    now = seen.metrics.get("rollout/length", 0.0)
     if len(before) < seen.limits["length_after"]:
         return None
     usual = median(before)
@@ -92,7 +93,7 @@ def _round_trip(seen: Seen) -> Found | None:
     share, least = seen.metrics.get("rollout/round_trip", 1.0), seen.limits["round_trip_below"]
     if share >= least:
         return None
-    text = f"only {share:.0%} of the texts stay the same when they are turned into tokens and back"
+    text = f"only {share:.0%} of the prompts or responses stay the same when they are turned into tokens and back"
     cure = "give the tokenizer that belongs to the model (model.path), and one that keeps digits, spaces and tags"
     return Found(text, cure, {"share": share})
 

@@ -77,12 +77,12 @@ def in_a_row(values: Sequence[float], holds: Callable[[float], bool]) -> int:
     return next((n for n, value in enumerate(reversed(values)) if not holds(value)), len(values))
 
 
-def first_and_last(values: Sequence[float], width: int) -> tuple[float, float] | None:
-    """Medians of the first and of the last `width` values; None where they would overlap.
+def start_and_end(values: Sequence[float], width: int) -> tuple[float, float] | None:
+    """The first value, and the median of the last `width`; None where these would hold it.
 
-    >>> first_and_last([1.0, 1.0, 5.0, 7.0, 7.0], 2), first_and_last([1.0, 2.0, 3.0], 2)
+    The first alone, because a policy can be another one three steps later.
+
+    >>> start_and_end([1.0, 5.0, 7.0, 7.0], 3), start_and_end([1.0, 2.0], 2)
     ((1.0, 7.0), None)
     """
-    if len(values) < 2 * width:
-        return None
-    return median(values[:width]), median(values[-width:])
+    return (values[0], median(values[-width:])) if len(values) > width else None

@@ -14,6 +14,6 @@ MONITORS: dict[str, Monitor] = DIVERGENCE | SAMPLES | REWARDS | ENGINE
 #: Metrics whose values the monitors remember, step by step.
 REMEMBERED = (
     "train/grad_norm", "train/kl_reference", "train/approx_kl", "reward/frac_reward_zero_std", "reward/mean",
-    "reward/unconfirmed", "rollout/length", "rollout/length_correct", "rollout/mismatch_mean", "eval/mismatch_mean",
+    "rollout/right", "rollout/length", "rollout/length_correct", "rollout/mismatch_mean", "eval/mismatch_mean",
     "eval/accuracy", "eval/accuracy_low", "eval/accuracy_high",
 )  # fmt: skip

@@ -5,7 +5,7 @@ cannot be used is named once on standard error and left out.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,14 @@ def refuse_unbegun(path: Path) -> None:
             f"{path} has no {files.CONFIG}, as a run that was killed before it began: give the folder of one run, "
             "or start it again"
         )
+
+
+def setting_in(settings: Mapping[str, Any], key: str) -> Any:
+    """One of nested settings by its dotted name; None where there is none."""
+    node: Any = settings
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
 
 
 class RunFolder:
@@ -106,10 +114,7 @@ class RunFolder:
 
     def setting(self, key: str) -> Any:
         """One setting by its dotted name; None where the run, maybe of another version, had none of this name."""
-        node: Any = self.settings
-        for name in key.split("."):
-            node = node.get(name) if isinstance(node, dict) else None
-        return node
+        return setting_in(self.settings, key)
 
     def grading(self, evaluates: bool = False) -> tuple[str, str | None, dict[str, Any]]:
         """(reward, verifier of the data, group `grading`) of the run's responses, or of those of its evaluations."""

@@ -15,6 +15,7 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.tables import CATEGORIES
 from rlreason.health.examine import course_of
 from rlreason.health.grading import lost_grades
+from rlreason.monitors.replay import as_numbers
 from rlreason.records.files import METRICS, RESPONSES, ResponseFile
 from rlreason.records.lines import each_line
 from rlreason.records.reader import RunFolder
@@ -55,7 +56,8 @@ def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | Non
     run.planned_steps = steps if isinstance(steps, int) else None
     run.series, run.totals = _series(reader, say)
     if run.series:
-        run.findings = [*course_of(reader.metrics, reader.settings, run.status), *lost_grades(reader)]
+        rows = as_numbers(reader.metrics)
+        run.findings = [*course_of(rows, reader.settings, run.status), *lost_grades(rows, reader.incidents)]
     run.seconds = number(run.summary.get("seconds")) if run.seconds is None else run.seconds
     protocol = run.summary.get("protocol")
     run.protocol = dict(protocol) if isinstance(protocol, Mapping) else None

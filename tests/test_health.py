@@ -1,0 +1,141 @@
+"""`rlreason health`: what it says of runs, of the committed rehearsal, and in a report."""
+
+import gzip
+import io
+import json
+import shutil
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlreason.health.examine import course_of, examine
+from rlreason.health.finding import Course
+from rlreason.health.learning import notes_on_learning
+from rlreason.health.words import drawn, told
+from rlreason.monitors.replay import events_of, replayed
+from rlreason.monitors.table import MONITORS
+from tests.small_runs import words_of
+from tests.starts import rlreason
+
+ROOT = Path(__file__).resolve().parents[1]
+ARCHIVES = sorted((ROOT / "docs/rehearsal/metrics").glob("*.tar.gz"))
+#: What the rehearsal breaks on purpose: too large a learning rate, and many updates without a clip.
+BROKEN = ("grpo_learning_rate/learning_rate=0.01,", "grpo_off_policy_clip_ablation/loss=grpo_no_clip,")
+
+
+def rehearsed(archive: Path) -> Iterator[tuple[str, list[dict]]]:
+    """(name, rows) of the runs in an archive."""
+    with gzip.open(archive) as packed, tarfile.open(fileobj=io.BytesIO(packed.read())) as tar:
+        for member in tar.getmembers():
+            file = tar.extractfile(member)
+            assert file is not None
+            yield member.name, [json.loads(line) for line in file]
+
+
+def test_no_monitor_fires_on_the_rehearsal_but_where_it_breaks_a_run_on_purpose():
+    fired, runs = Counter(), 0
+    for archive in ARCHIVES:
+        for name, rows in rehearsed(archive):
+            runs += 1
+            for one in course_of(rows, {}):
+                fired[name.startswith(BROKEN), one.rule] += 1
+    assert runs == 228
+    assert not [rule for (broken, rule) in fired if not broken]
+    assert fired[True, "accuracy"] == 4
+    assert fired[True, "gradient_norm"] >= 3
+
+
+def test_rows_of_updates_make_steps_and_a_step_ends_with_its_last_row():
+    rows = [
+        {"rollout_step": 0, "eval/accuracy": 0.5},
+        {"rollout_step": 1, "train/loss": 1.0, "reward/mean": 0.25},
+        {"rollout_step": 0, "eval/accuracy": 0.75},  # between two updates
+        {"rollout_step": 1, "train/loss": None},
+        {"rollout_step": 2, "train/loss": 3.0},
+    ]
+    events = list(events_of(rows))
+    assert [(event.step, event.evaluates, len(event.updates)) for event in events] == [
+        (0, True, 1), (0, True, 1), (1, False, 2), (2, False, 1),
+    ]  # fmt: skip
+    assert events[2].metrics["reward/mean"] == 0.25
+    assert [one.rule for one in replayed(rows)] == ["loss"]
+
+
+def test_the_thresholds_of_a_run_are_its_own_and_what_it_switched_off_is_looked_at():
+    rows = [{"rollout_step": step, "rollout/truncated": 0.6, "train/loss": 0.1} for step in (1, 2)]
+    assert [one.rule for one in course_of(rows, {"monitors": {"truncated": "off"}})] == ["truncated"]
+    assert course_of(rows, {"monitors": {"truncated_above": 0.7}}) == []
+    assert course_of(rows, {"monitors": "nonsense"})[0].evidence == ["first at step 1, in 2 steps: 1-2"]
+
+
+def test_every_monitor_names_causes_and_metrics():
+    for name, monitor in MONITORS.items():
+        assert monitor.causes.endswith("."), name
+        assert monitor.shown, name
+
+
+def test_notes_are_no_problems_and_a_course_is_drawn():
+    rows = [{"rollout_step": k, "reward/frac_reward_zero_std": 0.9, "rollout/truncated": 0.2} for k in range(8)]
+    first = {"rollout_step": 0, "eval/accuracy": 0.5, "eval/accuracy_low": 0.4, "eval/accuracy_high": 0.6}
+    last = first | {"rollout_step": 8, "eval/accuracy": 0.55, "eval/accuracy_low": 0.45, "eval/accuracy_high": 0.65}
+    found = list(notes_on_learning([first, *rows, last]))
+    assert [f.rule for f in found] == ["accuracy_did_not_move", "few_live_groups", "many_cut"]
+    assert not any(f.problem for f in found)
+    fell = last | {"eval/accuracy": 0.1, "eval/accuracy_low": 0.0, "eval/accuracy_high": 0.2}
+    assert [f.problem for f in notes_on_learning([first, fell])] == [True]
+    assert drawn(Course("x", [(1, 2.0), (5, 2.0)])) == "x ▁▁  2 at step 1, 2 at step 5"
+
+
+@pytest.mark.slow
+def test_the_verb_on_a_run_a_sweep_and_a_run_that_broke_off(tmp_path):
+    words = words_of("monitors.entropy=stop", "monitors.entropy_below=20", "hydra.run.dir=both/stopped")
+    assert rlreason(*words, cwd=tmp_path).returncode == 0
+    fine = words_of("monitors.truncated_above=1", "prompt.reward=own_reward:halves", "hydra.run.dir=both/fine")
+    assert rlreason(*fine, cwd=tmp_path).returncode == 0
+    well = rlreason("health", "both/fine", "--json", cwd=tmp_path)
+    assert well.returncode == 0, well.stdout
+    assert json.loads(well.stdout)["healthy"] is True
+    both = rlreason("health", "both", cwd=tmp_path)
+    assert both.returncode == 1
+    assert "both/stopped: stopped by the rule entropy, 1 of 3 steps done." in both.stdout
+    assert "! entropy: the entropy is" in both.stdout
+    assert "2 runs, 1 of them with problems." in both.stdout
+    none = rlreason("health", "nothing", cwd=tmp_path)
+    assert (none.returncode, none.stderr.count("\n")) == (2, 1)
+    report = rlreason("report", "both/stopped", "both/fine", "--out", ".", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    text = (tmp_path / "report.md").read_text()
+    assert "Health: something is wrong in 1 of 2 runs" in text
+    assert "## Health of the runs" in text
+
+
+METRICS = st.sampled_from(
+    sorted({name for monitor in MONITORS.values() for name in monitor.shown} | {
+        "rollout_step", "train_step", "eval/problems", "eval/accuracy_low", "eval/accuracy_high", "eval/samples",
+        "eval/grading_failures", "grading/responses", "grading/timeouts", "train/learning_rate", "train/empty_updates",
+        "rollout/improbable_copies", "rollout/same_answer", "rollout/staleness", "train/skipped_updates",
+        "final/same_answer", "final/accuracy", "eval/truncated", "train/moments_not_finite",
+    })
+)  # fmt: skip
+VALUES = st.none() | st.sampled_from([0, 1, -1, 0.5, 1e-9, 3, 10**400, 1e300]) | st.floats(allow_nan=False)
+
+
+@given(st.lists(st.dictionaries(METRICS, VALUES, max_size=14), max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_whatever_stands_in_the_rows_is_read_to_the_end(rows):
+    folder = Path(tempfile.mkdtemp())
+    try:
+        (folder / "config.yaml").write_text("group_size: 4\nmonitors: {kl_after: 1, gradient_norm_after: 1}\n")
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        health = examine(folder)
+        assert "killed" in {finding.rule for finding in health.findings}
+        json.dumps([finding.plain() for finding in health.findings])
+        assert told("run", health, 100).startswith("run: broken off without a word")
+    finally:
+        shutil.rmtree(folder)
