@@ -17,6 +17,7 @@ from rlreason.engines.hf.engine import HFEngine
 from rlreason.learner import Learner
 from rlreason.model import packing
 from rlreason.model.policy import Policy
+from rlreason.model.watched import ELEMENTS
 from rlreason.objectives.objective import LossConfig, Objective
 
 aten = torch.ops.aten
@@ -60,7 +61,7 @@ def test_a_wait_in_a_backward_pass_is_seen():
 
 
 class Copies(TorchDispatchMode):
-    """Counts copies of the weights, in any dtype."""
+    """Counts copies of the weights, in any dtype, but for the few elements that are looked at behind an update."""
 
     def __init__(self, policy):
         super().__init__()
@@ -69,7 +70,7 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         source = args[1] if func is aten.copy_.default else args[0] if args else None
-        if func in COPY and isinstance(source, torch.Tensor):
+        if func in COPY and isinstance(source, torch.Tensor) and source.numel() > ELEMENTS:
             self.count += source.untyped_storage().data_ptr() in self.weights
         return func(*args, **(kwargs or {}))
 
