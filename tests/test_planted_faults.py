@@ -207,8 +207,11 @@ def test_a_grader_that_times_out(tmp_path):
     assert any(line.startswith("grading_incidents.jsonl") for line in found.evidence)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("judged", [(), ("eval.reward=r1_zero",)])
+@pytest.mark.parametrize(
+    "judged",
+    [pytest.param((), marks=pytest.mark.slow), pytest.param(("eval.reward=r1_zero",), marks=pytest.mark.long)],
+    ids=["by the same reward", "by another"],
+)
 def test_a_reward_that_can_be_hacked_on_the_built_in_task(tmp_path, judged):
     """It pays for the format and a short way: the model answers worse and worse, and earns more and more.
 
