@@ -30,7 +30,7 @@ RULES = {
     "objectives": Rule("errors types plugins", "torch"),
     "config": Rule("errors types plugins objectives", "hydra"),
     "monitors": Rule("errors config"),
-    "memory": Rule("errors types config"),
+    "memory": Rule("errors config"),
     "answers": Rule("errors types"),
     "grading": Rule("errors types runtime plugins config answers"),
     "data": Rule("errors types runtime plugins config grading"),
@@ -66,8 +66,8 @@ RULES = {
         ALL,
     ),
     "courses": Rule("errors types objectives grading data model", "torch transformers"),
-    "doctor": Rule("errors runtime config memory engines records sweeps setup cli", "torch transformers hydra"),
-    "check": Rule("errors types runtime objectives config grading data model engines algorithms courses", ALL),
+    "doctor": Rule("errors statistics runtime config memory model records sweeps setup cli"),
+    "check": Rule("errors types runtime plugins objectives data model records courses", "torch transformers"),
     "interrupted": Rule("errors runtime config records progress setup", ALL),
     "trainer": Rule(
         "errors types runtime objectives config grading optimization learner records algorithms evaluation progress"

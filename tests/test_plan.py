@@ -51,6 +51,7 @@ def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
     assert said["time"].startswith("unknown: ")
     assert "dry=true" in said["time"]
     assert said["disk"] == "at most about 36.0 MB: 3.0 MB a run, by its settings"
+    assert said["memory"].startswith("about ")
     assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
     assert "assumed" in said["can show"]
     assert "by Holm over 2 comparisons" in said["can show"]
@@ -171,6 +172,25 @@ def test_the_verb_says_the_same_for_numbers_given_by_hand(tmp_path):
     wrong = rlreason("plan", "--seeds", "none", "--problems", "256", cwd=tmp_path)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "--seeds none must be a whole number" in wrong.stderr
+
+
+def test_the_verb_plans_the_memory_of_words_before_anything_is_downloaded(tmp_path):
+    words = ("model=qwen2_5_math_1_5b", "data=gsm8k", "rollout=vllm")
+    done = rlreason("plan", *words, "--seeds", "4", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["memory"]["parameters"] == 1_543_714_304
+    assert told["memory"]["training"]["weights"] == 4 * 1_543_714_304
+    assert told["memory"]["peak"] == max(sum(told["memory"][part].values()) for part in ("training", "sampling"))
+    assert (told["seeds"], told["problems"]) == (4, 1000)  # how many GSM8K has is not known before it is read
+    alone = rlreason("plan", "sampling.max_tokens=32", cwd=tmp_path)
+    assert "together" in alone.stdout
+    assert "can show" not in alone.stdout
+    of_run = json.loads(rlreason("plan", "data.n_validation=200", "--seeds", "3", "--json", cwd=tmp_path).stdout)
+    assert of_run["problems"] == 200
+    idle = rlreason("plan", "--minutes", "3", cwd=tmp_path)
+    assert (idle.returncode, idle.stderr.count("\n")) == (2, 1)
+    assert "add --seeds 4" in idle.stderr
 
 
 def test_a_sweep_of_a_later_version_does_not_stop_the_plan(tmp_path, run):

@@ -158,9 +158,10 @@ def test_a_folder_that_is_no_runs_is_one_line_and_exit_code_2(words, run, tmp_pa
 
 def test_a_verb_without_its_words_or_with_wrong_ones_says_how_to_write_it(run, capsys):
     for verb_of_table in VERBS:
-        assert verb(verb_of_table.name) == 2
         takes = verb_of_table.takes.split()[0]
-        assert f"required: {takes}: write rlreason {verb_of_table.name} [-h]" in capsys.readouterr().err
+        if not takes.startswith("["):  # whose words may be left out
+            assert verb(verb_of_table.name) == 2
+            assert f"required: {takes}: write rlreason {verb_of_table.name} [-h]" in capsys.readouterr().err
         with pytest.raises(SystemExit):
             verb(verb_of_table.name, "--help")
         assert "--json" in capsys.readouterr().out

@@ -45,7 +45,7 @@ def shortage(error: BaseException) -> str:
     """What ran out, and what helps.
 
     >>> shortage(MemoryError())
-    'out of memory: lower micro_batch_tokens or rollout.max_rows, or choose a smaller model'
+    'out of memory: lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)'
     """
     cause = next(iter(str(error).splitlines()), "")
     if isinstance(error, OSError) and error.errno in FULL and error.filename:
@@ -53,7 +53,8 @@ def shortage(error: BaseException) -> str:
     if isinstance(error, OSError) or "No space" in cause:
         return f"{cause}: free some space, or choose another hydra.run.dir"
     what = "out of memory" + f" ({cause})" * bool(cause)
-    return f"{what}: lower micro_batch_tokens or rollout.max_rows, or choose a smaller model"
+    cure = "lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)"
+    return f"{what}: {cure}"
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:

@@ -62,7 +62,12 @@ VERBS = (
     ),
     Verb("check", "rlreason.check.verb", "MODULE", "your own functions or train loop of a handout, held against ours"),
     Verb("curves", "rlreason.analysis.curves", "RUN", "draw curves.png again, also of a run that is under way"),
-    Verb("plan", "rlreason.sweeps.plan_verb", "--seeds S ...", "what so many seeds and problems can show"),
+    Verb(
+        "plan",
+        "rlreason.doctor.plan_verb",
+        "[WORD ...]",
+        "the memory of a run of these words; --seeds S: what they can show",
+    ),
     Verb(
         "rerun",
         "rlreason.rerun.verb",

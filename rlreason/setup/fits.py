@@ -27,6 +27,7 @@ from rlreason.types import Problem
 
 PATIENCE_S = 1.5  # of processor time that all runs of a sweep together may take here; the rest is measured later
 MOST_MEASURED = 4_000_000  # characters of prompts that are turned into tokens here
+LONGEST_TRIED = 64  # texts, the longest in bytes, among which the longest in tokens is looked for
 UNBOUNDED = 1 << 30
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")  # classes that read tokenizer.json as it stands
 
@@ -144,10 +145,26 @@ def tokenizer_of(run: RunConfig) -> Callable[[str], int] | None:
     """A prompt -> its length in tokens, exactly as the policy will encode it; None where only transformers can say."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if run.model.made_on_the_spot:
-        core = train_tokenizer(texts_in(formats_of(run), read_splits(run.data, _quietly, traces=False)[0]), VOCABULARY)
-        core.add_tokens(list(TAGS))
+        core = own_tokenizer(run)
         return lambda text: max(1, len(core.encode(text).ids))
     return saved_tokenizer(run.model.folder) if run.model.folder else None
+
+
+def own_tokenizer(run: RunConfig) -> Tokenizer:
+    """The tokenizer that a model made on the spot gets in this run."""
+    core = train_tokenizer(texts_in(formats_of(run), read_splits(run.data, _quietly, traces=False)[0]), VOCABULARY)
+    core.add_tokens(list(TAGS))
+    return core
+
+
+def longest_prompt(run: RunConfig) -> int | None:
+    """Tokens of the longest prompt, by the texts with most bytes; None where they are not quickly had."""
+    loaded = Foreseen().problems(run)
+    length = tokenizer_of(run) if loaded else None
+    if loaded is None or length is None:
+        return None
+    texts = [t for part in parts(run, loaded.train, loaded.validation) if not part.prompt.chat for t in texts_of(part)]
+    return max(map(length, sorted(texts, key=lambda text: -len(text.encode()))[:LONGEST_TRIED]), default=None)
 
 
 def saved_tokenizer(folder: str) -> Callable[[str], int] | None:

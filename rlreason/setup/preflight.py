@@ -16,6 +16,10 @@ from rlreason.config.rollout import WITHOUT_VLLM
 from rlreason.config.run import RunConfig
 from rlreason.config.tasks import GymConfig
 from rlreason.errors import ConfigError, ResourceError
+from rlreason.memory.machine import Device, believed_device
+from rlreason.memory.plan import plan_of, work_of
+from rlreason.memory.shapes import shape_of
+from rlreason.memory.words import LARGEST_ERROR, conclusion, planned
 from rlreason.objectives.objective import ChosenLoss
 from rlreason.objectives.own_loss import broken_contract
 from rlreason.setup.fits import Foreseen
@@ -52,7 +56,7 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
         bad = [line for run in runs if (line := foreseen.too_long(run))]
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
-    return room_for(runs, folder)
+    return room_for(runs, folder) + memory_for(runs, believed_device())
 
 
 def useless_functions(runs: Sequence[RunConfig], foreseen: Foreseen | None) -> list[str]:
@@ -93,6 +97,18 @@ def missing_packages(run: RunConfig) -> list[str]:
     """Packages that the settings ask for and that are not installed. Nothing is imported."""
     bad = [WITHOUT_VLLM] if run.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None else []
     return bad + [needs(asked, name) for name, asked in needed_by(run) if importlib.util.find_spec(name) is None]
+
+
+def memory_for(runs: Sequence[RunConfig], device: Device) -> list[str]:
+    """A line for each plan that takes surely more memory than `device` has; no run is refused for it."""
+    found: dict[str, None] = {}
+    for run in runs:
+        shape = shape_of(run.model).shape
+        if shape is None or device.total is None:
+            continue
+        if plan_of(work_of(run, shape, device), device).peak * (1 - LARGEST_ERROR) > device.total:
+            found[f"! memory: {conclusion(planned(run, device))} (rlreason doctor shows the plan)"] = None
+    return list(found)
 
 
 def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:

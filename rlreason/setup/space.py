@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.config.model import TinyModelConfig
 from rlreason.config.run import RunConfig
-from rlreason.model.tiny_formats import VOCABULARY as TINY_VOCABULARY
+from rlreason.memory.formula import moment_bytes, trained_tensors, weight_bytes
+from rlreason.memory.shapes import ModelShape, shape_of
 
 RECORDS = 2**20  # bytes for config, metrics and curves, which every run leaves
 PER_TOKEN = 30  # bytes of a response's token in a record: its id, two log-probabilities, its text
@@ -21,35 +21,38 @@ class Space(NamedTuple):
 
 
 def space_needed(run: RunConfig) -> Space:
-    """What a run writes besides small files. A model on the hub is of unknown size and counts as nothing."""
+    """What a run writes besides small files. A model of unknown size counts as nothing."""
     longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
     half = longest // 2  # most responses end before the limit
-    model, responses = model_bytes(run), run.responses_saved() * (PER_RESPONSE + PER_TOKEN * half)
-    return Space(model if run.saves_model else 0, responses, checkpoint_bytes(run, model))
+    shape = shape_of(run.model).shape
+    model, responses = model_bytes(run, shape), run.responses_saved() * (PER_RESPONSE + PER_TOKEN * half)
+    return Space(model if run.saves_model else 0, responses, checkpoint_bytes(run, shape, model))
 
 
-def checkpoint_bytes(run: RunConfig, model: int) -> int:
+def checkpoint_bytes(run: RunConfig, shape: ModelShape | None, model: int) -> int:
     """Bytes of the checkpoints that are kept, of the best one and of one being written: weights and both moments."""
-    moments = 0 if run.model.lora.rank else model // 2 if run.optimizes_by == "adamw_8bit" else 2 * model
+    optimizer = run.optimizes_by
+    if optimizer is None:
+        return 0
+    own = run.model
+    if shape is None:
+        moments = 0 if own.lora.rank else model // 2 if optimizer == "adamw_8bit" else 2 * model
+    else:
+        trained = trained_tensors(shape, _per_weight(run), own.freeze, own.lora.rank, own.lora.targets)
+        moments = moment_bytes(trained, optimizer)
     return run.checkpoints_at_once * (model + moments)
 
 
-def model_bytes(run: RunConfig) -> int:
-    """Bytes of the saved weights: of a tiny model counted, of one in a folder measured."""
-    per_weight = 2 if run.model.weights == "bfloat16" else 4
-    if isinstance(run.model, TinyModelConfig):
-        return per_weight * tiny_weights(run.model.width, run.model.layers)
+def model_bytes(run: RunConfig, shape: ModelShape | None) -> int:
+    """Bytes of the saved weights: by the model's shape, or as the files of a folder where that is unknown."""
+    if shape is not None:
+        return weight_bytes(shape, _per_weight(run))
     files = Path(run.model.folder).glob("*.safetensors") if run.model.folder else ()
     return sum(file.stat().st_size for file in files)
 
 
-def tiny_weights(width: int, layers: int) -> int:
-    """Numbers in a tiny model with a full vocabulary: four matrices of attention and three three times as wide.
-
-    >>> tiny_weights(128, 2)
-    688768
-    """
-    return TINY_VOCABULARY * width + layers * (13 * width * width + 2 * width) + width
+def _per_weight(run: RunConfig) -> int:
+    return 2 if run.model.weights == "bfloat16" else 4
 
 
 def in_words(size: float) -> str:

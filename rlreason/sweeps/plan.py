@@ -7,6 +7,8 @@ import numpy as np
 
 from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.run import RunConfig, works_on_a_model
+from rlreason.memory.machine import believed_device
+from rlreason.memory.words import in_one_line, planned
 from rlreason.runtime.text import duration, few
 from rlreason.statistics import (
     ASSUMED,
@@ -60,6 +62,7 @@ def plan_text(
         "compared": _compared(design),
         "time": time_line(cost, probe, left, jobs) if cost or works_on_a_model(runs[0]) else NO_TRIAL,
         "disk": disk_line(cost, runs, left, space),
+        **memory_line(runs, jobs),
         "can show": can_show(design, runs[0], before),
     }
     return "\n".join(f"{label:<10} {line}" for label, line in lines.items())
@@ -113,6 +116,17 @@ def disk_line(
         return "unknown"
     each = sum(space(run) for run in runs) / len(runs)
     return f"at most about {_size(each * left)}: {_size(each)} a run, by its settings"
+
+
+def memory_line(runs: Sequence[AnyRunConfig], jobs: int) -> dict[str, str]:
+    """What the largest of these runs takes at its peak, and that `jobs` run side by side; nothing without a model."""
+    device = believed_device()
+    told = [planned(run, device) for run in runs if works_on_a_model(run)]
+    if not told:
+        return {}
+    largest = max(told, key=lambda one: one.plan.peak if one.plan else 0)
+    side = f"; {jobs} runs side by side take {jobs} times that" if jobs > 1 and largest.plan else ""
+    return {"memory": in_one_line(largest) + side}
 
 
 def can_show(design: Design, run: AnyRunConfig, before: SweepState | None) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
+from rlreason.memory.formula import kv_of_token, vllm_cache
 from rlreason.model.parameters import model_size
 from rlreason.model.policy import Policy
 
@@ -30,10 +31,9 @@ class MemoryPlan:
 def plan_memory(
     policy: Policy, device: torch.device, max_len: int, max_rows: int, cache_gb: float | None
 ) -> MemoryPlan:
-    """As much cache as `max_rows` sequences of `max_len` tokens need, at most 40% of what the weights leave free.
+    """The cache by `memory.formula.vllm_cache`, in the memory that is free on `device` now.
 
-    A token's keys and values take 2 * layers * kv_heads * head_dim numbers. `ConfigError` where `cache_gb` does not
-    hold one sequence, or weights and cache do not fit into the free memory of `device`.
+    `ConfigError` where `cache_gb` does not hold one sequence, or weights and cache do not fit.
     """
     dtype = policy.compute_dtype
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _available_memory()
@@ -41,12 +41,9 @@ def plan_memory(
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    token = 2 * config.num_hidden_layers * kv_heads * head_dim * dtype.itemsize
+    token = kv_of_token(config.num_hidden_layers, kv_heads * head_dim, dtype.itemsize)
     weights = model_size(policy.model) * dtype.itemsize
-    block = 128  # caches are handed out in blocks of at most this; every sequence may leave one unfilled
-    one = token * (max_len + block)
-    wanted = min(one * max_rows, int(0.4 * (free - weights)))
-    cache = int(cache_gb * 2**30) if cache_gb is not None else max(wanted, one)
+    cache, one = vllm_cache(token, weights, free, max_len, max_rows, cache_gb)
     plan = MemoryPlan(weights, cache, free)
     if cache < one:
         raise ConfigError(

@@ -1,0 +1,135 @@
+"""What `rlreason doctor` looks at for the run of given settings: what it needs, what it will use, and its memory."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from rlreason.config.run import RunConfig
+from rlreason.doctor.finding import FAIL, OK, WARN, Finding
+from rlreason.doctor.look import Looked, gpus_of, libraries_of, seconds_of, under_way
+from rlreason.doctor.machine import disk_findings, machine_findings, read_machine
+from rlreason.doctor.network import hub_findings, is_cached, wandb_findings
+from rlreason.doctor.probing import Found, Probe, bounded
+from rlreason.doctor.settings import AskedRun
+from rlreason.doctor.tested import VLLM
+from rlreason.doctor.this_run import run_findings
+from rlreason.doctor.versions import Installed
+from rlreason.errors import ConfigError
+from rlreason.memory.machine import Device, driver_gpus, processor
+from rlreason.memory.shapes import shape_of
+from rlreason.memory.words import cure, planned, verdict
+from rlreason.runtime.text import first_line
+
+NETWORK_S = 12.0
+STATES = {"fits": OK, "tight": WARN, "too large": FAIL, "unknown": WARN}
+
+
+class Measured(NamedTuple):
+    """What of a run's data its memory depends on, where that is quickly had; and what is wrong with the data."""
+
+    prompt: int | None  # tokens of the longest
+    vocab: int | None  # of the tokenizer of a model that is made on the spot
+    findings: list[Finding]
+
+
+def look_at_run(asked: AskedRun, there: Installed, patience_s: float) -> Looked:
+    """Libraries, machine and network as a run needs them, what it will use, and its memory."""
+    run, uses_vllm = asked.run, asked.run.rollout.engine == "vllm"
+    with under_way(_probes(run, there)) as probes:
+        measured, driver = measure(run), driver_gpus()
+        network = _network(run)
+        results = {name: probe.wait(patience_s) for name, probe in probes.items()}
+    torch = results["torch"]
+    told = planned(run, _device(torch, driver), measured.prompt, measured.vocab)
+    wanted = ["flash-attn"] * (run.model.attention == "flash_attention_2") + ["vllm"] * uses_vllm
+    memory = Finding("memory", STATES[told.verdict], verdict(told), cure(told))
+    has_vllm = any(name in there.versions for name in VLLM)
+    machine = [*gpus_of(torch, driver), *machine_findings(read_machine(), uses_vllm), *_disk(asked), *network]
+    sections = {
+        "libraries": [*libraries_of(there, results, wanted), *packages(run)],
+        "machine": machine,
+        "this run": [*run_findings(run, torch, has_vllm), *measured.findings, memory],
+    }
+    return Looked(sections, told, seconds_of(results))
+
+
+def _probes(run: RunConfig, there: Installed) -> dict[str, Probe]:
+    """The imports that are tried: what every run needs, what is broken more often than not, and this run's engine."""
+    settings = {"dtype": run.model.dtype, "weights": run.model.weights, "attention": run.model.attention}
+    found = {"torch": Probe("torch", settings)}
+    if "flash-attn" in there.versions:
+        found["flash-attn"] = Probe("flash_attn")
+    if run.rollout.engine == "vllm" and any(name in there.versions for name in VLLM):
+        found["vllm"] = Probe("vllm")
+    return found
+
+
+def packages(run: RunConfig) -> list[Finding]:
+    """Packages that the settings ask for and that are missing; vLLM has findings of its own."""
+    from rlreason.setup.preflight import missing_packages
+
+    found = []
+    for line in missing_packages(run):
+        words, _, helps = line.partition(": ")
+        if not words.startswith("rollout=vllm"):
+            found.append(Finding("packages", FAIL, words, helps))
+    return found
+
+
+def measure(run: RunConfig) -> Measured:
+    """The longest prompt and the vocabulary of a run."""
+    from rlreason.setup.fits import longest_prompt, own_tokenizer
+
+    try:
+        vocab = own_tokenizer(run).get_vocab_size() if run.model.made_on_the_spot else None
+        return Measured(longest_prompt(run), vocab, [])
+    except ConfigError as error:  # rows that cannot be used
+        words, _, helps = str(error).partition(": ")
+        return Measured(None, None, [Finding("data", FAIL, words, helps)])
+
+
+def _device(torch: Found, driver: Sequence[Device]) -> Device:
+    """Where the run computes; where torch could not tell, as the driver says."""
+    if gpus := torch.facts.get("gpus"):
+        first = gpus[0]
+        return Device("cuda", first["name"], first["free"], first["total"], first["bf16"])
+    return driver[0] if driver and "cuda" not in torch.facts else processor()
+
+
+def _network(run: RunConfig) -> list[Finding]:
+    looks: dict[str, Callable[[], list[Finding]]] = {
+        "hub": partial(hub_findings, run),
+        "W&B": partial(wandb_findings, run.logger, os.environ, Path.home()),
+    }
+    found = bounded([partial(_seen, name, look) for name, look in looks.items()], NETWORK_S)
+    silent = "look at the network, or set HF_HUB_OFFLINE=1"
+    return [
+        one
+        for name, findings in zip(looks, found, strict=True)
+        for one in findings or [Finding(name, WARN, f"no answer within {NETWORK_S:g} s", silent)]
+    ]
+
+
+def _seen(name: str, look: Callable[[], list[Finding]]) -> list[Finding]:
+    """Findings; where looking itself fails, that is one."""
+    try:
+        return look()
+    except Exception as error:
+        return [Finding(name, WARN, f"cannot be looked at: {type(error).__name__}: {first_line(error)}")]
+
+
+def _disk(asked: AskedRun) -> list[Finding]:
+    from huggingface_hub import constants
+
+    from rlreason.setup.space import RECORDS, space_needed
+
+    run, folder = asked.run, asked.run.model.folder
+    download = 0
+    if folder and not Path(folder).is_dir() and not is_cached(folder):
+        shape = shape_of(run.model).shape
+        download = 2 * shape.numbers if shape else 0
+    space = space_needed(run)
+    writes = RECORDS + space.model, RECORDS + sum(space)
+    return disk_findings(asked.folder, writes, Path(constants.HF_HUB_CACHE), download)

@@ -1,0 +1,85 @@
+"""A process of its own that imports what may hang or crash, and says what it found: a JSON object a line, as it goes.
+
+    python -m rlreason.doctor.probe torch SETTINGS | flash_attn | vllm
+
+What ends it, and where, is part of what is found: the last line that came is as far as it got.
+"""
+
+import json
+import sys
+from typing import Any
+
+
+def tell(**facts: Any) -> None:
+    """Print facts at once: the next import may be the last thing that happens."""
+    print(json.dumps(facts), flush=True)
+
+
+def torch_facts(settings: dict[str, Any]) -> None:
+    """torch, its GPUs, transformers, and the kernel of attention that `settings` get here."""
+    import torch
+
+    tell(torch=torch.__version__, built_for=torch.version.cuda, reached="torch")
+    available = torch.cuda.is_available()
+    gpus = [_gpu(n) for n in range(torch.cuda.device_count())] if available else []
+    count = len(gpus)
+    pairs = [[a, b] for a in range(count) for b in range(count) if a != b]
+    apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    tell(cuda=available, gpus=gpus, apart=apart, threads=torch.get_num_threads(), reached="GPUs")
+    import transformers
+    from transformers import AutoModelForCausalLM  # noqa: F401  # loads what a broken torchvision breaks
+
+    tell(transformers=transformers.__version__, reached="transformers")
+    from rlreason.errors import ConfigError
+    from rlreason.model.kernels import select_kernel
+    from rlreason.model.policy import DTYPES, pick_device, pick_dtype
+
+    device = pick_device()
+    dtype = pick_dtype(settings["dtype"], device)
+    products = dtype if settings["weights"] == "float32" else DTYPES[settings["weights"]]
+    try:
+        kernel, why = select_kernel(settings["attention"], device, products)
+    except ConfigError as error:
+        kernel, why = "", str(error)
+    tell(device=device.type, products=str(products).removeprefix("torch."), kernel=kernel, why=why, reached="end")
+
+
+def _gpu(n: int) -> dict[str, Any]:
+    import torch
+
+    about, (free, total) = torch.cuda.get_device_properties(n), torch.cuda.mem_get_info(n)
+    half = about.major >= 8
+    return {"name": about.name, "free": free, "total": total, "capability": [about.major, about.minor], "bf16": half}
+
+
+def flash_attn_facts() -> None:
+    """Whether flash-attn's compiled part loads beside this torch."""
+    import torch  # noqa: F401  # first, as in a run
+    from flash_attn import __version__, flash_attn_varlen_func  # noqa: F401
+
+    tell(flash_attn=__version__, reached="end")
+
+
+def vllm_facts() -> None:
+    """Whether vLLM's engine can be imported, as `rollout=vllm` does it."""
+    import vllm
+    import vllm.entrypoints.llm
+
+    tell(vllm=vllm.__version__, reached="vllm")
+    from vllm.platforms import current_platform
+
+    tell(platform=current_platform.device_name or current_platform.device_type, reached="end")
+
+
+def main(words: list[str]) -> None:
+    """Find out what the first word names; an error is told in its own words."""
+    kinds = {"torch": lambda: torch_facts(json.loads(words[1])), "flash_attn": flash_attn_facts, "vllm": vllm_facts}
+    try:
+        kinds[words[0]]()
+    except Exception as error:
+        tell(error=f"{type(error).__name__}: {' '.join(str(error).split())}"[:400])
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

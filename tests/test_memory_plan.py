@@ -1,0 +1,412 @@
+"""The memory plan beside what is measured on the processor: parts by the tensors' bytes, peaks by torch's profiler."""
+
+import dataclasses
+import gc
+import itertools
+import json
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+import yaml
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Olmo2Config, Qwen2Config, Qwen3Config
+
+from rlreason.config.store import typed
+from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.hf.decoding import PROMPT_TOKENS
+from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.hf.kv_cache import HEADROOM, PreallocatedLayer
+from rlreason.learner import Learner
+from rlreason.memory import formula as f
+from rlreason.memory.fitting import CHANGES, fits, fitting, with_changes
+from rlreason.memory.machine import Device, believed_device, group_limits, parsed_gpus, processor
+from rlreason.memory.plan import CONTEXT, Plan, Sampled, plan_of, work_of
+from rlreason.memory.shapes import PUBLISHED, TINY_VOCABULARY, shape_from, shape_of, tiny_shape
+from rlreason.memory.words import conclusion, figures, planned, table
+from rlreason.model.checkpointing import checkpoint_layers
+from rlreason.model.logprobs import CHUNK
+from rlreason.model.policy import Policy
+from rlreason.model.tiny_formats import TAGS, VOCABULARY
+from rlreason.setup.fits import longest_prompt, own_tokenizer
+from rlreason.setup.learner import make_learner
+from rlreason.setup.model import make_policy
+from rlreason.setup.read_data import read_splits
+from rlreason.types import Grade, Response, Sample
+
+CPU = Device("cpu", "processor", 16 << 30, 16 << 30)
+CARD = Device("cuda", "a card of 24 GB", int(23.5 * 2**30), 24 << 30)
+SMALL = {
+    "vocab_size": 600, "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 512,
+}  # fmt: skip
+FAMILIES = {
+    "llama": LlamaConfig(**SMALL, bos_token_id=None, eos_token_id=0),
+    "llama, biased": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True, eos_token_id=0),
+    "qwen2": Qwen2Config(**SMALL, tie_word_embeddings=True, eos_token_id=0),
+    "qwen3": Qwen3Config(**SMALL, head_dim=32, eos_token_id=0),
+    "olmo2": Olmo2Config(**SMALL, eos_token_id=0, pad_token_id=1),
+}
+SMOLLM = {
+    "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def close(planned_bytes: float, measured: float) -> bool:
+    """Within 15%, what the plan promises."""
+    return abs(planned_bytes - measured) <= 0.15 * measured
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """The most bytes that were allocated at one time during `work`, above those at its start."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        work()
+    live = most = 0
+    events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return most
+
+
+def bytes_of(tensors) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def kept_for_gradient(policy: Policy, batch) -> int:
+    """Bytes of what autograd keeps of a forward pass, each storage once, without the weights."""
+    weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
+    seen: dict[int, int] = {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        cast = tensor.shape[-1:] != batch.input_ids.shape[1:] and tensor.dim() == 2 and len(tensor) in SIDES
+        if storage.data_ptr() not in weights and not (cast and tensor.dtype == torch.bfloat16):
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        found = policy.log_probs(batch)
+    del found
+    return sum(seen.values())
+
+
+SIDES = {32, 64, 96, 192, 256}  # of the small models' weights, which autocast's copies have
+
+
+def samples(count: int, group: int, prompt: int, response: int) -> list[Sample]:
+    """Samples with gradients, none of a text: memory depends on lengths alone."""
+    out = []
+    for i in range(count):
+        ids = [7 + (13 * i + t) % 200 for t in range(response)]
+        told = Response(f"p{i // group}", [5 + i // group] * prompt, ids, [-1.0] * response, "", "stop")
+        out.append(Sample(told, Grade(1.0, 1.0, 1.0, "correct"), advantage=1.0 if i % 2 else -1.0))
+    return out
+
+
+class Measured(NamedTuple):
+    """Bytes, `peak` above what lies there before the update: weights and moments."""
+
+    tokens: int
+    scored: int
+    weights: int
+    moments: int
+    peak: int
+
+
+def measured_update(learner: Learner, batch: list[Sample]) -> Measured:
+    """A real update, whose optimizer has its moments already."""
+    first = learner.policy.pack([_pair(batch[i]) for i in learner.micro_batches(batch)[0]])
+    assert len(learner.micro_batches(batch)) > 1
+    if not learner.optimizer.state:
+        learner.update([dataclasses.replace(batch[0], advantage=1.0)], 1e-6)
+    named = [pair for state in learner.optimizer.state.values() for pair in state.items()]
+    moments = [v for name, v in named if name not in ("step", "qmap1", "qmap2")]
+    peak = peak_of(lambda: learner.update(batch, 1e-6))
+    weights = bytes_of(learner.policy.model.parameters())
+    return Measured(first.input_ids.numel(), len(first.score_at), weights, bytes_of(moments), peak)
+
+
+def _pair(sample: Sample):
+    return sample.response.prompt_ids, sample.response.token_ids
+
+
+PASSES = ("gradients", "cast weights", "activations", "logits, head")
+
+
+def agrees(plan: Plan, found: Measured) -> None:
+    """Each part that can be told apart, and the whole."""
+    assert close(plan.training["weights"], found.weights)
+    assert close(plan.training["moments"], found.moments)
+    assert close(plan.training["gradients"], found.weights)
+    passes = sum(plan.training.get(part, 0) for part in PASSES)
+    assert close(passes, found.peak), (plan.training, found)
+    whole = sum(plan.training.values()) - plan.training["libraries"]
+    assert close(whole, found.weights + found.moments + found.peak)
+
+
+@pytest.fixture
+def tiny_run(composed):
+    """A run of the built-in model whose rows are nearly full: groups of 60 + 8 x 48 tokens, four to a row."""
+    return lambda *words: typed(
+        composed("micro_batch_tokens=1776", "rollout_batch_size=64", "train_batch_size=64", "group_size=8", *words)
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("model.gradient_checkpointing=true",),
+        ("model.dtype=bfloat16", "entropy_coef=0.01"),
+        ("optimizer=adamw_8bit",),
+    ],
+    ids=" ".join,
+)
+def test_training_the_built_in_model_takes_what_the_plan_says(tiny_run, words):
+    run = tiny_run(*words)
+    policy = make_policy(run, read_splits(run.data, lambda line: None, traces=False)[0])
+    checkpointing = run.model.gradient_checkpointing
+    if checkpointing:
+        checkpoint_layers(policy.model)
+    shape = shape_of(run.model, own_tokenizer(run).get_vocab_size()).shape
+    assert shape.numbers == sum(p.numel() for p in policy.model.parameters())
+    found = measured_update(make_learner(run, policy), samples(64, 8, 60, 48))
+    agrees(plan_of(work_of(run, shape, CPU), CPU), found)
+    if run.model.dtype == "auto":
+        batch = policy.pack([_pair(s) for s in samples(32, 8, 60, 48)])
+        kept = f.saved_bytes(shape, found.tokens, found.scored, 4, checkpointing=checkpointing)
+        # the rotary table is an argument of a layer that is computed again: held, but not by a hook
+        assert kept_for_gradient(policy, batch) == pytest.approx(kept, rel=0.1 if checkpointing else 0.03)
+
+
+@pytest.mark.slow
+def test_training_a_model_of_135m_takes_what_the_plan_says(tmp_path, composed, tokenizer):
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM))
+    run = typed(
+        composed(
+            "model=local", f"model.path={tmp_path}", "micro_batch_tokens=200", "rollout_batch_size=4",
+            "train_batch_size=4", "group_size=2", "sampling.max_tokens=80", "data.path=a/b",
+        )
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    shape = shape_of(run.model).shape
+    assert shape.numbers == model.num_parameters() == 134_515_008
+    policy = Policy(model, tokenizer)
+    learner, batch = make_learner(run, policy), samples(4, 2, 40, 80)
+    whole = measured_update(learner, batch)
+    agrees(plan_of(work_of(run, shape, CPU), CPU), whole)
+    checkpoint_layers(model)
+    again = with_changes(run, {"model.gradient_checkpointing": True})
+    less = measured_update(learner, batch)
+    agrees(plan_of(work_of(again, shape, CPU), CPU), less)
+    both = [f.saved_bytes(shape, whole.tokens, whole.scored, 4, checkpointing=on) for on in (False, True)]
+    assert close(both[0] - both[1], whole.peak - less.peak)  # the activations alone
+    del learner
+    _sampling_agrees(policy, shape, prompts=2, group=4, prompt=60, response=16, rows=8)
+
+
+def _sampling_agrees(policy, shape, prompts, group, prompt, response, rows):
+    caches: list[int] = []
+
+    def look(place, ended):
+        if not caches:
+            layers = [o for o in gc.get_objects() if isinstance(o, PreallocatedLayer)]
+            held = [t for o in layers for t in (o.keys, o.values, o.prompt_keys, o.prompt_values)]
+            caches.append(bytes_of(t for t in held if t is not None))
+
+    asked = [Prompt(f"p{i}", [5 + i % 50] * prompt, i) for i in range(prompts)]
+    sampling = Sampling(1.0, response, response)  # no token before the last one may end it
+    peak = peak_of(lambda: HFEngine(policy, rows).generate(asked, sampling, group, look))
+    count = min(rows, prompts * group)
+    cache = f.in_process_cache(shape, count, group, prompt, response, 4)
+    beside = f.decoding_bytes(shape, count, group, prompt, response, 4, waiting=prompts * group > count)
+    assert close(cache, caches[0])
+    assert close(cache + beside, peak), (cache + beside, peak)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prompts": 16, "group": 8, "prompt": 60, "response": 48, "rows": 256},
+        {"prompts": 32, "group": 8, "prompt": 60, "response": 48, "rows": 128},
+        {"prompts": 4, "group": 4, "prompt": 100, "response": 200, "rows": 256},
+    ],
+)
+def test_sampling_in_process_takes_what_the_plan_says(policy, asked):
+    config = policy.model.config
+    shape = dataclasses.replace(
+        tiny_shape(config.hidden_size, config.num_hidden_layers, config.num_attention_heads), vocab=config.vocab_size
+    )
+    _sampling_agrees(policy, shape, **asked)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("products", ["float32", "bfloat16"])
+def test_what_autograd_keeps_is_known_for_every_family(family, products, tokenizer):
+    config = FAMILIES[family]
+    shape = shape_from(config.to_dict())
+    model = AutoModelForCausalLM.from_config(config)
+    assert {name: p.numel() for name, p in model.named_parameters()} == shape.parameters()
+    dtype = getattr(torch, products)
+    for weights in (torch.float32, dtype):
+        policy = Policy(AutoModelForCausalLM.from_config(config), tokenizer, dtype, weights=weights)
+        batch = policy.pack([_pair(s) for s in samples(8, 4, 20, 40)])
+        residual = 2 if weights == torch.bfloat16 and not shape.tied else 4
+        kept = f.saved_bytes(shape, batch.input_ids.numel(), len(batch.score_at), dtype.itemsize, residual)
+        assert kept_for_gradient(policy, batch) == pytest.approx(kept, rel=0.04)
+        assert bytes_of(policy.model.parameters()) == f.weight_bytes(shape, weights.itemsize)
+
+
+def test_published_shapes_have_the_published_numbers_of_parameters():
+    millions = {name: round(shape.numbers / 1e6) for name, shape in PUBLISHED.items()}
+    assert millions == {
+        "HuggingFaceTB/SmolLM2-135M-Instruct": 135,
+        "Qwen/Qwen2.5-Math-1.5B": 1544,
+        "Qwen/Qwen3-0.6B": 596,
+        "Qwen/Qwen3-0.6B-Base": 596,
+        "Qwen/Qwen3-1.7B-Base": 1721,
+        "allenai/OLMo-2-0425-1B": 1485,
+        "meta-llama/Llama-3.2-1B": 1236,
+    }
+
+
+def test_the_table_of_constants_is_the_programs(composed):
+    assert (f.CHUNK, f.HEADROOM, f.PROMPT_TOKENS) == (CHUNK, HEADROOM, PROMPT_TOKENS)
+    assert VOCABULARY + len(TAGS) == TINY_VOCABULARY
+
+
+def test_what_is_held_at_the_same_time(composed):
+    base = typed(composed())
+    shape = shape_of(base.model).shape
+
+    def plan(*words, device=CARD):
+        return plan_of(work_of(typed(composed(*words)), shape, device), device)
+
+    usual = plan(device=CPU)
+    assert "gradients" not in usual.sampling
+    assert "KV cache" not in usual.training
+    assert "reference model" not in usual.training
+    with_kl = plan("kl_placement=loss", "kl_coef=0.1", device=CPU)
+    assert with_kl.training["reference model"] == usual.training["weights"] == with_kl.sampling["reference model"]
+    again = plan("algorithm=ei", "restart=true", device=CPU)
+    assert again.training["first weights"] == again.training["weights"]
+    untrained = plan("algorithm=evaluate", device=CPU)
+    assert not untrained.training.keys() & {"moments", "gradients", "activations"}
+    assert (untrained.first, usual.first) == ("scoring", "training")
+    small = plan("optimizer=adamw_8bit", device=CPU)
+    assert small.training["moments"] < usual.training["moments"] / 3
+    adapters = plan("model.lora.rank=8", device=CPU)
+    assert adapters.training["moments"] < usual.training["moments"] / 5
+    assert adapters.training["weights"] == usual.training["weights"] + adapters.training["gradients"]
+
+
+def test_an_engine_of_its_own_is_counted_where_it_is(composed):
+    shape = PUBLISHED["Qwen/Qwen2.5-Math-1.5B"]
+
+    def plan(device, *words):
+        run = typed(composed("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm", *words))
+        return plan_of(work_of(run, shape, device), device)
+
+    asleep, awake = plan(CARD), plan(CARD, "rollout.sleep=false")
+    assert "engine's weights" not in asleep.training
+    assert awake.training["engine's weights"] == 2 * shape.numbers == asleep.sampling["engine's weights"]
+    alone = plan(CARD, "rollout.placement=second_gpu")
+    assert alone.other_device["engine's weights"] == 2 * shape.numbers
+    assert not {"engine's weights", "KV cache"} & (alone.training.keys() | alone.sampling.keys())
+    assert plan(CPU).training["engine's weights"] == 4 * shape.numbers  # where sleep has no effect
+
+
+SETS = [
+    ("model=qwen2_5_math_1_5b", "data.path=a/b"),
+    ("model=olmo2_1b", "data.path=a/b"),
+    ("model=smollm2_135m", "data.path=a/b", "micro_batch_tokens=16384"),
+    ("model=qwen2_5_math_1_5b", "data.path=a/b", "rollout=vllm", "rollout.sleep=false"),
+    ("model.width=1024", "model.layers=32", "model.heads=16"),
+]
+
+
+@pytest.mark.parametrize("words", SETS, ids=" ".join)
+def test_what_is_suggested_can_be_typed_and_fits_by_the_same_plan(words, composed):
+    data = ("data=gsm8k",) if "model=qwen2_5_math_1_5b" in words else ()
+    run = typed(composed(*words, *data))
+    suggested = {}
+    for kind, gigabytes in itertools.product(("cuda", "cpu"), (8, 23.5)):
+        device = Device(kind, "here", int(gigabytes * 2**30), 80 << 30)
+        told = planned(run, device)
+        if told.cure is None:
+            assert told.verdict == "fits" or not any(_fits_with(run, device, told, n) for n in range(len(CHANGES)))
+            continue
+        suggested[device] = told
+        settings = dict(word.split("=") for word in told.cure.overrides)
+        settings = {key: yaml.safe_load(value) for key, value in settings.items()}
+        harmless = {change.key for change in CHANGES if change.same_result}
+        assert told.cure.same_result is (settings.keys() <= harmless)
+        for idle in (None, *settings):  # none of them is idle
+            fewer = with_changes(run, {key: value for key, value in settings.items() if key != idle})
+            assert (planned(fewer, device).verdict == "fits") is (idle is None)
+        assert all(word in conclusion(told) for word in told.cure.overrides)
+    assert suggested
+    for device, told in [*suggested.items()][:2]:
+        typed_again = planned(typed(composed(*words, *data, *told.cure.overrides)), device)
+        assert typed_again.plan.peak == told.cure.peak < told.plan.peak
+
+
+def _fits_with(run, device, told, n) -> bool:
+    """Whether one change alone, at its least, makes a run fit."""
+    change = CHANGES[n]
+    values = change.values(run, told.work.longest)
+    changed = with_changes(run, {change.key: values[-1]}) if values else run
+    return fits(plan_of(work_of(changed, told.work.shape, device), device).peak, device)
+
+
+def test_more_of_anything_takes_more(composed):
+    run = typed(composed("model=qwen3_0_6b", "data.path=a/b"))
+    peaks = [
+        plan_of(work_of(with_changes(run, {"micro_batch_tokens": n}), PUBLISHED["Qwen/Qwen3-0.6B"], CARD), CARD)
+        for n in (2048, 4096, 8192)
+    ]
+    assert sorted(sum(plan.training.values()) for plan in peaks) == [sum(plan.training.values()) for plan in peaks]
+    assert peaks[0].training["activations"] * 4 == pytest.approx(peaks[2].training["activations"], rel=0.01)
+
+
+def test_a_shape_that_nobody_can_tell_is_said_to_be_unknown(tmp_path, composed):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    run = typed(composed("model=local", f"model.path={tmp_path}", "data.path=a/b"))
+    told = planned(run, CPU)
+    assert (told.plan, told.verdict) == (None, "unknown")
+    assert "is of type mamba, and the plan knows llama" in conclusion(told)
+    assert table(told) == [f"unknown: {told.source}"]
+    assert figures(told)["verdict"] == "unknown"
+    (tmp_path / "config.json").write_text("{")
+    assert "cannot be read" in conclusion(planned(run, CPU))
+    run.model.path = "nobody/has-this"
+    assert "hf download nobody/has-this config.json" in conclusion(planned(run, CPU))
+
+
+def test_a_control_groups_limit_bounds_the_memory():
+    files = {
+        "/proc/meminfo": "MemTotal: 2000 kB\nMemAvailable: 1500 kB\n",
+        "/proc/self/cgroup": "0::/job",
+        "/sys/fs/cgroup/job/memory.max": "1000000",
+        "/sys/fs/cgroup/job/memory.current": "300000",
+        "/sys/fs/cgroup/job/memory.stat": "inactive_file 100000\n",
+    }
+    assert processor(files.get) == Device("cpu", "the processor", 800_000, 1_000_000)
+    assert processor({"/proc/meminfo": files["/proc/meminfo"]}.get).free == 1500 * 1024
+    first = {"/proc/self/cgroup": "5:memory:/", "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}
+    assert list(group_limits(first.get)) == []
+    assert believed_device().kind in ("cpu", "cuda")
+    assert parsed_gpus("Tesla V100, 32768, 32000, 7.0\nbroken line")[0].bf16 is False
+
+
+def test_prompts_are_measured_where_that_is_quick(tiny_run):
+    run = tiny_run()
+    longest = longest_prompt(run)
+    assert 10 < longest < 512
+    assert planned(run, CPU, longest).work.prompt == longest
+    assert fitting(run, shape_of(run.model).shape, CPU) is not None  # the search itself, of what fits as it is
+    assert Sampled(64, 8, 48) in planned(run, CPU).work.sampled
+    assert sum(planned(run, CPU).plan.training.values()) > CONTEXT["cpu"]
