@@ -16,7 +16,8 @@ from rlreason.config.packages import needs as needs_package
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
-from rlreason.model.tiny_formats import VOCABULARY
+from rlreason.memory.machine import Device
+from rlreason.memory.shapes import tiny_shape
 from rlreason.records.console import Console
 from rlreason.records.files import CONTENTS
 from rlreason.records.undo import Ended, undone_when_refused
@@ -25,10 +26,10 @@ from rlreason.setup.components import fitting
 from rlreason.setup.data import load_data
 from rlreason.setup.fits import Foreseen, Part, context_of, tokenizer_of
 from rlreason.setup.model import make_policy
-from rlreason.setup.preflight import missing_packages, needed_by, preflight, room_for
+from rlreason.setup.preflight import memory_for, missing_packages, needed_by, preflight, room_for
 from rlreason.setup.probe import own_functions, unusable
 from rlreason.setup.prompts import encoder
-from rlreason.setup.space import TINY_VOCABULARY, in_words, space_needed, tiny_weights
+from rlreason.setup.space import in_words, space_needed
 from rlreason.setup.templates import filling
 
 MODULES = {
@@ -244,14 +245,13 @@ def test_a_sweep_reads_and_measures_once(composed):
 def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):
     run = typed(composed())
     need = space_needed(run)
-    assert need.model == 4 * tiny_weights(128, 2)
+    assert need.model == 4 * tiny_shape(128, 2, 4).numbers
     assert need.responses > 80 * 256 * 2000  # 80 steps of 256 responses
     assert space_needed(typed(composed("save_model=false"))).model == 0
     assert need.checkpoints == 4 * 3 * need.model  # two are kept, the best, and one is being written
     assert space_needed(typed(composed("checkpoint.every=0"))).checkpoints == 0
     assert space_needed(typed(composed("save_rollouts_every=0"))).responses < need.responses / 2
     assert space_needed(typed(composed("algorithm=evaluate", "eval_problems=10"))).responses == 10 * (2000 + 30 * 24)
-    assert TINY_VOCABULARY == VOCABULARY
     assert room_for([run], tmp_path / "not/there/yet") == []
     thousand = [typed(composed("scale=paper", "model=smollm2_135m", "n_steps=1000000000", "data.path=a/b"))]
     (note,) = room_for(thousand, tmp_path)
@@ -359,3 +359,15 @@ def test_a_sweep_is_refused_before_its_first_run_and_leaves_nothing(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("rlreason: prompt.reward=nowhere:f: there is no module nowhere")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_that_surely_exceeds_the_memory_is_said_with_its_cure_and_refuses_nothing(composed):
+    run = typed(composed("model=qwen3_0_6b", "data.path=a/b"))
+    small = Device("cuda", "a card", 8 << 30, 8 << 30)
+    (line,) = memory_for([run, run], small)
+    assert line.startswith("! memory: does not fit: about ")
+    assert "rollout.max_rows=" in line
+    assert len(line.splitlines()) == 1
+    assert memory_for([run], Device("cuda", "a large card", 140 << 30, 141 << 30)) == []
+    assert memory_for([run], Device("cpu", "a machine that tells nothing")) == []
+    assert memory_for([typed(composed())], small) == []
