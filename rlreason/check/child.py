@@ -1,0 +1,102 @@
+"""The process that a user's functions run in: says over a pipe what it begins and what it found, one line of JSON each.
+
+    python -m rlreason.check.child FD MODULE COURSE SECONDS [SKIPPED ...]
+
+What the user's code prints, raises, hangs in or ends with stays in here.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rlreason.check.names import COURSES, LOOP, SECONDS_TO_IMPORT, course_of, functions_of
+
+Said = dict[str, Any]
+
+
+def main(words: list[str]) -> None:
+    """Check what the words ask for, and end without waiting for threads that user code has left."""
+    descriptor, module, course, seconds, *skipped = words
+    channel = os.fdopen(int(descriptor), "w", encoding="utf-8", buffering=1)
+    os.set_inheritable(int(descriptor), False)
+    for said in checked(module, course, float(seconds), set(skipped)):
+        channel.write(json.dumps(said) + "\n")
+        channel.flush()
+    channel.flush()
+    os._exit(0)
+
+
+def checked(word: str, course: str, seconds: float, skipped: set[str]) -> Iterator[Said]:
+    """Check every function of a module but those in `skipped`; what happens, as records with a `say`."""
+    from rlreason.check.limit import TimeUpError, time_limit
+    from rlreason.check.modules import NotLoadedError, load_module
+
+    yield {"say": "loading"}
+    try:
+        with time_limit(SECONDS_TO_IMPORT):
+            functions = functions_of(load_module(word))
+    except NotLoadedError as error:
+        yield {"say": "mistake", "text": f"MODULE={word}: {error}"}
+        return
+    except TimeUpError:
+        yield {
+            "say": "mistake",
+            "text": f"MODULE={word}: importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there",
+        }
+        return
+    year = course or course_of(functions)
+    if not functions:
+        names = ", ".join((*dict.fromkeys([*COURSES["cs336_2025"], *COURSES["cs336_2026"]]), LOOP))
+        yield {"say": "mistake", "text": f"MODULE={word} has none of the functions that are checked: {names}"}
+        return
+    yield {"say": "module", "course": year, "names": list(functions)}
+    import torch
+
+    import rlreason.check.functions.registry  # seconds, which are no function's
+    from rlreason.check.engine import Budget
+
+    if {LOOP, "grpo_train_step", "get_response_log_probs"} & functions.keys():
+        import rlreason.model.tiny  # noqa: F401
+
+    torch.set_num_threads(1)
+    budget = Budget()
+    for name, function in functions.items():
+        if name not in skipped:
+            yield {"say": "begin", "name": name}
+            yield _of_function(name, function, year, seconds, budget)
+    yield {"say": "end"}
+
+
+def _of_function(name: str, function: Callable[..., Any], course: str, seconds: float, budget: Any) -> Said:
+    from rlreason.check.limit import TimeUpError, time_limit
+    from rlreason.check.subject import Finding, NotWrittenError
+
+    try:
+        with time_limit(seconds):
+            findings = findings_of(name, function, course, budget)
+    except NotWrittenError:
+        return {"say": "done", "name": name, "state": "not written", "findings": []}
+    except TimeUpError:
+        kind = f"it does not end: stopped after {seconds:g} s"
+        findings = [Finding(name, kind, "loops whose end is never reached")]
+    state = "bug" if findings else "ok"
+    return {"say": "done", "name": name, "state": state, "findings": [found.as_dict() for found in findings]}
+
+
+def findings_of(name: str, function: Callable[..., Any], course: str, budget: Any = None) -> list[Any]:
+    """The bugs of one function or loop. To be called in the process of the check alone, or by a test."""
+    from rlreason.check.calling import Yours
+    from rlreason.check.engine import examine
+    from rlreason.check.functions.registry import subject_of
+    from rlreason.check.loop.verdict import problems
+
+    if name == LOOP:
+        return problems(function)
+    subject = subject_of(name, function, course)
+    return examine(subject, Yours(function, subject.parameters), budget)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,227 @@
+"""`rlreason check`: right implementations raise no alarm; planted bugs are refused with their function and kind."""
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlreason.check.child import findings_of
+from rlreason.check.compare import first_difference
+from rlreason.check.functions.registry import SUBJECTS
+from rlreason.check.names import COURSES, LOOP, course_of, functions_of
+from rlreason.check.subject import Case
+from rlreason.courses import cs336_2025, cs336_2026
+from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
+from tests.planted import module_of, planted_text
+from tests.planted_bugs import adversary, functions_2025, functions_2026, left_padded, loop
+
+ROOT = Path(__file__).resolve().parents[1]
+RIGHT = {
+    "right_functions_2025.py": functions_2025.BUGS,
+    "right_functions_2026.py": functions_2026.BUGS,
+    "right_loop.py": loop.BUGS,
+    "right_loop_left_padded.py": left_padded.BUGS,
+}
+PLANTED = [(right, *bug) for right, bugs in RIGHT.items() for bug in bugs] + adversary.BUGS
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def found_in(module, name):
+    functions = functions_of(module)
+    return findings_of(name, functions[name], course_of(functions))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [cs336_2025, cs336_2026, right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd],
+    ids=lambda module: module.__name__.rpartition(".")[2],
+)
+def test_a_right_implementation_raises_no_alarm(module):
+    for name in functions_of(module):
+        assert found_in(module, name) == []
+
+
+def test_the_loop_of_the_documentation_and_that_of_the_examples_are_right():
+    page = (ROOT / "docs/check.md").read_text("utf-8")
+    shown = page.partition("```python\n")[2].partition("```")[0]
+    assert found_in(module_of(shown), LOOP) == []
+    assert found_in(module_of((ROOT / "examples/own_loop.py").read_text("utf-8")), LOOP) == []
+
+
+def named(bug):
+    """The function and the kind that a planted bug is found as."""
+    right, old, new, function, words = bug
+    module = module_of(planted_text(right, old, new))
+    findings = found_in(module, function)
+    return [f.kind for f in findings if f.function == function and f.where], words
+
+
+#: Bugs for every run; a long test plants all of them.
+SOME = [bug for place, bug in enumerate(PLANTED) if place % 4 == 0 and bug[4]]
+
+
+@pytest.mark.parametrize("bug", SOME, ids=lambda bug: f"{bug[3]}-{bug[2].strip()[:30]}")
+def test_a_planted_bug_is_named(bug):
+    kinds, words = named(bug)
+    assert any(words in kind for kind in kinds), kinds
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: f"{bug[3]}-{bug[2].strip()[:30]}")
+def test_every_planted_bug_is_named(bug):
+    kinds, words = named(bug)
+    assert any(words in kind for kind in kinds), kinds
+
+
+def test_there_are_planted_bugs_for_every_function_and_the_loop():
+    names = {name for course in COURSES.values() for name in course} | {LOOP}
+    assert {bug[3] for bug in PLANTED} == names
+    assert len(PLANTED) >= 150
+
+
+SUBJECTS_WITH_KNOBS = [subject for subject in SUBJECTS if subject.wrong]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS_WITH_KNOBS, ids=lambda s: f"{s.name}-{s.course}")
+def test_without_a_mistake_the_family_of_mistakes_is_right(subject):
+    for case in subject.cases():
+        family = subject.observe(subject.wrong({}), case.inputs)
+        assert first_difference(family, subject.observe(subject.ours, case.inputs)) is None, case.about
+
+
+@pytest.mark.parametrize("subject", SUBJECTS_WITH_KNOBS, ids=lambda s: f"{s.name}-{s.course}")
+def test_most_known_mistakes_show_in_some_case(subject):
+    """A mistake that cannot show in this function at all is left in a table that functions share."""
+    shows = []
+    for knob, values in subject.knobs.items():
+        for value in values:
+            shows.append(any(_differs(subject, case, {knob: value}) for case in subject.cases()))
+    assert sum(shows) > 0.7 * len(shows)
+
+
+def _differs(subject, case: Case, knobs) -> bool:
+    try:
+        seen = subject.observe(subject.wrong(knobs), case.inputs)
+    except Exception:  # a mistake may make nonsense of a case
+        return True
+    return first_difference(seen, subject.observe(subject.ours, case.inputs)) is not None
+
+
+def check(*words, cwd=ROOT):
+    """The finished command, its figures, and its seconds."""
+    began = time.monotonic()
+    argv = [sys.executable, "-m", "rlreason", "check", *map(str, words), "--json"]
+    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False, timeout=120)
+    return done, json.loads(done.stdout) if done.stdout else {}, time.monotonic() - began
+
+
+HOSTILE = """
+import os, time
+
+def compute_entropy(logits):
+    print("noise", flush=True)
+    os._exit(7)
+
+def masked_mean(tensor, mask, dim=None):
+    while True:
+        try:
+            time.sleep(0.1)
+        except Exception:
+            pass
+
+def masked_normalize(tensor, mask, normalize_constant, dim=None):
+    raise NotImplementedError
+
+def compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_log_probs):
+    print("more noise")
+    return -raw_rewards_or_advantages * policy_log_probs
+"""
+
+
+def test_exits_hangs_and_noise_are_findings_and_the_rest_is_checked(tmp_path):
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    done, figures, _ = check(tmp_path / "hostile.py", "--timeout", "1")
+    assert done.returncode == 1, done.stderr
+    kinds = {finding["function"]: finding["kind"] for finding in figures["findings"]}
+    assert "ends the whole process (exit code 7)" in kinds["compute_entropy"]
+    assert "does not end" in kinds["masked_mean"]
+    assert figures["functions"] == {
+        "compute_entropy": "bug",
+        "masked_normalize": "not written",
+        "compute_naive_policy_gradient_loss": "ok",
+        "masked_mean": "bug",
+    }
+    assert json.loads(done.stdout) == figures  # what the functions print is not among it
+
+
+def test_adapters_and_relative_files_are_found(tmp_path):
+    (tmp_path / "mine.py").write_text((ROOT / "tests/right_functions_2025.py").read_text())
+    (tmp_path / "tests").mkdir()
+    adapters = (
+        "import mine\n\ndef run_masked_mean(tensor, mask, dim=None):\n    return mine.masked_mean(tensor, mask, dim)\n"
+    )
+    (tmp_path / "tests/adapters.py").write_text(adapters)
+    done, figures, _ = check("tests/adapters.py", cwd=tmp_path)
+    assert (done.returncode, figures["functions"]) == (0, {"masked_mean": "ok"}), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nosuchmodule"], "there is no module nosuchmodule"),
+        (["json"], "has none of the functions that are checked: tokenize_prompt_and_output"),
+        (["tests"], "is a folder: give a file of it"),
+        (["json", "--course", "cs224n"], "--course cs224n: there is none of that name; choose one of cs336_2025"),
+        (["json", "--timeout", "0"], "--timeout 0 must be above 0"),
+    ],
+)
+def test_a_mistake_of_the_user_is_one_line(words, says):
+    done, _, _ = check(*words)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_module_that_breaks_on_import_is_one_line(tmp_path):
+    for text, says in (
+        ("1 / 0", "ZeroDivisionError"),
+        ("import os; os._exit(3)", "exit code 3"),
+        ("def f(:", "SyntaxError"),
+    ):
+        (tmp_path / "broken.py").write_text(text)
+        done, _, _ = check(tmp_path / "broken.py")
+        assert done.returncode == 2
+        assert says in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.long
+def test_twenty_five_bugs_are_refused_by_the_command_in_time(tmp_path):
+    by_function: dict[str, list] = {}
+    for bug in PLANTED:
+        by_function.setdefault(bug[3], []).append(bug)
+    chosen = [bug for bugs in by_function.values() for bug in bugs[:2]]
+    assert len(chosen) >= 25
+    slowest = 0.0
+    for right, old, new, function, words in chosen:
+        (tmp_path / "planted.py").write_text(planted_text(right, old, new))
+        importlib.invalidate_caches()
+        done, figures, seconds = check(tmp_path / "planted.py")
+        kinds = [f["kind"] for f in figures["findings"] if f["function"] == function]
+        assert done.returncode == 1, (new, done.stderr)
+        assert any(words in kind for kind in kinds), (new, kinds)
+        slowest = max(slowest, seconds)
+        assert seconds < 15, (new, seconds)
+    print(f"{len(chosen)} bugs, the slowest in {slowest:.1f} s")
