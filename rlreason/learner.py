@@ -255,6 +255,7 @@ class Learner:
         (norm,), loss, n_micro = measured.more, measured.sums.pop("loss", 0.0), done.n_micro
         finite = math.isfinite(norm) and math.isfinite(loss)
         before = sampled_elements(self.parameters)
+        gradients = sampled_elements(p.grad for p in self.parameters if p.grad is not None)
         if finite and n_micro:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -268,8 +269,9 @@ class Learner:
         if not n_micro:  # nothing was measured: zeros would be weighed as values
             return Update(metrics, measured.entropies)
         metrics |= {"train/loss": loss, "train/grad_norm": norm} | mismatch_metrics(measured.mismatches, "rollout")
-        if finite:
-            metrics["train/weights_changed"] = changed_share(before, sampled_elements(self.parameters)).item()
+        changed = changed_share(before, sampled_elements(self.parameters), gradients).item()
+        if finite and math.isfinite(changed):  # which it is not where every sampled element has a gradient of 0
+            metrics["train/weights_changed"] = changed
         metrics |= {f"train/{name}": total / n_tokens for name, total in measured.sums.items()}
         return Update(metrics, measured.entropies)
 

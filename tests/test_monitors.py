@@ -14,7 +14,7 @@ from tests.starts import rlreason
 
 USUAL = {"train/grad_norm": 1.0, "train/approx_kl": 0.01, "train/loss": 0.1, "rollout/entropy": 0.5}
 MOVED = {"train/learning_rate": 1e-6}
-COURSE = {"rollout/mismatch_mean": 1e-7, "rollout/length": 20.0}
+COURSE = {"train/learning_rate": 1e-6, "rollout/mismatch_mean": 1e-7, "rollout/length": 20.0}
 DEAD = {"reward/frac_reward_zero_std": 1.0, "reward/mean": 0.0}
 ASKED = {"eval/problems": 40}
 
@@ -22,7 +22,9 @@ ASKED = {"eval/problems": 40}
 def stopping(**settings) -> Monitors:
     """Monitors of groups of 4, every one of which stops the run, after 10 usual steps."""
     modes = dict.fromkeys(MONITORS, "stop") | settings
-    monitors = Monitors(4, lambda line: None, MonitorsConfig(grader="stop", zero_reward_steps=1, **modes))
+    monitors = Monitors(
+        4, lambda line: None, MonitorsConfig(grader="stop", zero_reward_steps=1, still_weights_steps=1, **modes)
+    )
     for step in range(1, 11):
         monitors.check(step, USUAL | COURSE | {"reward/mean": 0.05 * step})
     assert not monitors.counts
@@ -45,7 +47,7 @@ def stopping(**settings) -> Monitors:
         ("stopped:engine_weights", {"rollout/mismatch_mean": 0.04}, "are 0.04 nats per token from the trainer's"),
         ("stopped:first_ratio", USUAL | {"train/ratio": 1.2}, "mean ratio of 1.2 to the policy that sampled"),
         ("stopped:first_ratio", USUAL | {"train/ratio": 1.0, "train/approx_kl": 0.09}, "approximate KL 0.09 nats"),
-        ("stopped:still_weights", USUAL | MOVED | {"train/weights_changed": 0.004}, "0.4% of the weights changed"),
+        ("stopped:still_weights", USUAL | MOVED | {"train/weights_changed": 0.004}, "only 0.4% of the weights that"),
         ("diverged:optimizer", USUAL | {"train/moments_not_finite": 2}, "moments of 2 weight tensors"),
         ("stopped:zero_reward", {"reward/mean": 0.0}, "all rewards were 0 in 1 steps in a row"),
         ("stopped:length", {"rollout/length": 101.0}, "101 tokens, 5.0 times the median of the steps before (20)"),
@@ -77,11 +79,12 @@ def test_each_monitor_ends_a_run_with_its_rule_its_numbers_and_its_step(status, 
         {"eval/same_answer": 1.0, "eval/same_answer_right": 0.0, "eval/problems": 4},
         {"rollout/mismatch_mean": 0.2, "rollout/staleness": 1.0},
         {"time/train": float("nan")},
-        {"rollout/mismatch_mean": 9e-4},  # far from what it was, and small
+        {"rollout/mismatch_mean": 1.9e-5},  # far from what it was, and small
         {"rollout/mismatch_mean": 0.04, "rollout/staleness": 1.0},
         USUAL | {"train/ratio": 1.2, "rollout/staleness": 1.0},
         USUAL | {"train/ratio": 1.04},
-        USUAL | MOVED | {"train/weights_changed": 0.02},
+        USUAL | MOVED | {"train/weights_changed": 0.25},
+        USUAL | {"train/learning_rate": 4e-7, "train/weights_changed": 0.02},  # the end of a schedule
         USUAL | {"train/weights_changed": 0.0, "train/learning_rate": 0.0},
         USUAL | MOVED | {"train/weights_changed": 0.0, "train/grad_norm": 0.0},
         {"reward/mean": 0.0, "reward/frac_reward_zero_std": 0.5},  # of both signs

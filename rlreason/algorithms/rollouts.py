@@ -142,6 +142,8 @@ def rollout_metrics(samples: Sequence[Counted], prefix: str = "rollout") -> dict
     distinct = sum(len({s.tokens_key for s in group}) / len(group) for group in groups.values())
     return {
         "reward/mean": sum(s.grade.reward for s in samples) / n,
+        "reward/min": min(s.grade.reward for s in samples),
+        "reward/max": max(s.grade.reward for s in samples),
         "reward/format": sum(s.grade.format for s in samples) / n,
         "reward/answer": sum(s.grade.answer for s in samples) / n,
         f"{prefix}/length_max": max((s.length for s in samples), default=0),

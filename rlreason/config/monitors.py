@@ -33,8 +33,9 @@ class MonitorsConfig:
     # The ratio to the policy that sampled is not 1 in the first update of a step, before anything was learned from it.
     first_ratio: str = _mode("warn")
     first_ratio_bound: float = 0.05  # of |mean ratio - 1| and of the approximate KL; float32 stays below 1e-5
-    still_weights: str = _mode("warn")  # an update with a gradient moves hardly any weight
-    still_weights_below: float = 0.01  # share of the weights that change, mean over the trained tensors
+    still_weights: str = _mode("warn")  # updates move hardly any weight that has a gradient
+    still_weights_below: float = 0.2  # share of these weights that change, mean over the trained tensors
+    still_weights_steps: int = 3  # in so many steps in a row
     entropy: str = _mode("warn")  # the policy's entropy collapses
     entropy_below: float = 0.005  # nats per token, mean over a step's responses
     no_live_group: str = _mode("warn")  # every group has equal rewards in all its responses; warns of every step
@@ -46,7 +47,7 @@ class MonitorsConfig:
     truncated_above: float = 0.5  # share of the responses
     length: str = _mode("warn")  # the mean length of the responses explodes
     length_factor: float = 4.0  # above so many times the median of the steps before
-    length_after: int = 10  # and behind so many steps
+    length_after: int = 3  # and behind so many steps
     round_trip: str = _mode("warn")  # texts change when they are turned into tokens and back
     round_trip_below: float = 0.5  # share of the prompts, or of the responses, that stay the same
     same_answer: str = _mode("warn")  # an evaluation's questions get one and the same answer
@@ -65,8 +66,8 @@ class MonitorsConfig:
     parity_bound: float = 0.05  # difference in nats per token, mean over a step; float32 stays below 1e-4
     # The engine's log-probabilities drift away from the trainer's, as those of weights that were not handed over do.
     engine_weights: str = _mode("warn")
-    engine_weights_factor: float = 20.0  # above so many times what they differed by at first
-    engine_weights_above: float = 1e-3  # and above so many nats per token
+    engine_weights_factor: float = 10.0  # above so many times what they differed by in the first step
+    engine_weights_above: float = 2e-5  # and above so many nats per token
     # Of a sweep: a setting that another one surely beats is stopped, with all its seeds.
     dominated: str = choice("off", "stop", default="off", cure=IN_A_FILE)
 

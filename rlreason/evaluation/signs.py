@@ -10,6 +10,7 @@ from rlreason.evaluation.votes import common_answer
 from rlreason.grading import Grader
 from rlreason.grading.formats import FORMATS
 from rlreason.grading.ground_truth import reference_answers
+from rlreason.monitors.seen import FEWEST_ASKED
 from rlreason.types import Sample
 
 if TYPE_CHECKING:
@@ -33,17 +34,21 @@ def signs_of(
 ) -> dict[str, float]:
     """Metrics of the samples of a step; `truths`: problem id -> ground truth.
 
-    `rollout/same_answer`, `_right`: the share of responses with the commonest answer, and of problems that it is right
-    for. `rollout/right`: the share of responses that state the right answer, whatever they earn.
+    `rollout/right`: the share of responses that state the right answer, whatever they earn. `rollout/same_answer`,
+    `_right`: the share of responses with the commonest answer, and of problems that it is right for. Neither is there
+    for verifiers, whose truths are no answers, and the last two only where enough problems were asked.
     `rollout/round_trip`: the share of texts that stay the same as tokens and back.
     """
     if not samples:
         return {}
-    asked = [truths.get(problem, "") for problem in dict.fromkeys(s.group for s in samples)]
-    signs = common_answer([stated(s.text) for s in samples], asked, grader.same, "rollout")
+    signs: dict[str, float] = {}
     verifies = grader.plugin is not None and grader.plugin.startswith("rlreason.")  # then its truths are no answers
     if not verifies:
         signs["rollout/right"] = sum(states_the_truth(s, truths, grader) for s in samples) / len(samples)
+    asked = [truths.get(problem, "") for problem in dict.fromkeys(s.group for s in samples)]
+    comparable = not verifies and (grader.plugin is None or signs["rollout/right"] > 0)
+    if comparable and len(asked) >= FEWEST_ASKED:
+        signs |= common_answer([stated(s.text) for s in samples], asked, grader.same, "rollout")
     return signs | {"rollout/round_trip": round_trip(samples, tokenizer)}
 
 
@@ -59,15 +64,17 @@ def states_the_truth(sample: Sample, truths: Mapping[str, str], grader: Grader) 
 def round_trip(samples: Sequence[Sample], tokenizer: "PreTrainedTokenizerBase") -> float:
     """The share of prompts, or of responses where that is less, whose text is the same after encoding and decoding.
 
-    A few of them are looked at.
+    A few of them are looked at. Spaces are not: many tokenizers add or drop one beside a special token.
     """
 
     def text_of(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
+    def again(text: str) -> str:
+        return text_of(tokenizer.encode(text, add_special_tokens=False))
+
     def share(texts: list[str]) -> float:
-        same = (text_of(tokenizer.encode(text, add_special_tokens=False)) == text for text in texts)
-        return sum(same) / len(texts)
+        return sum("".join(again(text).split()) == "".join(text.split()) for text in texts) / len(texts)
 
     some = [s.response for s in samples[:: -(-len(samples) // TEXTS)]]
     return min(share([text_of(r.prompt_ids) for r in some]), share([text_of(r.token_ids) for r in some]))

@@ -1,31 +1,40 @@
 """How a run stands or ended, told from its status, its lock and the logs that it left."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlreason.config.monitors import monitor_of
+from rlreason.config.monitors import WEIGHTS, monitor_of, settings_of
 from rlreason.health.finding import Finding
 from rlreason.monitors.table import MONITORS
-from rlreason.records.files import CONFIG, ENGINE_LOG, HYDRA, STACKS
-from rlreason.records.reader import RunFolder
+from rlreason.records.files import CONFIG, ENGINE_LOG, HYDRA, METRICS, STACKS
+from rlreason.records.reader import RunFolder, setting_in
 from rlreason.records.status import how_it_ended
-from rlreason.runtime.lock import holder
+from rlreason.runtime.lock import holder, sign_of_life
 from rlreason.runtime.stderr_log import NAME as LOG
+from rlreason.runtime.text import duration
 
 LINES = 4  # of a log that are quoted
+SILENT_S = 3600.0  # without a sign of life; waits.run_s where the run has one
 ENDED = "ended:"  # and the rule: what the monitors do not find again, as an evaluation that was not recorded
 RESUME = "go on from its newest checkpoint (resume=RUN)"
-#: Words in an error -> (the commonest cause, what to try).
+#: The beginning of a reason, or a part of it -> (the commonest cause, what to try).
 KNOWN = {
+    "does not hold the trainer's weights": (
+        "a weight sync reached only some tensors, or vLLM computes in another precision",
+        f"read {ENGINE_LOG} in the folder; choose rollout=hf, or model.dtype=float32, to see whether it goes away",
+    ),
     "out of memory": (
         "the run needs more memory than this machine has free",
-        "ask rlreason doctor with the run's words for a memory plan and the settings that fit",
+        "ask rlreason plan with the run's words for its memory and the settings that fit",
+    ),
+    "can't allocate memory": (
+        "the run needs more memory than this machine has free",
+        "ask rlreason plan with the run's words for its memory and the settings that fit",
     ),
     "No space left": ("the disk is full", "free some space, or choose another hydra.run.dir; then resume=RUN"),
     "CUDA error": ("an earlier kernel failed, or the driver does not fit torch", "ask rlreason doctor"),
-    "vLLM": ("the engine failed", f"read {ENGINE_LOG} in the folder, and ask rlreason doctor rollout=vllm"),
-    "Killed": ("the system ended a process, mostly for memory", "ask rlreason doctor for a memory plan"),
-    "wait": ("a part of the run answered no more", f"read {STACKS} in the folder: what every process did then"),
+    "vLLM": ("the engine failed", "read its log in the folder, and ask rlreason doctor rollout=vllm"),
 }
 
 
@@ -33,8 +42,8 @@ def how_it_stands(folder: RunFolder, settings: dict[str, Any]) -> tuple[str, lis
     """(how the run stands in a sentence, what is wrong with that)."""
     status, ended = folder.status, how_it_ended(folder.path)
     reached = _reached(folder, settings)
-    if status == "running" and (by := holder(folder.path)):
-        return f"under way in {by}{reached}", list(_waits(folder))
+    if status in (None, "running") and (by := holder(folder.path)):
+        return f"under way in {by}{reached}", [*_silent(folder, settings), *_waits(folder)]
     if status is None and not any((folder.path / name).exists() for name in (CONFIG, HYDRA)):
         return f"a copy of its metrics, which does not say how it ended{reached}", []
     if status in (None, "running"):
@@ -43,8 +52,8 @@ def how_it_stands(folder: RunFolder, settings: dict[str, Any]) -> tuple[str, lis
     reason = ended.get("reason", "")
     if word in ("finished", "budget", "stopped", "diverged"):
         stands = f"{word}{f' by the rule {rule}' if rule else ''}{reached}"
-        asked = word in ("stopped", "diverged")
-        return stands, [_ended_by_rule(rule, reason)] if asked else list(_waits(folder))
+        asked = word in ("stopped", "diverged") and rule != "dominated"
+        return stands, [_ended_by_rule(rule, reason)] if asked else [*_lost_rows(folder), *_waits(folder)]
     return f"{word}{reached}", [_failed(folder, word, reason), *_waits(folder)]
 
 
@@ -55,10 +64,30 @@ def _reached(folder: RunFolder, settings: dict[str, Any]) -> str:
 
 
 def _ended_by_rule(rule: str, reason: str) -> Finding:
-    known = MONITORS.get(monitor_of(rule))
-    what = f"a monitor ended the run: {reason or rule}"
-    cure = f"mend that, then resume=RUN monitors.{monitor_of(rule)}=warn, or start anew with the cure"
-    return Finding(f"{ENDED}{rule}", what, causes=known.causes if known else "", cure=cure)
+    known, settings = MONITORS.get(monitor_of(rule)), settings_of(rule)
+    again = f"resume=RUN {settings[0]}=warn goes on without it" if settings else "start anew"
+    causes = known.causes if known else MONITORS["nan"].causes if rule == WEIGHTS else ""
+    cure = f"mend what it says; {again}"
+    return Finding(f"{ENDED}{rule}", f"a monitor ended the run: {reason or rule}", causes=causes, cure=cure)
+
+
+def _silent(folder: RunFolder, settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """A run that is under way and has shown no sign of life for as long as a sweep would wait for one."""
+    shown, limit = sign_of_life(folder.path), setting_in(settings, "waits.run_s")
+    silent = 0.0 if shown is None else time.time() - shown / 1e9
+    if silent > (limit if isinstance(limit, int | float) else SILENT_S):
+        causes = "It was stopped (Ctrl-Z), or waits for an engine, a grader or a file system that answers no more."
+        cure = f"look at its process and at {STACKS}; end it, and resume=RUN"
+        yield Finding("silent", f"the run has shown no sign of life for {duration(silent)}", (), causes, cure)
+
+
+def _lost_rows(folder: RunFolder) -> Iterator[Finding]:
+    """An ended run whose summary knows more steps than its metrics."""
+    done = (folder.summary or {}).get("rollout_step")
+    rows = max((int(row.get("rollout_step") or 0) for row in folder.metrics), default=0)
+    if isinstance(done, int) and rows < done:
+        what = f"its metrics end at step {rows}, and it took {done}: {METRICS} was cut, removed or replaced"
+        yield Finding("lost_metrics", what, cure="look for a copy; what is left was examined")
 
 
 def _killed(folder: RunFolder, status: str | None) -> Finding:
@@ -71,13 +100,12 @@ def _killed(folder: RunFolder, status: str | None) -> Finding:
 
 def _failed(folder: RunFolder, word: str, reason: str) -> Finding:
     if word == "interrupted":
-        what = f"the run was interrupted{f': {reason}' if reason else ''}"
-        return Finding("interrupted", what, (), "A signal: Ctrl-C, or a job's time limit.", RESUME, problem=False)
-    log = [*folder.tail(LOG, LINES), *folder.tail(ENGINE_LOG, LINES)]
-    told = "\n".join([reason, *log])
+        what = f"the run was interrupted{f' {reason}' if reason else ''}"
+        cure = RESUME if folder.metrics else "start it again"
+        return Finding("interrupted", what, (), "A signal: Ctrl-C, or a job's time limit.", cure, problem=False)
     causes, cure = next(
-        (pair for words, pair in KNOWN.items() if words.lower() in told.lower()),
-        ("", "read the traceback on the terminal or in the log; what the command says of it has the cure"),
+        (pair for words, pair in KNOWN.items() if words.lower() in reason.lower()),
+        ("", "read the traceback on the terminal or in the log"),
     )
     evidence = [*_quoted(folder.tail(LOG, LINES), LOG), *_quoted(folder.tail(ENGINE_LOG, LINES), ENGINE_LOG)]
     return Finding("failed", f"the run failed: {reason or 'it does not say why'}", evidence, causes, cure)

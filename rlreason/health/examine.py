@@ -16,6 +16,10 @@ from rlreason.records.files import CONFIG, HYDRA, METRICS, STATUS
 from rlreason.records.reader import RunFolder, setting_in
 from rlreason.records.status import how_it_ended
 
+#: What a sound run may show in a step now and then, as where everything in a small batch is mastered: then a note.
+PASSING = ("no_live_group", "identical_samples")
+IN_A_ROW = 10
+
 
 class Health(NamedTuple):
     """What was found in a run's folder: how it stands in a sentence, and the findings, problems first."""
@@ -40,6 +44,7 @@ def examine(path: Path) -> Health:
     seen = {f"{ENDED}{finding.rule}" for finding in course}
     findings = [*(finding for finding in ended if finding.rule not in seen), *course]
     findings += lost_grades(rows, folder.incidents)
+    findings += _noticed(folder, {finding.rule for finding in findings})
     findings += _broken(broken)
     findings += notes_on_learning(rows, known={finding.rule for finding in findings})
     if not (path / CONFIG).is_file():
@@ -58,20 +63,26 @@ def course_of(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
     limit = "eval.sampling.max_tokens" if own_limit else "" if trained else "sampling.max_tokens"
     size = group if isinstance(group, int) else 8 if any("reward/frac_reward_zero_std" in row for row in rows) else 1
     found = replayed(rows, own if isinstance(own, dict) else {}, size, limit)
-    rule = status.partition(":")[2]
-    return [_finding(one, rows) for one in sorted(found, key=lambda one: one.rule != rule)]
+    word, _, rule = status.partition(":")
+    after = rule if word == "diverged" else ""
+    return [_finding(one, rows, after) for one in sorted(found, key=lambda one: one.rule != rule)]
 
 
-def _finding(one: Replayed, rows: Sequence[Row]) -> Finding:
+def _finding(one: Replayed, rows: Sequence[Row], diverged: str) -> Finding:
+    """`diverged`: the rule that the run diverged by, which other findings may follow from."""
     steps, monitor = one.steps, MONITORS[one.monitor]
     at = f"first at step {steps[0]}" if len(steps) > 1 else f"at step {steps[0]}"
     evidence = [f"{at}{f', in {len(steps)} steps: {spans(steps)}' if len(steps) > 1 else ''}"]
     if len(steps) > 1 and one.last.text != one.first.text:
         evidence.append(f"at step {steps[-1]}: {one.last.text}")
+    if diverged not in ("", one.rule):
+        evidence.append(f"the run diverged ({diverged}): this may follow from it")
     courses = [course for name in monitor.shown if len((course := course_in(rows, name)).points) > 1]
+    passing = one.rule in PASSING and one.longest < IN_A_ROW and len(steps) < one.of / 2
     return Finding(
-        one.rule, one.first.text, evidence, monitor.causes, one.first.cure, True, steps[0], one.first.numbers, courses
-    )
+        one.rule, one.first.text, evidence, monitor.causes, one.first.cure, not passing, steps[0], one.first.numbers,
+        courses,
+    )  # fmt: skip
 
 
 def course_in(rows: Sequence[Row], metric: str) -> Course:
@@ -101,6 +112,14 @@ def _settings(folder: RunFolder, broken: list[str]) -> dict[str, Any]:
         elif not any((folder.path / name).exists() for name in (METRICS, STATUS, HYDRA)):
             raise
         return {}
+
+
+def _noticed(folder: RunFolder, known: set[str]) -> Iterator[Finding]:
+    """What the run said while it went on and its rows do not show; its summary counts it."""
+    notices = (folder.summary or {}).get("notices")
+    if isinstance(notices, dict) and (more := {k: v for k, v in notices.items() if k not in known}):
+        counts = ", ".join(f"{name} x{times}" for name, times in more.items())
+        yield Finding("noticed", f"the run itself said, on the terminal: {counts}", problem=False)
 
 
 def _broken(lines: Sequence[str]) -> Iterator[Finding]:

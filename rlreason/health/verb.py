@@ -5,11 +5,14 @@ where a problem was found.
 """
 
 import argparse
+from pathlib import Path
+from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.health.examine import examine
 from rlreason.health.words import told
 from rlreason.records.console import Console
+from rlreason.records.files import HYDRA
 from rlreason.records.reader import runs_in
 from rlreason.runtime.verb import Answer, Parser
 
@@ -21,14 +24,15 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Examine each run."""
-    folders = list(dict.fromkeys(run for folder in arguments.runs for run in runs_in(folder) or [folder]))
-    texts, figures, well = [], [], True
+    folders = list(dict.fromkeys(run for folder in arguments.runs for run in _runs_of(folder)))
+    texts, unread, figures, well = list[str](), list[str](), list[dict[str, Any]](), True
     for folder in folders:
         try:
             health = examine(folder)
-        except ConfigError:
+        except ConfigError as error:
             if len(folders) == 1:
                 raise
+            unread.append(str(error))
             continue
         texts.append(told(str(folder), health, console.width))
         well &= health.healthy
@@ -40,8 +44,17 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
                 "findings": [finding.plain() for finding in health.findings],
             }
         )
-    text = "\n\n".join(texts)
+    texts += [f"! not read: {line}" for line in unread]
     if len(folders) > 1:
         ill = sum(not one["healthy"] for one in figures)
-        text += f"\n\n{len(folders)} runs, {ill} of them with problems."
-    return Answer(text, {"healthy": well, "runs": figures}, 0 if well else 1)
+        texts.append(f"{len(figures)} runs, {ill} of them with problems." + f" {len(unread)} not read." * bool(unread))
+    well &= not unread
+    return Answer("\n\n".join(texts), {"healthy": well, "runs": figures, "not_read": unread}, 0 if well else 1)
+
+
+def _runs_of(folder: Path) -> list[Path]:
+    """The folder of a run itself; of a sweep, those of its runs, also of those that never wrote their settings."""
+    if not (runs := runs_in(folder)):
+        return [folder]
+    unbegun = [path.parent for path in folder.glob(f"*/{HYDRA}") if path.parent not in runs]
+    return sorted([*runs, *unbegun])

@@ -19,7 +19,7 @@ def told(name: str, health: Health, width: int) -> str:
     lines = [f"{name}: {health.stands}. {verdict}."]
     for finding in health.findings:
         lines += ["", *_told(finding, width)]
-    return "\n".join(folded(line, width) for line in lines)
+    return "\n".join(folded(line, width, len(INDENT) if line[:2] in ("! ", "- ") else None) for line in lines)
 
 
 def _first(health: Health) -> str:

@@ -19,15 +19,17 @@ def sampled_elements(tensors: Iterable[Tensor], most: int = ELEMENTS) -> list[Te
 
 
 @torch.no_grad()
-def changed_share(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
-    """The share of elements that differ in each tensor, averaged over the tensors -> scalar. 0 where there is none.
+def changed_share(before: Sequence[Tensor], after: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """The share of the elements with a gradient that differ, averaged over the tensors that have any -> scalar.
 
-    >>> changed_share([torch.zeros(4), torch.zeros(2)], [torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.ones(2)])
-    tensor(0.6250)
+    Rows of an embedding whose token did not occur have none. NaN where no element has a gradient.
+
+    >>> ones = torch.ones(2)
+    >>> changed_share([torch.zeros(2), torch.zeros(2)], [torch.tensor([0.0, 1.0]), torch.zeros(2)], [ones, 0 * ones])
+    tensor(0.5000)
     """
-    if not before:
-        return torch.zeros(())
-    return torch.stack([(a != b).float().mean() for a, b in zip(before, after, strict=True)]).mean()
+    moved = [((a != b) & (g != 0)).sum() / (g != 0).sum() for a, b, g in zip(before, after, gradients, strict=True)]
+    return torch.stack(moved).nanmean() if moved else torch.tensor(torch.nan)
 
 
 @torch.no_grad()

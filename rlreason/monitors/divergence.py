@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from rlreason.config.monitors import WEIGHTS
-from rlreason.monitors.seen import FEWEST_ASKED, SLOWER, Found, Metrics, Monitor, Seen, exploded
+from rlreason.monitors.seen import FEWEST_ASKED, SLOWER, Found, Metrics, Monitor, Seen, exploded, in_a_row
 
+BEGINNING = 5  # steps
 FEWEST_LOST = 3  # n wrong of n exclude, at 95%, an accuracy above 3 / n
 WATCHED = ("train/", "rollout/", "reward/", "eval/")  # metrics that must be numbers
 
@@ -37,13 +38,16 @@ def _skipped(seen: Seen) -> Found | None:
 
 
 def _gradient_norm(seen: Seen) -> Found | None:
-    """Steps without a gradient, as where no group is live, say nothing about its usual size."""
+    """Steps without a gradient, as where no group is live, say nothing about its usual size.
+
+    A norm that falls with the loss may rise to what it began with: that is no explosion.
+    """
     before = [norm for norm in seen.before("train/grad_norm") if norm > 0]
     now = seen.worst("train/grad_norm")
     if now is None or len(before) < seen.limits["gradient_norm_after"]:
         return None
     usual = median(before)
-    if not exploded(now, usual, seen.limits["gradient_norm_factor"]):
+    if not exploded(now, usual, seen.limits["gradient_norm_factor"]) or now <= max(before[:BEGINNING]):
         return None
     text = f"the gradient norm is {now:.3g}, {now / usual:.0f} times the median of the steps before ({usual:.3g})"
     return Found(text, SLOWER, {"gradient_norm": now, "median": usual})
@@ -81,18 +85,21 @@ def _first_ratio(seen: Seen) -> Found | None:
 
 
 def _still_weights(seen: Seen) -> Found | None:
-    """An update with a gradient must move weights. Adam moves each by about the learning rate, whatever the gradient.
+    """An update must move the weights that have a gradient. Adam moves each by about the learning rate.
 
-    Weights in bfloat16 have 8 bits: a change below a 256th of a weight is rounded away.
+    Weights in bfloat16 have 8 bits: a change below a 256th of a weight is rounded away. Where the learning rate is
+    below half of its highest, as at the end of a schedule, nothing is concluded.
     """
-    moved = [u for u in seen.updates if u.get("train/grad_norm", 0.0) > 0 and u.get("train/learning_rate", 0.0) > 0]
-    shares = [u["train/weights_changed"] for u in moved if "train/weights_changed" in u]
-    if not shares or max(shares) >= seen.limits["still_weights_below"]:
+    name, below = "train/weights_changed", seen.limits["still_weights_below"]
+    rate, changed = seen.worst("train/learning_rate") or 0.0, seen.worst(name)
+    if changed is None or changed >= below or rate < 0.5 * max([rate, *seen.before("train/learning_rate")]):
         return None
-    rate = moved[-1]["train/learning_rate"]
-    text = f"{max(shares):.1%} of the weights changed in an update with a gradient: nothing is being learned"
+    row = 1 + in_a_row(seen.before(name), lambda share: share < below)
+    if rate == 0 or not seen.worst("train/grad_norm") or row < seen.limits["still_weights_steps"]:
+        return None
+    text = f"only {changed:.1%} of the weights that have a gradient change in an update, {row} steps in a row"
     cure = f"keep weights in float32 (model.weights=float32), or raise learning_rate={rate:g}"
-    return Found(text, cure, {"changed": max(shares), "learning_rate": rate})
+    return Found(text, cure, {"changed": changed, "learning_rate": rate, "steps": row})
 
 
 def _accuracy(seen: Seen) -> Found | None:

@@ -1,7 +1,5 @@
 """Monitors of the two sides that compute log-probabilities: the engine that samples, and the trainer that learns."""
 
-from statistics import median
-
 from rlreason.monitors.seen import Found, Monitor, Seen, exploded
 
 SAMPLED, EVALUATED = "rollout/mismatch_mean", "eval/mismatch_mean"
@@ -23,25 +21,23 @@ def _parity(seen: Seen) -> Found | None:
 
 
 def _engine_weights(seen: Seen) -> Found | None:
-    """Rounding keeps the mismatch where it was at first; weights that the engine was not given let it grow.
+    """Rounding keeps the mismatch where it was in the first step; weights that were not handed over let it grow.
 
-    It is compared with the first few values, because it has no usual size: float32 has 1e-7 nats, bfloat16 1e-2.
+    It is compared with the first value of the run, which no update had come before, because it has no usual size:
+    float32 has 1e-7 nats, bfloat16 1e-2.
     """
     above, factor = seen.limits["engine_weights_above"], seen.limits["engine_weights_factor"]
     for name in (SAMPLED, EVALUATED):
-        first, now = seen.before(name)[:3], seen.metrics.get(name, 0.0)
-        if not first or now <= above or seen.metrics.get("rollout/staleness", 0.0):
+        before, now = seen.before(name), seen.metrics.get(name, 0.0)
+        if not before or now <= above or seen.metrics.get("rollout/staleness", 0.0):
             continue
-        usual = median(first)
-        if exploded(now, usual, factor):
+        if exploded(now, first := before[0], factor):
             text = (
                 f"the engine's log-probabilities are {now:.2g} nats per token from the trainer's, and were "
-                f"{usual:.2g} at first: the engine samples from other weights than those that were trained"
+                f"{first:.2g} in the first step: the engine samples from other weights than those that were trained"
             )
-            cure = (
-                "see that every update is followed by a weight sync; rollout=hf samples from the trainer's own weights"
-            )
-            return Found(text, cure, {"mismatch": now, "first": usual})
+            cure = "sync the weights after every update; rollout=hf samples from the trainer's own weights"
+            return Found(text, cure, {"mismatch": now, "first": first})
     return None
 
 

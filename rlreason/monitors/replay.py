@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from rlreason.config.monitors import MODES, OF_SWEEPS, MonitorsConfig
@@ -31,6 +32,16 @@ class Replayed:
     first: Found
     last: Found
     steps: list[int] = field(default_factory=list)
+    of: int = 0  # so many steps and evaluations were looked at
+
+    @property
+    def longest(self) -> int:
+        """The most steps in a row.
+
+        >>> Replayed("m", "m", Found("", ""), Found("", ""), [1, 2, 3, 7, 8]).longest
+        3
+        """
+        return max(len(list(group)) for _, group in groupby(enumerate(self.steps), lambda pair: pair[1] - pair[0]))
 
 
 def events_of(rows: Sequence[Row]) -> Iterator[Event]:
@@ -97,6 +108,8 @@ def replayed(
         if event.evaluates and trained:
             evaluations.append(event.metrics)
             monitors.check(step, {}, evaluations=evaluations)
+    for one in found.values():
+        one.of = len({event.step for event in events})
     return list(found.values())
 
 
@@ -114,7 +127,7 @@ def _all_on(settings: Mapping[str, Any]) -> MonitorsConfig:
     usable = {
         f.name: value
         for f in fields(MonitorsConfig)
-        if isinstance(value := settings.get(f.name), int | float) and not isinstance(value, bool)
+        if isinstance(value := settings.get(f.name), int | float) and type(value) is not bool and math.isfinite(value)
     }
     modes = {name: "warn" for name in MODES if name not in OF_SWEEPS}
     if settings.get("parity") == "correct":

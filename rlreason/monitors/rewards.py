@@ -1,12 +1,15 @@
 """Monitors of what is rewarded: one answer to all questions, and rewards that are hacked."""
 
 from collections.abc import Callable
+from statistics import median
 
 from rlreason.monitors.seen import FEWEST_ASKED, Found, Monitor, Seen, start_and_end
 
+Sign = tuple[str, dict[str, float]]  # what else happened, in words, and its numbers
 LOOK = "look at the responses (rlreason inspect)"
 HALF = 0.5
-FEWEST_RIGHT = 0.05  # of the responses, at first
+FEWEST_RIGHT = 0.02  # of the responses, in the first step
+FALLEN = 0.7  # of the right answers of the first step are left
 WIDENED = 0.3  # by which the reward must have left the accuracy behind: unstable runs come to half of that
 
 
@@ -20,71 +23,92 @@ def _same_answer(seen: Seen) -> Found | None:
 
 
 def _hacking(seen: Seen) -> Found | None:
-    """A reward that rises by something else than right answers. Nothing is said as long as it does not rise."""
+    """A reward that rises by something else than right answers. Nothing is said as long as it does not rise.
+
+    It is measured as a share of its range, so that one of 0 to 10 or of -1 to 1 is judged like one of 0 to 1.
+    """
     width = seen.limits["reward_hacking_after"]
-    rewards = start_and_end(seen.before("reward/mean"), width)
+    rewards = start_and_end(in_range(seen, "reward/mean"), width)
     if rewards is None or rewards[1] - rewards[0] < seen.limits["reward_hacking_gain"]:
         return None
-    begin, now = rewards
-    found = next((sign for look in SIGNS if (sign := look(seen, width))), None)
+    found = next((sign for look in SIGNS if (sign := look(seen, width, rewards))), None)
     if found is None:
         return None
     text, numbers = found
+    begin, now = start_and_end(seen.before("reward/mean"), width) or rewards
     cure = f"{LOOK}; judge evaluations by another reward (eval.reward), and repair what the reward pays for"
     told = f"signs of reward hacking: the training reward rose from {begin:.2f} to {now:.2f} while {text}"
     return Found(told, cure, {"reward_first": begin, "reward": now} | numbers)
 
 
-Sign = tuple[str, dict[str, float]]
+def in_range(seen: Seen, name: str) -> list[float]:
+    """The values of a reward as shares of the range that rewards have had so far, which holds 0.
+
+    >>> in_range(Seen({}, history={"reward/mean": [2.0, 5.0], "reward/max": [10.0, 10.0]}), "reward/mean")
+    [0.2, 0.5]
+    """
+    low, high = min([0.0, *seen.before("reward/min")]), max(seen.before("reward/max"), default=1.0)
+    return [(value - low) / (high - low) for value in seen.before(name)] if high > low else []
 
 
-def _one_answer(seen: Seen, width: int) -> Sign | None:
+def _one_answer(seen: Seen, width: int, rewards: tuple[float, float]) -> Sign | None:
     share, true = seen.metrics.get("rollout/same_answer", 0.0), seen.metrics.get("rollout/same_answer_right", 0.0)
     if share - true <= HALF:
         return None
     return f"{share:.0%} of the responses give one answer, right for {true:.0%} of the questions", {"same": share}
 
 
-def _unconfirmed(seen: Seen, width: int) -> Sign | None:
-    """The reward rises, and the share of responses that state the right answer does not, and is far below it.
+def _unconfirmed(seen: Seen, width: int, rewards: tuple[float, float]) -> Sign | None:
+    """Most of the reward is earned, and few responses state the right answer: fewer than before, or no more.
 
-    Where hardly any response ever stated it, the reward judges something else than that, and nothing is said.
+    A format that is learned first, and that the reward itself tells apart, is no sign as long as right answers do not
+    become fewer. Where hardly any response ever stated one, the reward judges something else, and nothing is said.
     """
-    right = start_and_end(seen.before("rollout/right"), width)
-    rewards = start_and_end(seen.before("reward/mean"), width)
-    if right is None or rewards is None or right[0] < FEWEST_RIGHT or right[1] > HALF * rewards[1]:
+    right, formats = start_and_end(seen.before("rollout/right"), width), seen.before("reward/format")
+    if right is None or right[0] < FEWEST_RIGHT or rewards[1] < HALF or right[1] > HALF * rewards[1]:
         return None
-    if right[1] - right[0] > (rewards[1] - rewards[0]) / 4:
+    gain, format_first, format_now = rewards[1] - rewards[0], *(start_and_end(formats, width) or (0.0, 0.0))
+    flat = right[1] - right[0] <= gain / 4 and format_now - format_first < gain
+    if not flat and right[1] > FALLEN * right[0]:
         return None
     text = f"the share of responses that state the right answer went from {right[0]:.0%} to {right[1]:.0%}"
     return text, {"right_first": right[0], "right": right[1]}
 
 
-def _accuracy_falls(seen: Seen, width: int) -> Sign | None:
-    """Evaluations are answered surely worse than before, and the reward has left them far behind."""
-    lows, highs, accuracies = (seen.before(f"eval/accuracy{end}") for end in ("_low", "_high", ""))
-    if len(lows) < 2 or len(lows) != len(accuracies) or highs[-1] >= max(lows[:-1]):
+def _accuracy_falls(seen: Seen, width: int, rewards: tuple[float, float]) -> Sign | None:
+    """The last two evaluations are answered surely worse than those before, and the reward has left them far behind."""
+    accuracies = seen.before("eval/accuracy")
+    if not surely_worse(seen) or (rewards[1] - accuracies[-1]) - (rewards[0] - accuracies[0]) < WIDENED:
         return None
-    rewards = start_and_end(seen.before("reward/mean"), width) or (0.0, 0.0)
-    best, newest = max(accuracies[:-1]), accuracies[-1]
-    if (rewards[1] - newest) - (rewards[0] - accuracies[0]) < WIDENED:
-        return None
-    return f"the accuracy of evaluations fell from {best:.2f} to {newest:.2f}", {"best": best, "accuracy": newest}
+    usual, newest = median(accuracies[:-2]), accuracies[-1]
+    return f"the accuracy of evaluations fell from {usual:.2f} to {newest:.2f}", {"before": usual, "accuracy": newest}
 
 
-def _short(seen: Seen, width: int) -> Sign | None:
-    """What is rewarded became half as long, and evaluations are not answered better than at the start."""
-    ends, accuracies = start_and_end(seen.before("rollout/length_correct"), width), seen.before("eval/accuracy")
-    if ends is None or ends[1] > HALF * ends[0] or len(accuracies) < 2 or accuracies[-1] > accuracies[0]:
+def surely_worse(seen: Seen) -> bool:
+    """Whether the intervals of the last two evaluations lie below those of the ones before (their median).
+
+    Two, because one out of many lies there by chance.
+    """
+    lows, highs = seen.before("eval/accuracy_low"), seen.before("eval/accuracy_high")
+    return len(lows) > 2 and len(lows) == len(highs) and max(highs[-2:]) < median(lows[:-2])
+
+
+def _short(seen: Seen, width: int, rewards: tuple[float, float]) -> Sign | None:
+    """What is rewarded became half as long, and evaluations are answered surely worse."""
+    ends = start_and_end(seen.before("rollout/length_correct"), width)
+    if ends is None or ends[1] > HALF * ends[0] or not surely_worse(seen):
         return None
+    accuracies = seen.before("eval/accuracy")
     text = (
         f"what it pays for became shorter, from {ends[0]:.0f} to {ends[1]:.0f} tokens, and evaluations are answered "
-        f"no better ({accuracies[0]:.2f}, now {accuracies[-1]:.2f})"
+        f"worse ({accuracies[0]:.2f} at first, now {accuracies[-1]:.2f})"
     )
     return text, {"length_first": ends[0], "length": ends[1]}
 
 
-SIGNS: tuple[Callable[[Seen, int], Sign | None], ...] = (_one_answer, _unconfirmed, _accuracy_falls, _short)
+SIGNS: tuple[Callable[[Seen, int, tuple[float, float]], Sign | None], ...] = (
+    _one_answer, _unconfirmed, _short, _accuracy_falls,
+)  # fmt: skip
 
 REWARDS = {
     "same_answer": Monitor(

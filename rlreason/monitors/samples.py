@@ -5,6 +5,8 @@ from statistics import median
 
 from rlreason.monitors.seen import Found, Monitor, Seen, exploded, in_a_row
 
+LIKELY = 4.0  # nats: e^-4, a response that may well be drawn several times
+
 
 def _entropy(seen: Seen) -> Found | None:
     entropy, least = seen.metrics.get("rollout/entropy", math.inf), seen.limits["entropy_below"]
@@ -55,7 +57,8 @@ def _identical(seen: Seen) -> Found | None:
             "ten billion: samples share a seed"
         )
         return Found(text, "give every sample of a group a seed of its own in the engine", {"copies": copies})
-    uncertain = m.get("train/entropy", math.inf) > 0.05
+    usual = m.get("rollout/nll", math.inf) * m.get("rollout/length", math.inf)  # -log p of a response, in nats
+    uncertain = m.get("train/entropy", math.inf) > 0.05 and usual > LIKELY
     if size > 1 and uncertain and m.get("rollout/distinct", 1.0) <= 1 / size + 1e-9:
         text = "all responses of every group are identical: the samples share one seed, or the temperature is too low"
         return Found(text, "raise sampling.temperature", {"distinct": m["rollout/distinct"]})
@@ -94,7 +97,7 @@ def _round_trip(seen: Seen) -> Found | None:
     if share >= least:
         return None
     text = f"only {share:.0%} of the prompts or responses stay the same when they are turned into tokens and back"
-    cure = "give the tokenizer that belongs to the model (model.path), and one that keeps digits, spaces and tags"
+    cure = "give the tokenizer that belongs to the model (model.path), and one that keeps digits, letters and tags"
     return Found(text, cure, {"share": share})
 
 
@@ -128,7 +131,7 @@ SAMPLES = {
     ),
     "round_trip": Monitor(
         _round_trip,
-        "The tokenizer of another model; one that lowers case, drops spaces or has no token for some letters.",
+        "The tokenizer of another model; one that lowers case or has no token for some letters.",
         ("rollout/round_trip",),
     ),
 }

@@ -1,7 +1,8 @@
 """What monitors look at, and what they find: the records between the functions of this package and who calls them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ SLOWER = "lower learning_rate or max_grad_norm"
 class Seen:
     """What the monitors look at behind a step, or behind an evaluation.
 
-    `limits`: the settings in use, by their names in `MonitorsConfig`. `history`: metric -> its values in the steps
-    before, the largest of each step's updates, as far as they were measured.
+    `limits`: the settings in use, by their names in `MonitorsConfig`. `history`: metric -> its first value in the run
+    and those of the steps before, the largest of each step's updates, as far as they were measured.
     """
 
     metrics: Metrics
@@ -27,6 +28,14 @@ class Seen:
     evaluations: Sequence[Metrics] = ()  # all of the run; empty where none has been added
     eval_limit: str = ""  # the setting at which evaluations cut responses, where it is not that of the rollouts
     steps: bool = True  # whether the run has any, so that an evaluation is one of several
+
+    def finite(self) -> "Seen":
+        """The same without the metrics that are no numbers."""
+
+        def kept(metrics: Metrics) -> Metrics:
+            return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+        return replace(self, metrics=kept(self.metrics), updates=[kept(update) for update in self.updates])
 
     def worst(self, name: str) -> float | None:
         """The largest value of a metric among the step's updates; None where none measured it."""

@@ -13,7 +13,8 @@ from rlreason.monitors.seen import Monitor
 MONITORS: dict[str, Monitor] = DIVERGENCE | SAMPLES | REWARDS | ENGINE
 #: Metrics whose values the monitors remember, step by step.
 REMEMBERED = (
-    "train/grad_norm", "train/kl_reference", "train/approx_kl", "reward/frac_reward_zero_std", "reward/mean",
-    "rollout/right", "rollout/length", "rollout/length_correct", "rollout/mismatch_mean", "eval/mismatch_mean",
-    "eval/accuracy", "eval/accuracy_low", "eval/accuracy_high",
+    "train/grad_norm", "train/weights_changed", "train/learning_rate", "train/kl_reference", "train/approx_kl",
+    "reward/frac_reward_zero_std", "reward/mean", "reward/min", "reward/max", "reward/format",
+    "rollout/right", "rollout/length", "rollout/length_correct", "rollout/mismatch_mean",
+    "eval/mismatch_mean", "eval/accuracy_low", "eval/accuracy_high", "eval/accuracy",
 )  # fmt: skip

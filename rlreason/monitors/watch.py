@@ -1,6 +1,5 @@
 """Watches a run by the table in `table.py`: counts what is found, warns, and says which monitor ends the run."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from rlreason.config.monitors import OF_JOBS, WEIGHTS, MonitorsConfig, limits_of
 from rlreason.monitors.seen import Found, Metrics, Seen
 from rlreason.monitors.table import MONITORS, REMEMBERED
 
-WINDOW = 200  # steps that a median looks back
+WINDOW = 200  # steps that a median looks back; the first of the run is remembered as well
 
 
 @dataclass
@@ -56,16 +55,18 @@ class Monitors:
             metrics, updates or [metrics], self.limits, self.history, finite_weights, self.group_size, evaluations,
             self.eval_limit, step is not None,
         )  # fmt: skip
+        numbers = seen.finite()  # what is no number is for `nan` alone to judge
         for name, monitor in MONITORS.items():
             on = self.limits[name] != "off" or (name == "nan" and not finite_weights)
-            if on and (found := monitor.look(seen)):
+            if on and (found := monitor.look(seen if name == "nan" else numbers)):
                 self._found(step, name, found, monitor.diverges)
         for name in REMEMBERED:
-            value = seen.worst(name)
+            value = numbers.worst(name)
             if value is None:  # measured once for the whole step
-                value = metrics.get(name)
-            if value is not None and math.isfinite(value):
-                self.history[name] = [*self.history[name], value][-WINDOW:]
+                value = numbers.metrics.get(name)
+            if value is not None:
+                first, *more = [*self.history[name], value]
+                self.history[name] = [first, *more[-WINDOW:]]
 
     def check_grades(self, step: int | None, warnings: Sequence[str], when: str = "") -> None:
         """Pass on the grader's warnings about a step or an evaluation."""
