@@ -7,7 +7,7 @@ import shutil
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -113,6 +113,93 @@ def test_the_verb_on_a_run_a_sweep_and_a_run_that_broke_off(tmp_path):
     text = (tmp_path / "report.md").read_text()
     assert "Health: something is wrong in 1 of 2 runs" in text
     assert "## Health of the runs" in text
+
+
+def course(n: int = 20, evaluations: Callable[[float], float] | None = None, **metrics) -> list[dict[str, float]]:
+    """Rows of n steps; each metric and the accuracy a function of the share of the run, from 0 to 1."""
+    rows = []
+    for k in range(n):
+        x = k / (n - 1)
+        row = {name.replace("__", "/"): float(of(x) if callable(of) else of) for name, of in metrics.items()}
+        rows.append({"rollout_step": k + 1, "train/loss": 0.1} | row)
+        if evaluations is not None and k % 4 == 0:
+            p = evaluations(x)
+            ends = {"eval/accuracy_low": p - 0.06, "eval/accuracy_high": p + 0.06, "eval/problems": 256}
+            rows.append({"rollout_step": k + 1, "eval/accuracy": p} | ends)
+    return rows
+
+
+HACKED = {
+    "right answers become fewer": course(reward__mean=lambda x: 0.2 + 0.7 * x, rollout__right=lambda x: 0.3 - 0.28 * x),
+    "right answers stay as rare": course(reward__mean=lambda x: 0.2 + 0.7 * x, rollout__right=0.03),
+    "rewards of -1 to 1": course(
+        reward__mean=lambda x: 1.8 * x - 0.9, reward__min=-1, reward__max=1, rollout__right=lambda x: 0.3 - 0.28 * x
+    ),
+    "rewards of 0 to 0.1": course(
+        reward__mean=lambda x: 0.02 + 0.07 * x, reward__max=0.1, rollout__right=lambda x: 0.3 - 0.28 * x
+    ),
+    "one answer": course(
+        reward__mean=lambda x: 0.3 + 0.5 * x, rollout__same_answer=lambda x: x, rollout__same_answer_right=0.1
+    ),
+    "evaluations get worse": course(reward__mean=lambda x: 0.5 + 0.5 * x, evaluations=lambda x: 0.5 - 0.45 * x),
+    "shorter and worse": course(
+        reward__mean=lambda x: 0.5 + 0.2 * x,
+        rollout__length_correct=lambda x: 100 - 70 * x,
+        evaluations=lambda x: 0.6 - 0.4 * x,
+    ),
+}
+SOUND = {
+    "points up to 10": course(
+        reward__mean=lambda x: 3 + 6 * x,
+        reward__max=10,
+        rollout__right=lambda x: 0.3 + 0.6 * x,
+        evaluations=lambda x: 0.3 + 0.6 * x,
+    ),
+    "a format that is learned first": course(
+        reward__mean=lambda x: 0.1 + 0.45 * x,
+        reward__format=lambda x: 0.2 + 0.8 * x,
+        rollout__right=lambda x: 0.08 + 0.02 * x,
+    ),
+    "shorter and as good": course(
+        reward__mean=lambda x: 0.7 + 0.2 * x,
+        rollout__length_correct=lambda x: 500 - 300 * x,
+        rollout__right=0.95,
+        evaluations=lambda x: 0.95,
+    ),
+    "another aim than the ground truth": course(reward__mean=lambda x: 0.1 + 0.8 * x, rollout__right=0.0),
+    "one evaluation by chance": course(
+        reward__mean=lambda x: 0.4 + 0.4 * x, evaluations=lambda x: 0.5 - 0.2 * (x > 0.8)
+    ),
+    "one right answer to everything": course(
+        reward__mean=lambda x: 0.4 + 0.4 * x, rollout__same_answer=0.9, rollout__same_answer_right=0.8
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "rows"), HACKED.items(), ids=list(HACKED))
+def test_signs_of_a_reward_that_is_hacked(kind, rows):
+    assert "reward_hacking" in {one.rule for one in course_of(rows, {})}
+
+
+@pytest.mark.parametrize(("kind", "rows"), SOUND.items(), ids=list(SOUND))
+def test_rewards_that_rise_for_good_reasons(kind, rows):
+    assert not [one.rule for one in course_of(rows, {}) if one.problem]
+
+
+def test_what_a_sound_run_shows_now_and_then_is_a_note():
+    dead, live = {"reward/frac_reward_zero_std": 1.0, "reward/mean": 1.0}, {"reward/frac_reward_zero_std": 0.5}
+    rows = [{"rollout_step": k, "train/loss": 0.1} | (dead if k in (3, 9) else live) for k in range(1, 20)]
+    (found,) = course_of(rows, {})
+    assert (found.rule, found.problem) == ("no_live_group", False)
+    rows = [{"rollout_step": k, "train/loss": 0.1} | (live if k < 8 else dead) for k in range(1, 20)]
+    assert [f.problem for f in course_of(rows, {})] == [True]
+
+
+def test_long_reasoning_that_grows_slowly_is_no_explosion():
+    slow = course(400, rollout__length=lambda x: 100 + 1900 * x)
+    assert course_of(slow, {}) == []
+    fast = course(12, rollout__length=lambda x: 50 if x < 0.5 else 2000)
+    assert [one.rule for one in course_of(fast, {})] == ["length"]
 
 
 METRICS = st.sampled_from(

@@ -50,7 +50,7 @@ def stopping(**settings) -> Monitors:
         ("stopped:still_weights", USUAL | MOVED | {"train/weights_changed": 0.004}, "only 0.4% of the weights that"),
         ("diverged:optimizer", USUAL | {"train/moments_not_finite": 2}, "moments of 2 weight tensors"),
         ("stopped:zero_reward", {"reward/mean": 0.0}, "all rewards were 0 in 1 steps in a row"),
-        ("stopped:length", {"rollout/length": 101.0}, "101 tokens, 5.0 times the median of the steps before (20)"),
+        ("stopped:length", {"rollout/length": 101.0}, "101 tokens, 5.0 times the median of the last steps (20)"),
         ("stopped:round_trip", {"rollout/round_trip": 0.25}, "only 25% of the prompts or responses stay the same"),
         ("stopped:identical_samples", {"rollout/improbable_copies": 0.1}, "10% of the responses repeat one of their"),
         ("stopped:reward_hacking", {"rollout/same_answer": 0.9, "rollout/same_answer_right": 0.1}, "90% of the resp"),

@@ -115,8 +115,9 @@ def test_a_run_without_a_fault_has_nothing_said_of_it(sound):
     assert not rules(health) - {"truncated"}  # these weights are nearly random
 
 
-def test_an_engine_that_keeps_old_weights(tmp_path):
-    said, health = trained(tmp_path / "run", "learning_rate=3e-3", engine=Stale)
+@pytest.mark.parametrize("rate", ["1e-6", "3e-3"])
+def test_an_engine_that_keeps_old_weights(tmp_path, rate):
+    said, health = trained(tmp_path / "run", f"learning_rate={rate}", "n_steps=3", "eval_every=0", engine=Stale)
     assert any("the engine samples from other weights than those that were trained" in line for line in said)
     (found,) = [f for f in health.findings if f.rule == "engine_weights"]
     assert found.step == 2  # the first samples behind an update
@@ -155,6 +156,12 @@ def test_weights_that_no_update_reaches(tmp_path):
         "only 0.0% of the weights that have a gradient change in an update, 3 steps in a row" in line for line in said
     )
     assert "still_weights" in rules(health)
+
+
+def test_updates_that_half_precision_rounds_away(tmp_path):
+    _, health = trained(tmp_path / "run", "model.weights=bfloat16", "learning_rate=1e-6")
+    (found,) = [f for f in health.findings if f.rule == "still_weights"]
+    assert 0 < found.figures["changed"] < 0.2
 
 
 def test_moments_that_are_no_numbers(tmp_path):

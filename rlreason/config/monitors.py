@@ -46,7 +46,7 @@ class MonitorsConfig:
     truncated: str = _mode("warn")  # responses are cut at their limit, in steps or in evaluations
     truncated_above: float = 0.5  # share of the responses
     length: str = _mode("warn")  # the mean length of the responses explodes
-    length_factor: float = 4.0  # above so many times the median of the steps before
+    length_factor: float = 4.0  # above so many times the median of the last 30 steps
     length_after: int = 3  # and behind so many steps
     round_trip: str = _mode("warn")  # texts change when they are turned into tokens and back
     round_trip_below: float = 0.5  # share of the prompts, or of the responses, that stay the same

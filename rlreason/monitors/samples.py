@@ -5,6 +5,7 @@ from statistics import median
 
 from rlreason.monitors.seen import Found, Monitor, Seen, exploded, in_a_row
 
+RECENT = 30  # steps
 LIKELY = 4.0  # nats: e^-4, a response that may well be drawn several times
 
 
@@ -80,14 +81,15 @@ def _truncated(seen: Seen) -> Found | None:
 
 
 def _length(seen: Seen) -> Found | None:
-    before = [length for length in seen.before("rollout/length") if length > 0]
+    """Against the last steps alone: responses that grow over hundreds of steps may well have learned to reason."""
+    before = [length for length in seen.before("rollout/length") if length > 0][-RECENT:]
     now = seen.metrics.get("rollout/length", 0.0)
     if len(before) < seen.limits["length_after"]:
         return None
     usual = median(before)
     if not exploded(now, usual, seen.limits["length_factor"]):
         return None
-    text = f"responses have {now:.0f} tokens, {now / usual:.1f} times the median of the steps before ({usual:.0f})"
+    text = f"responses have {now:.0f} tokens, {now / usual:.1f} times the median of the last steps ({usual:.0f})"
     cure = "lower learning_rate, or make long responses cost something (overlong, length_norm)"
     return Found(text, cure, {"length": now, "median": usual})
 
