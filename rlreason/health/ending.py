@@ -6,6 +6,7 @@ from typing import Any
 
 from rlreason.config.monitors import WEIGHTS, monitor_of, settings_of
 from rlreason.health.finding import Finding
+from rlreason.monitors.replay import steps_done
 from rlreason.monitors.table import MONITORS
 from rlreason.records.files import CONFIG, ENGINE_LOG, HYDRA, METRICS, STACKS
 from rlreason.records.reader import RunFolder, setting_in
@@ -58,7 +59,7 @@ def how_it_stands(folder: RunFolder, settings: dict[str, Any]) -> tuple[str, lis
 
 
 def _reached(folder: RunFolder, settings: dict[str, Any]) -> str:
-    done = max((int(row.get("rollout_step") or 0) for row in folder.metrics), default=0)
+    done = steps_done(folder.metrics)
     planned = settings.get("n_steps") or settings.get("n_ei_steps")
     return f", {done} of {planned} steps done" if isinstance(planned, int) else f", {done} steps done" * (done > 0)
 
@@ -84,7 +85,7 @@ def _silent(folder: RunFolder, settings: Mapping[str, Any]) -> Iterator[Finding]
 def _lost_rows(folder: RunFolder) -> Iterator[Finding]:
     """An ended run whose summary knows more steps than its metrics."""
     done = (folder.summary or {}).get("rollout_step")
-    rows = max((int(row.get("rollout_step") or 0) for row in folder.metrics), default=0)
+    rows = steps_done(folder.metrics)
     if isinstance(done, int) and rows < done:
         what = f"its metrics end at step {rows}, and it took {done}: {METRICS} was cut, removed or replaced"
         yield Finding("lost_metrics", what, cure="look for a copy; what is left was examined")

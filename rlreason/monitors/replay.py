@@ -71,7 +71,12 @@ def as_numbers(rows: Sequence[Row]) -> list[dict[str, float | None]]:
     >>> as_numbers([{"a": 1, "b": None, "c": 10**400}])
     [{'a': 1.0, 'b': None, 'c': None}]
     """
-    return [{name: None if v is None or abs(v) > LARGEST else float(v) for name, v in row.items()} for row in rows]
+    return [{name: None if v is None or not abs(v) <= LARGEST else float(v) for name, v in row.items()} for row in rows]
+
+
+def steps_done(rows: Sequence[Row]) -> int:
+    """The largest step of the rows; 0 where they name none."""
+    return max((int(row.get("rollout_step") or 0) for row in as_numbers(rows)), default=0)
 
 
 def _whole(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
