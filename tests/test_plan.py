@@ -199,3 +199,10 @@ def test_a_sweep_of_a_later_version_does_not_stop_the_plan(tmp_path, run):
     with pytest.raises(ConfigError):
         _ = RunFolder(tmp_path / "other" / "loss=a,seed=0").version
     assert "unknown" in lines(plan_text(design(tmp_path / "lr"), [run]))["time"]
+
+
+def test_a_shape_that_is_unknown_is_said_once(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    done = rlreason("plan", "model=local", f"model.path={tmp_path}", "data=stories", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert " ".join(done.stdout.split()).count("is of type mamba") == 1

@@ -4,41 +4,56 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlreason.doctor.finding import FAIL, OK, WARN, Finding
-from rlreason.memory.machine import Device, size
+from rlreason.memory.machine import Driver, size
 
 GPU_TORCH = "pip install --force-reinstall 'torch>=2.11,<2.14'"
 
 
 def gpu_findings(
-    facts: Mapping[str, Any], driver: Sequence[Device], visible: str | None, has_driver: bool
+    facts: Mapping[str, Any], driver: Driver, visible: str | None, has_driver: bool, takes_two: bool = False
 ) -> list[Finding]:
-    """`facts`: of torch's probe; `driver`: the GPUs that nvidia-smi lists; `visible`: CUDA_VISIBLE_DEVICES.
+    """`facts`: of torch's probe; `driver`: what nvidia-smi says; `visible`: CUDA_VISIBLE_DEVICES.
 
-    `has_driver`: nvidia-smi is installed.
+    `has_driver`: nvidia-smi is installed. `takes_two`: the run has a GPU for the policy and one for vLLM.
     """
+    found = driver_findings(driver, facts)
     if "cuda" not in facts:
-        return []
+        return found
     gpus: list[dict[str, Any]] = facts.get("gpus") or []
     if gpus:
-        return [*map(_seen, range(len(gpus)), gpus), *_together(gpus, facts.get("apart") or [])]
-    if not driver:
+        return [*found, *map(_seen, range(len(gpus)), gpus), *_together(gpus, facts.get("apart") or [], takes_two)]
+    return [*found, _unseen(facts, driver, visible, has_driver)]
+
+
+def driver_findings(driver: Driver, facts: Mapping[str, Any]) -> list[Finding]:
+    """The driver's version and the newest CUDA that it runs; nothing where there is none."""
+    if driver.failure:
+        cure = "run nvidia-smi by hand; after an update of the driver the machine must be started again"
+        return [Finding("driver", WARN, driver.failure, cure)]
+    newest = f", runs CUDA up to {facts['driver_cuda']}" if facts.get("driver_cuda") else ""
+    return [Finding("driver", OK, f"{driver.version}{newest}")] if driver.version else []
+
+
+def _unseen(facts: Mapping[str, Any], driver: Driver, visible: str | None, has_driver: bool) -> Finding:
+    """Why torch sees no GPU."""
+    if not driver.gpus:
         words = "nvidia-smi is here and lists none" if has_driver else "none: everything runs on the processor"
         cure = "nvidia-smi says why; after an update of the driver the machine must be started again"
-        return [Finding("GPU", WARN if has_driver else OK, words, cure * has_driver)]
-    named = ", ".join(gpu.name for gpu in driver)
+        return Finding("GPU", WARN if has_driver else OK, words, cure * has_driver)
+    named = ", ".join(gpu.name + " (its memory is not told)" * (gpu.total is None) for gpu in driver.gpus)
     if visible in ("", "-1"):
         words = f"CUDA_VISIBLE_DEVICES={visible} hides {named}: everything runs on the processor"
-        return [Finding("GPU", WARN, words, "unset CUDA_VISIBLE_DEVICES")]
+        return Finding("GPU", WARN, words, "unset CUDA_VISIBLE_DEVICES")
     if not facts.get("built_for"):
         words = f"{named} is here, and torch {facts.get('torch')} is built for processors alone"
-        return [Finding("GPU", FAIL, words, f"{GPU_TORCH}, which brings CUDA's libraries")]
+        return Finding("GPU", FAIL, words, f"{GPU_TORCH}, which brings CUDA's libraries")
     words = (
         f"torch {facts.get('torch')} for CUDA {facts['built_for']} does not reach {named}: the driver is too old for it"
     )
     cure = (
         f"update the driver (nvidia-smi shows the newest CUDA it knows), or take a torch for an older CUDA; {GPU_TORCH}"
     )
-    return [Finding("GPU", FAIL, words, cure)]
+    return Finding("GPU", FAIL, words, cure)
 
 
 def _seen(n: int, gpu: Mapping[str, Any]) -> Finding:
@@ -51,12 +66,14 @@ def _seen(n: int, gpu: Mapping[str, Any]) -> Finding:
     return Finding(f"GPU {n}", OK, f"{words}, bfloat16")
 
 
-def _together(gpus: Sequence[Mapping[str, Any]], apart: Sequence[Sequence[int]]) -> list[Finding]:
-    """Whether several GPUs reach each other's memory."""
+def _together(gpus: Sequence[Mapping[str, Any]], apart: Sequence[Sequence[int]], takes_two: bool) -> list[Finding]:
+    """How many of several GPUs this run uses, and whether they reach each other's memory."""
     if len(gpus) < 2:
         return []
+    used = "0 and 1 (rollout.placement=second_gpu)" if takes_two else "0 alone; CUDA_VISIBLE_DEVICES chooses another"
+    uses = Finding("GPUs used", OK, f"{used}; {len(gpus)} are here")
     if not apart:
-        return [Finding("peer access", OK, f"all {len(gpus)} GPUs reach each other's memory")]
+        return [uses, Finding("peer access", OK, f"all {len(gpus)} GPUs reach each other's memory")]
     pairs = ", ".join(f"{a}-{b}" for a, b in apart if a < b)
     words = f"not between GPUs {pairs}: weights go through the processor's memory, which is slower"
-    return [Finding("peer access", WARN, words, "NCCL_P2P_DISABLE=1 where a transfer hangs")]
+    return [uses, Finding("peer access", WARN, words, "NCCL_P2P_DISABLE=1 where a transfer hangs")]

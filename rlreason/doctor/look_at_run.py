@@ -1,6 +1,7 @@
 """What `rlreason doctor` looks at for the run of given settings: what it needs, what it will use, and its memory."""
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import NamedTuple
 from rlreason.config.run import RunConfig
 from rlreason.doctor.finding import FAIL, OK, WARN, Finding
 from rlreason.doctor.look import Looked, gpus_of, libraries_of, seconds_of, under_way
-from rlreason.doctor.machine import disk_findings, machine_findings, read_machine
+from rlreason.doctor.machine import disk_findings, machine_findings, read_machine, temporary_finding
 from rlreason.doctor.network import hub_findings, is_cached, wandb_findings
 from rlreason.doctor.probing import Found, Probe, bounded
 from rlreason.doctor.settings import AskedRun
@@ -17,7 +18,7 @@ from rlreason.doctor.tested import VLLM
 from rlreason.doctor.this_run import run_findings
 from rlreason.doctor.versions import Installed
 from rlreason.errors import ConfigError
-from rlreason.memory.machine import Device, driver_gpus, processor
+from rlreason.memory.machine import Device, asked_driver, processor, with_second
 from rlreason.memory.shapes import shape_of
 from rlreason.memory.words import cure, planned, verdict
 from rlreason.runtime.text import first_line
@@ -29,7 +30,7 @@ STATES = {"fits": OK, "tight": WARN, "too large": FAIL, "unknown": WARN}
 class Measured(NamedTuple):
     """What of a run's data its memory depends on, where that is quickly had; and what is wrong with the data."""
 
-    prompt: int | None  # tokens of the longest
+    prompt: int | None  # tokens of the longest, or as it is taken
     vocab: int | None  # of the tokenizer of a model that is made on the spot
     findings: list[Finding]
 
@@ -38,17 +39,22 @@ def look_at_run(asked: AskedRun, there: Installed, patience_s: float) -> Looked:
     """Libraries, machine and network as a run needs them, what it will use, and its memory."""
     run, uses_vllm = asked.run, asked.run.rollout.engine == "vllm"
     with under_way(_probes(run, there)) as probes:
-        measured, driver = measure(run), driver_gpus()
+        measured, driver = measure(run), asked_driver()
         network = _network(run)
         results = {name: probe.wait(patience_s) for name, probe in probes.items()}
     torch = results["torch"]
-    told = planned(run, _device(torch, driver), measured.prompt, measured.vocab)
+    told = planned(run, _device(torch, driver.gpus), measured.prompt, measured.vocab)
     wanted = ["flash-attn"] * (run.model.attention == "flash_attention_2") + ["vllm"] * uses_vllm
+    idle = {"flash-attn": f"model.attention={run.model.attention} takes torch's own kernels", "vllm": "rollout=hf"}
     memory = Finding("memory", STATES[told.verdict], verdict(told), cure(told))
     has_vllm = any(name in there.versions for name in VLLM)
-    machine = [*gpus_of(torch, driver), *machine_findings(read_machine(), uses_vllm), *_disk(asked), *network]
+    machine = [
+        *gpus_of(torch, driver, run.rollout.placement == "second_gpu"),
+        *machine_findings(read_machine(), uses_vllm),
+    ]
+    machine += [*_disk(asked), temporary_finding(Path(tempfile.gettempdir()), uses_vllm), *network]
     sections = {
-        "libraries": [*libraries_of(there, results, wanted), *packages(run)],
+        "libraries": [*libraries_of(there, results, wanted, idle), *packages(run)],
         "machine": machine,
         "this run": [*run_findings(run, torch, has_vllm), *measured.findings, memory],
     }
@@ -79,12 +85,12 @@ def packages(run: RunConfig) -> list[Finding]:
 
 
 def measure(run: RunConfig) -> Measured:
-    """The longest prompt and the vocabulary of a run."""
-    from rlreason.setup.fits import longest_prompt, own_tokenizer
+    """The longest prompt, or what it is taken for where nothing can be measured, and the vocabulary of a run."""
+    from rlreason.setup.fits import assumed_prompt, longest_prompt, own_tokenizer
 
     try:
         vocab = own_tokenizer(run).get_vocab_size() if run.model.made_on_the_spot else None
-        return Measured(longest_prompt(run), vocab, [])
+        return Measured(longest_prompt(run) or assumed_prompt(run), vocab, [])
     except ConfigError as error:  # rows that cannot be used
         words, _, helps = str(error).partition(": ")
         return Measured(None, None, [Finding("data", FAIL, words, helps)])
@@ -93,9 +99,8 @@ def measure(run: RunConfig) -> Measured:
 def _device(torch: Found, driver: Sequence[Device]) -> Device:
     """Where the run computes; where torch could not tell, as the driver says."""
     if gpus := torch.facts.get("gpus"):
-        first = gpus[0]
-        return Device("cuda", first["name"], first["free"], first["total"], first["bf16"])
-    return driver[0] if driver and "cuda" not in torch.facts else processor()
+        return with_second([Device("cuda", one["name"], one["free"], one["total"], one["bf16"]) for one in gpus])
+    return with_second(list(driver)) if driver and "cuda" not in torch.facts else processor()
 
 
 def _network(run: RunConfig) -> list[Finding]:

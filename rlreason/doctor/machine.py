@@ -14,6 +14,7 @@ SHARED = 1 << 30  # bytes of /dev/shm below which vLLM's workers and NCCL get in
 FILES = 1024  # open files that a run with loggers, graders and vLLM may come near
 PROCESSES = 512
 UNLIMITED = 1 << 60
+TEMPORARY = 64 << 20  # bytes that vLLM and torch may write to the temporary folder
 SPARE = 2 << 30  # bytes of disk that should stay free
 
 
@@ -91,29 +92,55 @@ def disk_findings(
     cache: Path,
     downloads: int,
     free_of: Callable[[Path], int] = lambda place: shutil.disk_usage(place).free,
+    may_write: Callable[[Path], bool] = lambda place: os.access(place, os.W_OK),
 ) -> list[Finding]:
     """Whether what a run writes to `runs`, surely and at most, and downloads to `cache`, in bytes, has room there."""
     surely, most = writes
     of_runs = "free some space, choose another hydra.run.dir, or set checkpoint.keep=1 or save_rollouts_every=10"
-    found = [_room("disk", runs, surely, most, f"a run writes {size(surely)} to {size(most)}", of_runs, free_of)]
+    found = [
+        _room("disk", runs, surely, most, f"a run writes {size(surely)} to {size(most)}", of_runs, free_of, may_write)
+    ]
     if downloads:
         of_cache = "free some space, or set HF_HOME to a folder on another disk"
         does = f"the model is a download of {size(downloads)}"
-        found.append(_room("model cache", cache, downloads, downloads, does, of_cache, free_of))
+        found.append(_room("model cache", cache, downloads, downloads, does, of_cache, free_of, may_write))
     return found
 
 
 def _room(
-    name: str, place: Path, surely: int, most: int, does: str, cure: str, free_of: Callable[[Path], int]
+    name: str,
+    place: Path,
+    surely: int,
+    most: int,
+    does: str,
+    cure: str,
+    free_of: Callable[[Path], int],
+    may_write: Callable[[Path], bool],
 ) -> Finding:
     there = _existing(place)
-    if not os.access(there, os.W_OK):
-        return Finding(name, FAIL, f"{there} cannot be written to", cure)
+    if not may_write(there):
+        own = f"chmod u+w {there} if it is yours, or {cure.partition(', ')[2].removeprefix('or ')}"
+        return Finding(name, FAIL, f"{there} cannot be written to", own)
     free = free_of(there)
     words = f"{size(free)} free in {there}; {does}"
     if free < surely:
         return Finding(name, FAIL, words, cure)
     return Finding(name, WARN, words, cure) if free < most + SPARE else Finding(name, OK, words)
+
+
+def temporary_finding(folder: Path, uses_vllm: bool, free_of: Callable[[Path], int] | None = None) -> Finding:
+    """Whether TMPDIR, or what stands in for it, is there and has room: vLLM's sockets and model folder go there."""
+    name, asked = "TMPDIR", os.environ.get("TMPDIR")
+    needs = "vLLM's sockets and its model folder go" if uses_vllm else "temporary files go"
+    if asked and not os.access(asked, os.W_OK | os.X_OK):
+        words = f"TMPDIR={asked} is missing or cannot be written to, and {needs} to {folder}"
+        return Finding(name, WARN, words, f"mkdir -p {asked}, or unset TMPDIR")
+    free = free_of(folder) if free_of else shutil.disk_usage(folder).free
+    words = f"{size(free)} free in {folder}"
+    if free < TEMPORARY:
+        cure = f"free some space in {folder}, or set TMPDIR to a folder on another disk"
+        return Finding(name, FAIL if uses_vllm else WARN, f"{words}, where {needs}", cure)
+    return Finding(name, OK, words)
 
 
 def _existing(place: Path) -> Path:

@@ -29,6 +29,9 @@ def hub_findings(run: RunConfig) -> list[Finding]:
     for key, data in run.data_read().items():
         if data.on_hub:
             name = str(getattr(data, "path", ""))
+            if where := dataset_in_cache(name):
+                found.append(Finding("hub", OK, f"not needed for the data: {name} is in {where}"))
+                continue
             own = f"{key}.path=DIR with train.jsonl and test.jsonl"
             found.append(asked(name, f"datasets/{name}/resolve/main/README.md", own))
     return found
@@ -45,6 +48,19 @@ def is_cached(name: str) -> bool:
     except HFValidationError:
         return False
     return there[0] and any(there[1:])
+
+
+def dataset_in_cache(name: str) -> Path | None:
+    """The folder of a data set that was downloaded before: the hub's snapshots, or what `datasets` made of it."""
+    from huggingface_hub import constants
+
+    home = Path(constants.HF_HOME)
+    made = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets") / name.replace("/", "___").lower()
+    snapshots = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}" / "snapshots"
+    for folder, files in ((snapshots, "*/**/*.*"), (made, "**/*.arrow")):
+        if folder.is_dir() and any(file.is_file() for file in folder.glob(files)):
+            return folder
+    return None
 
 
 def asked(name: str, path: str, own: str) -> Finding:

@@ -65,7 +65,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         run = asked_run(arguments.words, "plan", console.say).run
         told = plan_here(run)
         helps = f"cure: {cure(told)}" if cure(told) else ""
-        lines += [*table(told), "", *(folded(text, console.width, 0) for text in (verdict(told), helps) if text)]
+        said = [folded(text, console.width, 0) for text in (verdict(told), helps) if text]
+        lines += [*table(told), "", *said] if told.plan else [said[0]]
         figures["memory"] = memory_figures(told)
         problems = problems or problems_of(run, None)
     if arguments.seeds is not None:

@@ -1,25 +1,29 @@
 """A process of its own that imports what may hang or crash, and says what it found: a JSON object a line, as it goes.
 
-    python -m rlreason.doctor.probe torch SETTINGS | flash_attn | vllm
+    python -m rlreason.doctor.probe MARK torch SETTINGS | flash_attn | vllm
+
+MARK begins each of its lines, since what is imported may print whatever it likes.
 
 What ends it, and where, is part of what is found: the last line that came is as far as it got.
 """
 
+import ctypes
 import json
 import sys
+from contextlib import suppress
 from typing import Any
 
 
 def tell(**facts: Any) -> None:
     """Print facts at once: the next import may be the last thing that happens."""
-    print(json.dumps(facts), flush=True)
+    print(f"\n{sys.argv[1]}{json.dumps(facts)}", flush=True)
 
 
 def torch_facts(settings: dict[str, Any]) -> None:
     """torch, its GPUs, transformers, and the kernel of attention that `settings` get here."""
     import torch
 
-    tell(torch=torch.__version__, built_for=torch.version.cuda, reached="torch")
+    tell(torch=torch.__version__, built_for=torch.version.cuda, driver_cuda=_driver_cuda(), reached="torch")
     available = torch.cuda.is_available()
     gpus = [_gpu(n) for n in range(torch.cuda.device_count())] if available else []
     count = len(gpus)
@@ -44,6 +48,14 @@ def torch_facts(settings: dict[str, Any]) -> None:
     tell(device=device.type, products=str(products).removeprefix("torch."), kernel=kernel, why=why, reached="end")
 
 
+def _driver_cuda() -> str:
+    """The newest CUDA that the driver runs, by cuDriverGetVersion; empty without a driver."""
+    number = ctypes.c_int(0)
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    return f"{number.value // 1000}.{number.value % 1000 // 10}" if number.value else ""
+
+
 def _gpu(n: int) -> dict[str, Any]:
     import torch
 
@@ -55,6 +67,8 @@ def _gpu(n: int) -> dict[str, Any]:
 def flash_attn_facts() -> None:
     """Whether flash-attn's compiled part loads beside this torch."""
     import torch  # noqa: F401  # first, as in a run
+
+    tell(reached="torch")
     from flash_attn import __version__, flash_attn_varlen_func  # noqa: F401
 
     tell(flash_attn=__version__, reached="end")
@@ -62,6 +76,9 @@ def flash_attn_facts() -> None:
 
 def vllm_facts() -> None:
     """Whether vLLM's engine can be imported, as `rollout=vllm` does it."""
+    import torch  # noqa: F401  # first, as in a run
+
+    tell(reached="torch")
     import vllm
     import vllm.entrypoints.llm
 
@@ -73,6 +90,7 @@ def vllm_facts() -> None:
 
 def main(words: list[str]) -> None:
     """Find out what the first word names; an error is told in its own words."""
+    tell(reached="Python")
     kinds = {"torch": lambda: torch_facts(json.loads(words[1])), "flash_attn": flash_attn_facts, "vllm": vllm_facts}
     try:
         kinds[words[0]]()
@@ -82,4 +100,4 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[2:])

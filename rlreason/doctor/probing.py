@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -33,9 +34,17 @@ class Probe:
 
     def __init__(self, kind: str, settings: dict[str, Any] | None = None) -> None:
         self.began = time.monotonic()
+        self.mark = secrets.token_hex(16)  # begins its lines: the libraries that it imports cannot know it
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the probe is waited for
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rlreason.doctor.probe", kind, *([json.dumps(settings)] if settings else [])],
+            [
+                sys.executable,
+                "-m",
+                "rlreason.doctor.probe",
+                self.mark,
+                kind,
+                *([json.dumps(settings)] if settings else []),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -48,7 +57,7 @@ class Probe:
         left = max(0.1, patience_s - (time.monotonic() - self.began))
         with self.errors:
             told, ended = self._output(left)
-            facts, code = _facts(told), self.process.returncode
+            facts, code = _facts(told, self.mark), self.process.returncode
             failure = facts.pop("error", "") or (self._crashed(code) if code else "")
         if not ended:
             failure = f"has not ended after {patience_s:g} s"
@@ -81,12 +90,12 @@ def _path() -> str:
     return os.pathsep.join(part or os.getcwd() for part in sys.path)
 
 
-def _facts(told: bytes) -> dict[str, Any]:
+def _facts(told: bytes, mark: str) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for line in told.decode(errors="replace").splitlines():
-        with suppress(ValueError):  # what a library prints
-            if isinstance(found := json.loads(line), dict):
-                facts |= found
+        if line.startswith(mark):  # else a library printed it
+            with suppress(ValueError):  # the last one may be cut off
+                facts |= json.loads(line[len(mark) :])
     return facts
 
 
@@ -111,11 +120,11 @@ def probe_findings(name: str, found: Found, cure: str) -> list[Finding]:
     if not found.failure:
         return []
     where = found.facts.get("reached")
+    if found.failure.startswith("has not"):
+        reached = f" (it got as far as {where})" if where else ""
+        cure = "rlreason doctor --patience 180 ...; where that is not enough, look at the disk that it is installed on"
+        return [Finding(name, FAIL, f"importing it {found.failure}{reached}", cure)]
     behind = f" (behind {where})" if where else ""
     if "torchvision" in found.failure:
         cure = "pip uninstall torchvision torchaudio torchcodec"
-    return [Finding(name, FAIL, f"importing it {_said(found.failure)}{behind}", cure)]
-
-
-def _said(failure: str) -> str:
-    return failure if failure.startswith("has not") else f"fails: {failure}"
+    return [Finding(name, FAIL, f"importing it fails: {found.failure}{behind}", cure)]

@@ -17,9 +17,9 @@ def run_findings(run: RunConfig, torch: Found, has_vllm: bool) -> list[Finding]:
         return [grader_finding(run)]
     return [
         device_finding(torch.facts),
-        engine_finding(run, device, has_vllm),
+        engine_finding(run, device, has_vllm, len(torch.facts.get("gpus") or [])),
         attention_finding(run, torch.facts),
-        sync_finding(run, device),
+        sync_finding(run, device, len(torch.facts.get("gpus") or [])),
         grader_finding(run),
     ]
 
@@ -31,7 +31,7 @@ def device_finding(facts: Mapping[str, Any]) -> Finding:
     return Finding("device", OK, f"processor, products in {facts['products']}: torch sees no GPU")
 
 
-def engine_finding(run: RunConfig, device: str, has_vllm: bool) -> Finding:
+def engine_finding(run: RunConfig, device: str, has_vllm: bool, gpus: int) -> Finding:
     """Which engine samples, where and why."""
     rollout = run.rollout
     if rollout.engine == "hf":
@@ -42,15 +42,20 @@ def engine_finding(run: RunConfig, device: str, has_vllm: bool) -> Finding:
     if not has_vllm:
         cure = "pip install 'vllm>=0.26,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
         return Finding("engine", FAIL, "rollout=vllm, and vLLM is not installed", f"{cure}; or rollout=hf")
-    return placed(rollout.placement, device)
+    return placed(rollout.placement, device, gpus)
 
 
-def placed(placement: str, device: str) -> Finding:
-    """Where vLLM runs.
+def placed(placement: str, device: str, gpus: int = 0) -> Finding:
+    """Where vLLM runs; `gpus`: how many are visible.
 
     >>> placed("auto", "cpu").words, placed("second_gpu", "cpu").state
     ('vllm, in this process on the processor (rollout.placement=auto, and there is no GPU)', 'fail')
     """
+    from rlreason.setup.preflight import too_few_gpus  # what a start asks, too
+
+    if why := too_few_gpus(placement, gpus):
+        words, _, helps = why.rpartition(": ")
+        return Finding("engine", FAIL, words, helps)
     if device != "cuda" and placement in ("colocate", "second_gpu"):
         words = f"rollout.placement={placement}, and the policy is not on a GPU"
         return Finding("engine", FAIL, words, "rollout.placement=auto")
@@ -75,12 +80,15 @@ def attention_finding(run: RunConfig, facts: Mapping[str, Any]) -> Finding:
     return Finding("attention", OK, f"{meaning.get(facts['kernel'], facts['kernel'])} ({why})")
 
 
-def sync_finding(run: RunConfig, device: str) -> Finding:
+def sync_finding(run: RunConfig, device: str, gpus: int) -> Finding:
     """How new weights reach the engine."""
     rollout = run.rollout
     if rollout.engine == "hf":
         return Finding("weight sync", OK, "none: the engine samples from the very weights that are trained")
     if rollout.placement == "second_gpu":
+        if gpus < 2:
+            words = "NCCL, to vLLM's process on a second GPU, which is not here"
+            return Finding("weight sync", FAIL, words, "rollout.placement=auto")
         return Finding(
             "weight sync", OK, "NCCL, to vLLM's process on the second GPU; digests of the weights are compared"
         )

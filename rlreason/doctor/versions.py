@@ -38,8 +38,13 @@ def installed() -> Installed:
     return Installed(versions, demands)
 
 
-def version_findings(there: Installed, wanted: Collection[str] = ()) -> list[Finding]:
-    """Python, each package of the table, and each pair that does not go together. `wanted`: packages of this run."""
+def version_findings(
+    there: Installed, wanted: Collection[str] = (), idle: Mapping[str, str] | None = None
+) -> list[Finding]:
+    """Python, each package of the table, and each pair that does not go together.
+
+    `wanted`: packages of this run; `idle`: those that may be missing, and why they are not needed.
+    """
     found = [python_finding(there.python)]
     of_pairs = list(pair_findings(there))
     at_fault = {finding.name for finding in of_pairs}
@@ -48,6 +53,8 @@ def version_findings(there: Installed, wanted: Collection[str] = ()) -> list[Fin
         if own is None:
             if name in (*NEEDED, *wanted):
                 found.append(Finding(name, FAIL, "is not installed, and this run needs it", tested.cure))
+            elif idle and name in idle:
+                found.append(Finding(name, OK, f"not installed; not needed: {idle[name]}"))
             continue
         finding = package_finding(name, own, there.versions[own])
         if finding.state != OK or name not in at_fault:

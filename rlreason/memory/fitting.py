@@ -1,14 +1,14 @@
 """The overrides that make a run fit: found by the plan's own formula, the smallest set of changes first."""
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
 from rlreason.config.run import RunConfig
 from rlreason.memory.machine import Device
-from rlreason.memory.plan import plan_of, work_of
+from rlreason.memory.plan import Plan, plan_of, planned_cache, work_of
 from rlreason.memory.shapes import ModelShape
 
 SHARE = 0.9  # of the free memory that a plan may take: allocators keep pieces that are too small
@@ -23,6 +23,7 @@ class Change:
     key: str
     values: Callable[[RunConfig, int], list[Any]]
     same_result: bool  # the run learns the same, but for roundings
+    also: Mapping[str, Any] = field(default_factory=dict)  # what has to be set with it
 
 
 Offer = tuple[Change, list[Any]]  # a change, and the values to try in this run
@@ -47,11 +48,12 @@ def _checkpointing(run: RunConfig, longest: int) -> list[Any]:
 
 
 def _rows(run: RunConfig, longest: int) -> list[Any]:
-    return [rows for rows in (128, 64, 32, 16, 8) if rows < run.rollout.max_rows]
+    return [rows for rows in (128, 64, 32, 16, 8, 4, 2, 1) if rows < run.rollout.max_rows]
 
 
 def _cache(run: RunConfig, longest: int) -> list[Any]:
-    return [16, 8, 4, 2, 1] if run.rollout.engine == "vllm" and run.rollout.kv_cache_gb is None else []
+    given = run.rollout.kv_cache_gb
+    return [gb for gb in (16, 8, 4, 2, 1, 0.5) if run.rollout.engine == "vllm" and (gb < given if given else gb >= 1)]
 
 
 def _sleep(run: RunConfig, longest: int) -> list[Any]:
@@ -72,6 +74,27 @@ def _adapters(run: RunConfig, longest: int) -> list[Any]:
     return [RANK] if run.trains and not run.model.lora.rank and not run.model.freeze else []
 
 
+def _no_reference(run: RunConfig, longest: int) -> list[Any]:
+    return ["none"] if getattr(run, "kl_placement", "none") != "none" else []
+
+
+def _groups(run: RunConfig, longest: int) -> list[Any]:
+    return _halves(getattr(run, "group_size", 0), 2) if run.samples_to_learn else []
+
+
+def _lengths(run: RunConfig, longest: int) -> list[Any]:
+    return _halves(run.sampling.max_tokens, 64)
+
+
+def _halves(number: int, least: int) -> list[int]:
+    """number / 2, number / 4, ... down to `least`.
+
+    >>> _halves(8, 2), _halves(3, 2)
+    ([4, 2], [])
+    """
+    return [number // 2, *_halves(number // 2, least)] if number // 2 >= least else []
+
+
 #: From what costs nothing to what changes what is learned.
 CHANGES = (
     Change("rollout.sleep", _sleep, True),
@@ -82,6 +105,12 @@ CHANGES = (
     Change("optimizer", _eight_bit, False),
     Change("model.weights", _half_weights, False),
     Change("model.lora.rank", _adapters, False),
+)
+#: What is tried where all of those are not enough: it changes the experiment itself.
+LAST_RESORTS = (
+    Change("kl_placement", _no_reference, False, {"kl_coef": 0}),
+    Change("group_size", _groups, False),
+    Change("sampling.max_tokens", _lengths, False),
 )
 
 
@@ -96,21 +125,31 @@ class Fitting:
 
 def fits(peak: int, device: Device) -> bool:
     """Whether a peak leaves a tenth of the free memory; true where nobody knows how much is free."""
-    return device.free is None or peak <= SHARE * device.free
+    return enough(peak, device.free)
+
+
+def enough(needed: int, free: int | None) -> bool:
+    """The same of bytes that are free."""
+    return free is None or needed <= SHARE * free
+
+
+def all_fit(plan: Plan, device: Device) -> bool:
+    """Whether both the trainer's part and that of an engine with a GPU of its own fit."""
+    return fits(plan.peak, device) and enough(sum(plan.other_device.values()), device.second_free)
 
 
 def fitting(run: RunConfig, shape: ModelShape, device: Device, prompt: int | None = None) -> Fitting | None:
-    """The smallest set of changes with which the run fits; None where no set does.
+    """A small set of changes with which the run fits; None where none of those tried does.
 
-    Sets that leave the result as it is come before all others, whatever their size. Of a number, the largest that fits.
+    The smallest set of what leaves the result as it is, else of all but the last resorts; else all, less what is not
+    needed. Of a number, the largest that fits.
     """
-    longest = work_of(run, shape, device, prompt).longest
-    offers = [(change, values) for change in CHANGES if (values := change.values(run, longest))]
-    harmless = [offer for offer in offers if offer[0].same_result]
-    for some in (*_sets(harmless), *_sets(offers)):
-        if found := _largest(run, shape, device, prompt, some):
-            return found
-    return None
+    search = _Search(run, shape, device, prompt)
+    usual, last = search.offers(CHANGES), search.offers(LAST_RESORTS)
+    for offers in ([offer for offer in usual if offer[0].same_result], usual):
+        if search.peak(offers, _dearest(offers)) is not None:
+            return next(found for some in _sets(offers) if (found := search.largest(some)))
+    return search.largest(search.needed([*usual, *last]))
 
 
 def _sets(offers: list[Offer]) -> Iterator[tuple[Offer, ...]]:
@@ -119,35 +158,71 @@ def _sets(offers: list[Offer]) -> Iterator[tuple[Offer, ...]]:
         yield from combinations(offers, size)
 
 
-def _largest(
-    run: RunConfig,
-    shape: ModelShape,
-    device: Device,
-    prompt: int | None,
-    some: tuple[Offer, ...],
-) -> Fitting | None:
-    """These changes with the least saving that still fits, one number after the other; None where none fits."""
+def _dearest(offers: Sequence[Offer]) -> list[Any]:
+    return [values[-1] for _, values in offers]
 
-    def peak(chosen: list[Any]) -> int | None:
-        changed = with_changes(run, dict(zip([c.key for c, _ in some], chosen, strict=True)))
-        return None if changed.problems() else plan_of(work_of(changed, shape, device, prompt), device).peak
 
-    chosen = [values[-1] for _, values in some]
-    found = peak(chosen)
-    if found is None or not fits(found, device):
-        return None
-    for n, (_, values) in enumerate(some):
-        for value in values:
-            tried = [*chosen[:n], value, *chosen[n + 1 :]]
-            if (bytes_ := peak(tried)) is not None and fits(bytes_, device):
-                chosen, found = tried, bytes_
-                break
-    keys = [change.key for change, _ in some]
-    return Fitting(
-        tuple(f"{key}={_word(value)}" for key, value in zip(keys, chosen, strict=True)),
-        found,
-        all(change.same_result for change, _ in some),
-    )
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Changes of one run, held against one device."""
+
+    run: RunConfig
+    shape: ModelShape
+    device: Device
+    prompt: int | None
+
+    def offers(self, changes: Sequence[Change]) -> list[Offer]:
+        """Those of the changes that this run can make, each with its values that the run's rules allow."""
+        longest = work_of(self.run, self.shape, self.device, self.prompt).longest
+        found = [
+            (change, [v for v in change.values(self.run, longest) if self._allowed(change, v)]) for change in changes
+        ]
+        return [(change, values) for change, values in found if values]
+
+    def _allowed(self, change: Change, value: Any) -> bool:
+        return not with_changes(self.run, {change.key: value, **change.also}).problems()
+
+    def peak(self, some: Sequence[Offer], chosen: Sequence[Any]) -> int | None:
+        """The plan's peak with these changes; None where it does not fit, or the run is refused."""
+        settings: dict[str, Any] = {}
+        for (change, _), value in zip(some, chosen, strict=True):
+            settings |= {change.key: value, **change.also}
+        changed = with_changes(self.run, settings)
+        if changed.problems():
+            return None
+        work = work_of(changed, self.shape, self.device, self.prompt)
+        cache, one = planned_cache(work, self.device) if work.engine == "vllm" else (0, 0)
+        if cache < one:  # the engine would refuse it
+            return None
+        plan = plan_of(work, self.device)
+        return plan.peak if all_fit(plan, self.device) else None
+
+    def needed(self, some: list[Offer]) -> list[Offer]:
+        """Without the changes that are not needed, the last resorts left out first."""
+        for offer in reversed(some.copy()):
+            fewer = [other for other in some if other is not offer]
+            if self.peak(fewer, _dearest(fewer)) is not None:
+                some = fewer
+        return some
+
+    def largest(self, some: Sequence[Offer]) -> Fitting | None:
+        """These changes with the least saving that still fits, one number after the other; None where none fits."""
+        chosen = _dearest(some)
+        found = self.peak(some, chosen)
+        if found is None:
+            return None
+        for n, (_, values) in enumerate(some):
+            for value in values:
+                tried = [*chosen[:n], value, *chosen[n + 1 :]]
+                if (bytes_ := self.peak(some, tried)) is not None:
+                    chosen, found = tried, bytes_
+                    break
+        words = [
+            f"{key}={_word(value)}"
+            for (change, _), own in zip(some, chosen, strict=True)
+            for key, value in {change.key: own, **change.also}.items()
+        ]
+        return Fitting(tuple(words), found, all(change.same_result for change, _ in some))
 
 
 def with_changes(run: RunConfig, settings: dict[str, Any]) -> RunConfig:

@@ -120,20 +120,24 @@ def saved_bytes(
 def head_bytes(
     shape: ModelShape, scored: int, products: int, trains_head: bool, with_gradient: bool = True, entropy: bool = False
 ) -> int:
-    """What the output head takes for a moment: logits of at most 512 positions, twice, and its gradient, twice.
+    """What the output head takes for a moment: logits of at most 512 positions, twice, or once and a chunk's gradient.
 
         forward:  2 x 4 n V,    n = min(512, scored)
-        backward: 2 x 4 n V + 4 scored d + 2 x 4 V d,    in bfloat16 + 2 n V + 2 (V d + scored d)
+        backward: 4 scored d + 4 V d + max(2 x 4 n V, 4 n V + products V d)
+        bfloat16: 2 (V d + scored d) beside them, and 2 n V beside the second of the two
 
-    The gradient of the weight is a sum over chunks: the sum and one chunk's. `entropy`: it has a gradient too, 4 n V.
+    The gradient of the weight is a sum over chunks: the sum and one chunk's, which is made when the logits are gone.
+    `entropy`: it has a gradient too, 4 n V beside the first of the two. V d: only where the head is trained.
     """
     n, v, d = min(CHUNK, scored), shape.vocab, shape.width
-    logits = 2 * 4 * n * v
     if not with_gradient:
-        return logits
-    rounded = 2 * n * v + 2 * (v * d + scored * d) if products < 4 else 0
-    of_weight = (4 + products) * v * d if trains_head else 0
-    return logits + 4 * scored * d + of_weight + rounded + (4 * n * v if entropy else 0)
+        return 2 * 4 * n * v
+    half = products < 4
+    of_weight = v * d if trains_head else 0
+    of_logits = (12 if entropy else 8) * n * v
+    of_products = (6 if half else 4) * n * v + products * of_weight
+    rounded = 2 * (v * d + scored * d) if half else 0
+    return 4 * scored * d + 4 * of_weight + rounded + max(of_logits, of_products)
 
 
 def backward_bytes(shape: ModelShape, tokens: int, products: int) -> int:
@@ -224,16 +228,16 @@ def decoding_bytes(
 
 
 def vllm_cache(
-    token: int, weights: int, free: int, max_len: int, max_rows: int, cache_gb: float | None
+    token: int, weights: int, free: int, max_len: int, max_rows: int, cache_gb: float | None, reserve: int = 0
 ) -> tuple[int, int]:
     """(bytes of vLLM's cache, bytes that one sequence takes), `token` those of one token.
 
-        one = token (max_len + 128),    cache = max(one, min(one max_rows, 0.4 (free - weights)))
+        one = token (max_len + 128),    cache = max(one, min(one max_rows, 0.4 (free - weights - reserve)))
 
-    As much as `max_rows` sequences of `max_len` tokens need, at most 40% of what the weights leave free; `cache_gb`
-    (of 2^30 bytes) sets it.
+    As much as `max_rows` sequences of `max_len` tokens need, at most 40% of what the weights leave free, and
+    `reserve`, which the trainer takes later; `cache_gb` (of 2^30 bytes) sets it.
     """
     one = token * (max_len + CACHE_BLOCK)
     if cache_gb is not None:
         return int(cache_gb * 2**30), one
-    return max(one, min(one * max_rows, int(0.4 * (free - weights)))), one
+    return max(one, min(one * max_rows, int(0.4 * (free - weights - reserve)))), one

@@ -3,12 +3,15 @@
 import importlib.metadata
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,compute_cap", "--format=csv,noheader,nounits")
+FIELDS = "name,memory.total,memory.free,compute_cap,driver_version"
+QUERY = ("nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits")
 PATIENCE_S = 5.0  # that the driver may take to answer
 BF16_SINCE = (8, 0)  # compute capability
 
@@ -24,6 +27,16 @@ class Device:
     free: int | None = None
     total: int | None = None
     bf16: bool = True  # computes bfloat16 natively
+    second_free: int | None = None  # on the second GPU, which only rollout.placement=second_gpu uses
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The GPUs that nvidia-smi lists, the driver's version, and why it lists none where it does not answer."""
+
+    gpus: list[Device] = field(default_factory=list)
+    version: str = ""
+    failure: str = ""
 
 
 def size(number: float) -> str:
@@ -34,6 +47,15 @@ def size(number: float) -> str:
     """
     amount, unit = (number / 2**30, "GiB") if number >= 2**30 else (number / 2**20, "MiB")
     return f"{amount:.0f} {unit}" if amount >= 9.95 else f"{amount:.1f} {unit}"
+
+
+def decimal_size(number: float) -> str:
+    """Bytes of files in decimal units, as disks are sold.
+
+    >>> decimal_size(300_000), decimal_size(2_755_072), decimal_size(6.2e9)
+    ('0.3 MB', '2.8 MB', '6.2 GB')
+    """
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
 def read_text(path: str) -> str | None:
@@ -99,36 +121,62 @@ def believed_device() -> Device:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if build == "cpu" or visible in ("", "-1"):
         return processor()
-    gpus = driver_gpus()
-    if not gpus:
-        return processor()
-    first = (visible or "0").split(",")[0]
-    return gpus[int(first)] if first.isdecimal() and int(first) < len(gpus) else gpus[0]
+    gpus = asked_driver().gpus
+    numbers = [int(n) for n in (visible or "").split(",") if n.strip().isdecimal() and int(n) < len(gpus)]
+    return with_second([gpus[n] for n in numbers] or gpus) if gpus else processor()
 
 
-def driver_gpus(patience_s: float = PATIENCE_S) -> list[Device]:
-    """The GPUs that the driver knows, by nvidia-smi; none where it is missing, fails or does not answer."""
+def with_second(gpus: list[Device]) -> Device:
+    """The first of some GPUs, which knows what is free on the second one."""
+    return replace(gpus[0], second_free=gpus[1].free) if len(gpus) > 1 else gpus[0]
+
+
+def asked_driver(patience_s: float = PATIENCE_S) -> Driver:
+    """What nvidia-smi says; nothing where it is missing. One that hangs is ended, with all that it has started."""
     if shutil.which(QUERY[0]) is None:
-        return []
+        return Driver()
     try:
-        done = subprocess.run(QUERY, capture_output=True, text=True, timeout=patience_s, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return parsed_gpus(done.stdout)
+        asked = subprocess.Popen(QUERY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    except OSError as error:
+        return Driver(failure=f"nvidia-smi cannot be started ({error.strerror})")
+    try:
+        told = asked.communicate(timeout=patience_s)[0].decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(asked.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # what the driver holds may never go
+            asked.communicate(timeout=1.0)
+        return Driver(failure=f"nvidia-smi has not answered within {patience_s:g} s")
+    first = "".join(c for c in told.strip().partition("\n")[0] if c.isprintable())[:200]
+    if asked.returncode:
+        return Driver(failure=f"nvidia-smi fails (exit code {asked.returncode}): {first or 'it says nothing'}")
+    gpus = parsed_gpus(told)
+    version = first.split(",")[4].strip() if gpus and first.count(",") == 4 else ""
+    failure = f"nvidia-smi answers what cannot be read: {first}" if first and not gpus else ""
+    return Driver(gpus, version, failure)
 
 
 def parsed_gpus(table: str) -> list[Device]:
-    """nvidia-smi's lines of name, total and free memory in MiB, and compute capability.
+    """nvidia-smi's lines of name, total and free memory in MiB, compute capability, and the driver's version.
 
-    >>> parsed_gpus("NVIDIA A100-SXM4-80GB, 81920, 80000, 8.0")[0].total // 2**20
+    Memory that the processor shares is not told ([N/A]).
+
+    >>> parsed_gpus("NVIDIA A100-SXM4-80GB, 81920, 80000, 8.0, 550.54.15")[0].total // 2**20
     81920
+    >>> parsed_gpus("NVIDIA GB10, [N/A], [N/A], 12.1, 580.95")[0].free is None
+    True
     """
     found = []
     for line in table.splitlines():
         fields = [part.strip() for part in line.split(",")]
-        if len(fields) == 4 and fields[1].isdecimal() and fields[2].isdecimal():
+        sizes = [_mebibytes(part) for part in fields[1:3]]
+        if len(fields) in (4, 5) and len(sizes) == 2 and all(part.isdecimal() or "N/A" in part for part in fields[1:3]):
             major, _, minor = fields[3].partition(".")
             known = major.isdecimal() and minor.isdecimal()
             half = not known or (int(major), int(minor)) >= BF16_SINCE
-            found.append(Device("cuda", fields[0], int(fields[2]) << 20, int(fields[1]) << 20, half))
+            found.append(Device("cuda", fields[0], sizes[1], sizes[0], half))
     return found
+
+
+def _mebibytes(text: str) -> int | None:
+    return int(text) << 20 if text.isdecimal() else None

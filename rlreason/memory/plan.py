@@ -13,7 +13,7 @@ VLLM = {
     "cuda": 1500 << 20,
     "cpu": 700 << 20,
 }  # what vLLM takes besides weights and cache, CUDA graphs among it; guesses
-PROMPT = 384  # tokens that a prompt of a pretrained model is taken to have where nobody has measured it
+PROMPT = 384  # tokens that a question is taken to have, before its template, where nobody has measured the prompts
 TINY_PROMPT = 128
 UNKNOWN_PROBLEMS = 1000
 
@@ -161,18 +161,19 @@ def plan_of(work: Work, device: Device) -> Plan:
     held:     weights, moments, the reference model, the first weights of a run that restarts
     """
     held = held_parts(work)
-    engine = engine_parts(work, device, sum(held.values()))
+    engine = engine_parts(work, device)
     of_training = held | _training(work)
     of_sampling = held | ({} if work.elsewhere else engine)
     if work.engine == "hf":
         of_sampling |= {"cast weights": f.cast_bytes(work.shape, work.weights, work.products)}
     elif work.resident and not work.elsewhere:
         of_training |= engine
-    base = {"libraries": CONTEXT[device.kind] + (VLLM[device.kind] if work.engine == "vllm" else 0)}
+    of_vllm = CONTEXT[device.kind] + VLLM[device.kind]
+    base = {"libraries": of_vllm if work.engine == "vllm" and not work.elsewhere else CONTEXT[device.kind]}
     training, sampling = (
         {name: amount for name, amount in parts.items() if amount} for parts in (base | of_training, base | of_sampling)
     )
-    return Plan(training, sampling, bool(work.trained), engine if work.elsewhere else {})
+    return Plan(training, sampling, bool(work.trained), {"libraries": of_vllm} | engine if work.elsewhere else {})
 
 
 def held_parts(work: Work) -> dict[str, int]:
@@ -184,6 +185,17 @@ def held_parts(work: Work) -> dict[str, int]:
         "reference model": weights if work.reference else 0,
         "first weights": f.gradient_bytes(work.trained) if work.restarts else 0,
     }
+
+
+def held_later(work: Work) -> int:
+    """Bytes that the trainer takes where vLLM samples, after vLLM has planned its cache: its engine starts before.
+
+    Moments, the reference model and the first weights; where vLLM keeps its memory, what training takes on top as well.
+    """
+    if work.elsewhere:
+        return 0
+    held = held_parts(work)
+    return sum(held.values()) - held["weights"] + (sum(_training(work).values()) if work.resident else 0)
 
 
 def _training(work: Work) -> dict[str, int]:
@@ -209,17 +221,14 @@ def _training(work: Work) -> dict[str, int]:
     return {"cast weights": cast, "activations": activations, "logits, head": on_top}
 
 
-def engine_parts(work: Work, device: Device, held: int) -> dict[str, int]:
-    """What the engine takes for itself while it samples."""
-    s, kv = work.shape, f.kv_bytes(work.shape, work.products)
+def engine_parts(work: Work, device: Device) -> dict[str, int]:
+    """What the engine takes for itself while it samples.
+
+    vLLM plans its cache when the model's weights are loaded, with a reserve for what comes later.
+    """
+    s = work.shape
     if work.engine == "vllm":
-        weights = work.products * s.numbers
-        free = max(0, (device.free or 1 << 62) - (0 if work.elsewhere else held) - CONTEXT[device.kind])
-        rows = min(work.max_rows, max((sampled.count for sampled in work.sampled), default=1))
-        return {
-            "engine's weights": weights,
-            "KV cache": f.vllm_cache(kv, weights, free, work.longest, rows, work.cache_gb)[0],
-        }
+        return {"engine's weights": work.products * s.numbers, "KV cache": planned_cache(work, device)[0]}
     most = {"KV cache": 0, "decoding": 0}
     for asked in work.sampled:
         rows = min(max(work.max_rows // asked.group * asked.group, asked.group), asked.count)
@@ -229,3 +238,13 @@ def engine_parts(work: Work, device: Device, held: int) -> dict[str, int]:
         if cache + beside > sum(most.values()):
             most = {"KV cache": cache, "decoding": beside}
     return most
+
+
+def planned_cache(work: Work, device: Device) -> tuple[int, int]:
+    """(bytes of vLLM's cache, bytes that one sequence takes), as vLLM's start will plan them."""
+    kv, weights = f.kv_bytes(work.shape, work.products), work.products * work.shape.numbers
+    there = device.second_free if work.elsewhere else device.free
+    trainer = 0 if work.elsewhere else held_parts(work)["weights"]
+    free = max(0, (1 << 62 if there is None else there) - trainer - CONTEXT[device.kind])
+    rows = min(work.max_rows, max((sampled.count for sampled in work.sampled), default=1))
+    return f.vllm_cache(kv, weights, free, work.longest, rows, work.cache_gb, held_later(work))

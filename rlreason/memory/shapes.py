@@ -14,6 +14,18 @@ from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
 TINY_VOCABULARY = 2048 + 4  # tokens of the built-in model at most: its tokenizer's, and the four tags
 #: model_type in config.json -> how queries and keys are normed: not at all, each head's, or all heads' together.
 FAMILIES = {"llama": "none", "qwen2": "none", "qwen3": "head", "olmo2": "whole"}
+#: Sizes of a config.json -> the largest that is believed, so that a slip of the pen ends in a message.
+LARGEST = {
+    "vocab_size": 10**7,
+    "hidden_size": 10**6,
+    "num_hidden_layers": 1000,
+    "num_attention_heads": 10**4,
+    "num_key_value_heads": 10**4,
+    "head_dim": 10**5,
+    "intermediate_size": 10**7,
+    "max_position_embeddings": 10**9,
+}
+MAY_BE_LEFT_OUT = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,40 +151,56 @@ def tiny_shape(width: int, layers: int, heads: int, vocab: int = TINY_VOCABULARY
 
 
 def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape that a config.json tells; None where it is of another family, or tells no sizes."""
-    family, heads = config.get("model_type"), config.get("num_attention_heads")
-    try:
-        if family not in FAMILIES or not heads:
-            return None
-        bias = bool(config.get("attention_bias"))
-        return ModelShape(
-            vocab=int(config["vocab_size"]),
-            width=int(config["hidden_size"]),
-            layers=int(config["num_hidden_layers"]),
-            heads=int(heads),
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-            intermediate=int(config["intermediate_size"]),
-            tied=bool(config.get("tie_word_embeddings")),
-            qk_norm=FAMILIES[family],
-            qkv_bias=bias or family == "qwen2",
-            out_bias=bias and family != "qwen2",
-            mlp_bias=bool(config.get("mlp_bias")),
-            context=int(config.get("max_position_embeddings") or 1 << 30),
-        )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+    """The shape that a config.json tells; None where it is of another family, or tells sizes that no model has."""
+    family = config.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES or wrong_size(config):
         return None
+    heads, bias = config["num_attention_heads"], bool(config.get("attention_bias"))
+    return ModelShape(
+        vocab=config["vocab_size"],
+        width=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or max(1, config["hidden_size"] // heads),
+        intermediate=config["intermediate_size"],
+        tied=bool(config.get("tie_word_embeddings")),
+        qk_norm=FAMILIES[family],
+        qkv_bias=bias or family == "qwen2",
+        out_bias=bias and family != "qwen2",
+        mlp_bias=bool(config.get("mlp_bias")),
+        context=config.get("max_position_embeddings") or 1 << 30,
+    )
+
+
+def wrong_size(config: Mapping[str, Any]) -> str:
+    """Which size of a config.json is missing, or is none that a model has; empty where all are well.
+
+    >>> wrong_size({"vocab_size": 100, "hidden_size": -8})
+    'hidden_size=-8 must be a whole number from 1 to 1000000'
+    """
+    for key, most in LARGEST.items():
+        value = config.get(key)
+        if value is None and key in MAY_BE_LEFT_OUT:
+            continue
+        if value is None:
+            return f"{key} is missing"
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            return f"{key}={str(value)[:30]} must be a whole number from 1 to {most}"
+    return ""
 
 
 def _read(file: Path) -> Shape:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return Shape(None, f"the shape is unknown: {file} cannot be read ({error})")
     told = config if isinstance(config, dict) else {}
     if (shape := shape_from(told)) is not None:
         return Shape(shape, str(file))
     known = ", ".join(FAMILIES)
+    if told.get("model_type") in [*FAMILIES]:
+        return Shape(None, f"the shape is unknown: in {file} {wrong_size(told)}")
     return Shape(None, f"the shape is unknown: {file} is of type {told.get('model_type')}, and the plan knows {known}")
 
 

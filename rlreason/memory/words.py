@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from rlreason.config.run import RunConfig
-from rlreason.memory.fitting import SHARE, Fitting, fits, fitting
+from rlreason.memory.fitting import SHARE, Fitting, all_fit, enough, fitting
 from rlreason.memory.machine import Device, size
 from rlreason.memory.plan import Plan, Work, plan_of, work_of
 from rlreason.memory.shapes import shape_of
@@ -24,11 +24,28 @@ class Planned(NamedTuple):
     @property
     def verdict(self) -> str:
         """unknown | fits | tight (may run out of memory) | too large."""
-        if self.plan is None or self.device.free is None:
+        if self.plan is None or (self.device.free is None and not self.on_second):
             return "unknown"
-        if fits(self.plan.peak, self.device):
+        if all_fit(self.plan, self.device):
             return "fits"
-        return "tight" if self.plan.peak * (1 - LARGEST_ERROR) <= self.device.free else "too large"
+        need, free = self.needed
+        return "tight" if need * (1 - LARGEST_ERROR) <= free else "too large"
+
+    @property
+    def on_second(self) -> bool:
+        """Whether it is the second GPU, which vLLM has for itself, that is too small."""
+        if self.plan is None or self.device.second_free is None or not self.plan.other_device:
+            return False
+        return not enough(sum(self.plan.other_device.values()), self.device.second_free)
+
+    @property
+    def needed(self) -> tuple[int, int]:
+        """(bytes needed, bytes free) on the GPU that decides."""
+        if self.plan is None:
+            return 0, 0
+        if self.on_second:
+            return sum(self.plan.other_device.values()), self.device.second_free or 0
+        return self.plan.peak, self.device.free or 0
 
 
 def planned(run: RunConfig, device: Device, prompt: int | None = None, vocab: int | None = None) -> Planned:
@@ -41,7 +58,7 @@ def planned(run: RunConfig, device: Device, prompt: int | None = None, vocab: in
         return Planned(device, source)
     work = work_of(run, shape, device, prompt)
     plan = plan_of(work, device)
-    cure = None if fits(plan.peak, device) else fitting(run, shape, device, prompt)
+    cure = None if all_fit(plan, device) else fitting(run, shape, device, prompt)
     return Planned(device, source, work, plan, cure)
 
 
@@ -89,10 +106,13 @@ def verdict(told: Planned) -> str:
     if told.plan is None:
         return told.source
     need = f"about {size(told.plan.peak)} in {told.plan.when}"
-    if told.device.free is None:
+    if told.verdict == "unknown":
         return f"takes {need}; nobody can tell how much memory is free here"
     start = {"fits": "fits", "tight": "may not fit", "too large": "does not fit"}[told.verdict]
-    return f"{start}: {need}, and {size(told.device.free)} are free on {told.device.name}"
+    if told.on_second:
+        need, free = (size(number) for number in told.needed)
+        return f"{start}: about {need} for vLLM on the second GPU, and {free} are free there"
+    return f"{start}: {need}, and {size(told.needed[1])} are free on {told.device.name}"
 
 
 def cure(told: Planned) -> str:
@@ -100,9 +120,21 @@ def cure(told: Planned) -> str:
     if told.verdict in ("fits", "unknown"):
         return ""
     if told.cure is None:
-        return "no setting makes it fit here: choose a smaller model, or a machine with more memory"
+        part, amount = largest_part(told)
+        return (
+            f"none of the settings tried makes it fit; the largest part is {part} ({size(amount)}): choose a smaller "
+            "model, or a machine with more memory"
+        )
     changes = "" if told.cure.same_result else ", which changes what is learned"
     return f"{' '.join(told.cure.overrides)} takes {size(told.cure.peak)}{changes}"
+
+
+def largest_part(told: Planned) -> tuple[str, int]:
+    """The largest part of what is held where the plan is at its peak."""
+    if told.plan is None:
+        return "", 0
+    peak = told.plan.sampling if told.plan.when == "sampling" else told.plan.training
+    return max((told.plan.other_device if told.on_second else peak).items(), key=lambda pair: pair[1])
 
 
 def figures(told: Planned) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             log_norm[at] = top[:, 0] + log_total
             if want_entropy:
                 entropy[at] = log_total - exp.mul_(logits).sum(-1) / total
+            del logits  # else it is there while the next chunk's is computed
         ctx.save_for_backward(hidden, weight, labels, log_norm, entropy)
         ctx.temperature, ctx.chunk, ctx.products = temperature, chunk, products
         ctx.set_materialize_grads(False)  # an entropy that is only measured costs no backward work
@@ -84,11 +85,14 @@ class _ChunkedLogProbs(torch.autograd.Function):
             else:
                 by_entropy = (logits + entropy[at, None]).mul_(grad_entropy[at, None])
                 grad_logits = probs.mul_(by_entropy.add_(grad[at, None]).neg_())
+                del by_entropy
+            del logits  # before the products below, and before the next chunk's
             grad_logits.scatter_add_(1, labels[at, None], grad[at, None])
             grad_logits = grad_logits.to(ctx.products)
             grad_hidden[at] = linear(grad_logits, factor)
             if grad_weight is not None:
                 grad_weight += linear(grad_logits.t(), rows[:, at])
+            del grad_logits  # rounded, it has a memory of its own
         weight_grad = None if grad_weight is None else grad_weight.to(weight.dtype)
         return grad_hidden, weight_grad, None, None, None, None, None
 

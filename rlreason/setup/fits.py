@@ -18,10 +18,11 @@ from rlreason.config.evaluation import sampling_key
 from rlreason.config.groups import PromptConfig
 from rlreason.config.model import TINY_CONTEXT
 from rlreason.config.run import RunConfig
+from rlreason.memory.plan import PROMPT
 from rlreason.model.tiny_formats import TAGS, VOCABULARY, texts_in, train_tokenizer
 from rlreason.setup.data import Loaded, load_data
 from rlreason.setup.read_data import read_splits
-from rlreason.setup.templates import filling
+from rlreason.setup.templates import filling, template_of
 from rlreason.setup.warm_start_formats import formats_of
 from rlreason.types import Problem
 
@@ -29,6 +30,7 @@ PATIENCE_S = 1.5  # of processor time that all runs of a sweep together may take
 MOST_MEASURED = 4_000_000  # characters of prompts that are turned into tokens here
 LONGEST_TRIED = 64  # texts, the longest in bytes, among which the longest in tokens is looked for
 UNBOUNDED = 1 << 30
+CHARACTERS = 3  # of a token at least, in prose
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")  # classes that read tokenizer.json as it stands
 
 
@@ -165,6 +167,18 @@ def longest_prompt(run: RunConfig) -> int | None:
         return None
     texts = [t for part in parts(run, loaded.train, loaded.validation) if not part.prompt.chat for t in texts_of(part)]
     return max(map(length, sorted(texts, key=lambda text: -len(text.encode()))[:LONGEST_TRIED]), default=None)
+
+
+def assumed_prompt(run: RunConfig) -> int | None:
+    """Tokens that a prompt is taken to have where nobody has measured it: a question's, and those of its template.
+
+    None for a model made on the spot, whose prompts are short; characters / 3 where the tokenizer is not here.
+    """
+    if run.model.made_on_the_spot:
+        return None
+    length = tokenizer_of(run) or (lambda text: -(-len(text) // CHARACTERS))
+    asked = (run.evaluation.prompt, run.asking.prompt)
+    return PROMPT + max(length(template_of(prompt)) for prompt in asked)
 
 
 def saved_tokenizer(folder: str) -> Callable[[str], int] | None:

@@ -22,7 +22,7 @@ from rlreason.memory.shapes import shape_of
 from rlreason.memory.words import LARGEST_ERROR, conclusion, planned
 from rlreason.objectives.objective import ChosenLoss
 from rlreason.objectives.own_loss import broken_contract
-from rlreason.setup.fits import Foreseen
+from rlreason.setup.fits import Foreseen, assumed_prompt
 from rlreason.setup.probe import judged_by, own_functions, unusable
 from rlreason.setup.space import RECORDS, in_words, space_needed
 from rlreason.setup.templates import template_of
@@ -99,6 +99,20 @@ def missing_packages(run: RunConfig) -> list[str]:
     return bad + [needs(asked, name) for name, asked in needed_by(run) if importlib.util.find_spec(name) is None]
 
 
+def too_few_gpus(placement: str, gpus: int) -> str:
+    """Why vLLM cannot have a GPU of its own where so many are visible; empty where it can, or is not asked to.
+
+    >>> too_few_gpus("second_gpu", 2), too_few_gpus("auto", 0)
+    ('', '')
+    """
+    if placement != "second_gpu" or gpus >= 2:
+        return ""
+    return (
+        f"rollout.placement=second_gpu: GPUs visible here: {gpus}, and it takes two, one for the policy and one for "
+        "vLLM: choose auto"
+    )
+
+
 def memory_for(runs: Sequence[RunConfig], device: Device) -> list[str]:
     """A line for each plan that takes surely more memory than `device` has; no run is refused for it."""
     found: dict[str, None] = {}
@@ -106,8 +120,9 @@ def memory_for(runs: Sequence[RunConfig], device: Device) -> list[str]:
         shape = shape_of(run.model).shape
         if shape is None or device.total is None:
             continue
-        if plan_of(work_of(run, shape, device), device).peak * (1 - LARGEST_ERROR) > device.total:
-            found[f"! memory: {conclusion(planned(run, device))} (rlreason doctor shows the plan)"] = None
+        prompt = assumed_prompt(run)
+        if plan_of(work_of(run, shape, device, prompt), device).peak * (1 - LARGEST_ERROR) > device.total:
+            found[f"! memory: {conclusion(planned(run, device, prompt))} (rlreason doctor shows the plan)"] = None
     return list(found)
 
 

@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 from rlreason.config.run import RunConfig
 from rlreason.memory.formula import moment_bytes, trained_tensors, weight_bytes
+from rlreason.memory.machine import decimal_size
 from rlreason.memory.shapes import ModelShape, shape_of
 
 RECORDS = 2**20  # bytes for config, metrics and curves, which every run leaves
+in_words = decimal_size  # how a size on disk is said
 PER_TOKEN = 30  # bytes of a response's token in a record: its id, two log-probabilities, its text
 PER_RESPONSE = 2000  # bytes besides them: question, prompt, grade
 
@@ -53,12 +55,3 @@ def model_bytes(run: RunConfig, shape: ModelShape | None) -> int:
 
 def _per_weight(run: RunConfig) -> int:
     return 2 if run.model.weights == "bfloat16" else 4
-
-
-def in_words(size: float) -> str:
-    """A size in bytes as a person reads it.
-
-    >>> in_words(300_000), in_words(2_755_072), in_words(6.2e9)
-    ('0.3 MB', '2.8 MB', '6.2 GB')
-    """
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -7,7 +7,7 @@ import numpy as np
 
 from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.run import RunConfig, works_on_a_model
-from rlreason.memory.machine import believed_device
+from rlreason.memory.machine import believed_device, decimal_size
 from rlreason.memory.words import in_one_line, planned
 from rlreason.runtime.text import duration, few
 from rlreason.statistics import (
@@ -111,11 +111,11 @@ def disk_line(
 ) -> str:
     """What the runs that are left will write."""
     if cost is not None:
-        return f"about {_size(cost.size * left)}: {_size(cost.size)} a run, by {cost.source}"
+        return f"about {decimal_size(cost.size * left)}: {decimal_size(cost.size)} a run, by {cost.source}"
     if space is None:
         return "unknown"
     each = sum(space(run) for run in runs) / len(runs)
-    return f"at most about {_size(each * left)}: {_size(each)} a run, by its settings"
+    return f"at most about {decimal_size(each * left)}: {decimal_size(each)} a run, by its settings"
 
 
 def memory_line(runs: Sequence[AnyRunConfig], jobs: int) -> dict[str, str]:
@@ -225,12 +225,3 @@ def seen_spread(before: SweepState | None) -> tuple[Spread, str] | None:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _size(size: float) -> str:
-    """A size in bytes as a person reads it.
-
-    >>> _size(300_000), _size(6.2e9)
-    ('0.3 MB', '6.2 GB')
-    """
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

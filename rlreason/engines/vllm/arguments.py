@@ -29,9 +29,9 @@ class MemoryPlan:
 
 
 def plan_memory(
-    policy: Policy, device: torch.device, max_len: int, max_rows: int, cache_gb: float | None
+    policy: Policy, device: torch.device, max_len: int, max_rows: int, cache_gb: float | None, reserve: int = 0
 ) -> MemoryPlan:
-    """The cache by `memory.formula.vllm_cache`, in the memory that is free on `device` now.
+    """The cache by `memory.formula.vllm_cache`, in the memory that is free on `device` now but for `reserve` bytes.
 
     `ConfigError` where `cache_gb` does not hold one sequence, or weights and cache do not fit.
     """
@@ -43,7 +43,7 @@ def plan_memory(
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     token = kv_of_token(config.num_hidden_layers, kv_heads * head_dim, dtype.itemsize)
     weights = model_size(policy.model) * dtype.itemsize
-    cache, one = vllm_cache(token, weights, free, max_len, max_rows, cache_gb)
+    cache, one = vllm_cache(token, weights, free, max_len, max_rows, cache_gb, reserve)
     plan = MemoryPlan(weights, cache, free)
     if cache < one:
         raise ConfigError(
