@@ -1,6 +1,7 @@
 """`rlreason check`: right implementations raise no alarm; planted bugs are refused with their function and kind."""
 
 import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -14,11 +15,12 @@ from rlreason.check.child import findings_of
 from rlreason.check.compare import first_difference
 from rlreason.check.functions.registry import SUBJECTS
 from rlreason.check.names import COURSES, LOOP, course_of, functions_of
-from rlreason.check.subject import Case
+from rlreason.check.subject import Case, NotWrittenError
 from rlreason.courses import cs336_2025, cs336_2026
 from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
 from tests.planted import module_of, planted_text
-from tests.planted_bugs import adversary, functions_2025, functions_2026, left_padded, loop
+from tests.planted_bugs import adversary, functions_2025, functions_2026, left_padded, loop, overlooked
+from tests.right_variants import RIGHT as RIGHT_VARIANTS
 
 ROOT = Path(__file__).resolve().parents[1]
 RIGHT = {
@@ -27,7 +29,8 @@ RIGHT = {
     "right_loop.py": loop.BUGS,
     "right_loop_left_padded.py": left_padded.BUGS,
 }
-PLANTED = [(right, *bug) for right, bugs in RIGHT.items() for bug in bugs] + adversary.BUGS
+PLANTED = [(right, *bug) for right, bugs in RIGHT.items() for bug in bugs]
+PLANTED += adversary.BUGS + overlooked.BUGS
 
 
 @pytest.fixture(autouse=True)
@@ -53,11 +56,44 @@ def test_a_right_implementation_raises_no_alarm(module):
         assert found_in(module, name) == []
 
 
-def test_the_loop_of_the_documentation_and_that_of_the_examples_are_right():
+def test_the_loop_of_the_examples_is_right():
+    assert found_in(module_of((ROOT / "examples/own_loop.py").read_text("utf-8")), LOOP) == []
+
+
+def test_the_adapter_of_the_documentation_hands_everything_on(tmp_path):
+    """The page shows an adapter to a loop of one's own, and no loop: around a right one it is right."""
     page = (ROOT / "docs/check.md").read_text("utf-8")
     shown = page.partition("```python\n")[2].partition("```")[0]
-    assert found_in(module_of(shown), LOOP) == []
-    assert found_in(module_of((ROOT / "examples/own_loop.py").read_text("utf-8")), LOOP) == []
+    assert "backward" not in shown
+    adapter = module_of("\n".join(line for line in shown.splitlines() if "import" not in line))
+    adapter.train = right_loop.train_grpo
+    assert found_in(adapter, LOOP) == []
+
+
+@pytest.mark.parametrize("variant", RIGHT_VARIANTS, ids=lambda v: f"{v[3]}-{v[2].strip()[:30]}")
+def test_another_right_way_raises_no_alarm(variant):
+    right, old, new, name, words = variant
+    functions, notes = functions_of(module_of(planted_text(right, old, new))), []
+    assert findings_of(name, functions[name], course_of(functions), notes) == []
+    assert not words or any(words in note for note in notes), notes
+
+
+@pytest.mark.parametrize("body", ["raise NotImplementedError", "pass", "..."])
+def test_what_nobody_has_written_yet_is_no_bug(body):
+    text = "".join(
+        f"def {name}{inspect.signature(function)}:\n    {body}\n\n"
+        for name, function in functions_of(right_functions_2026).items()
+    )
+    module = module_of(text + f"def train_grpo(generate, **rest):\n    {body}\n")
+    for name in functions_of(module):
+        with pytest.raises(NotWrittenError):
+            found_in(module, name)
+
+
+def test_the_library_that_an_error_came_through_is_not_the_line_that_is_named():
+    module = module_of("def compute_entropy(logits):\n    return logits.view(-1).reshape(3, 1000, 7)\n")
+    (finding,) = found_in(module, "compute_entropy")
+    assert finding.yours.endswith("(planted.py, line 2)")
 
 
 def named(bug):
@@ -185,6 +221,7 @@ def test_adapters_and_relative_files_are_found(tmp_path):
         (["tests"], "is a folder: give a file of it"),
         (["json", "--course", "cs224n"], "--course cs224n: there is none of that name; choose one of cs336_2025"),
         (["json", "--timeout", "0"], "--timeout 0 must be above 0"),
+        (["rlreason.courses.cs336_2026", "--course", "cs336_2025"], "has the parameters of cs336_2026: leave --course"),
     ],
 )
 def test_a_mistake_of_the_user_is_one_line(words, says):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rlreason.check.limit import TimeUpError
-from rlreason.check.subject import Fault, Kind, NotWrittenError
-from rlreason.plugins.load import described
+from rlreason.check.subject import Fault, Kind, UnwrittenFault
+from rlreason.check.words import shown, their_error
 
 
 class Yours:
@@ -19,6 +19,7 @@ class Yours:
         self.function, self.positions = function, dict[str, int]()
         self.accepted: set[str] | None = None  # None: every keyword
         self.defaults: set[str] = set()
+        self.notes: list[str] = []  # what was not tried, or is no bug and worth a look
         self.lacks: list[str] = []
         self.demands: list[str] = []
         try:
@@ -78,15 +79,15 @@ class Yours:
                 answer = self.function(**given)
         except TimeUpError:
             raise
-        except NotImplementedError as error:
-            if "aten" not in str(error):  # torch says so of what it cannot compute
-                raise NotWrittenError(str(error)) from None
-            raise Fault(Kind("it raises an error", "the line that is named"), described(error)) from error
         except BaseException as error:  # also SystemExit: whatever a stranger's function does
-            raise Fault(Kind("it raises an error", "the line that is named"), described(error)) from error
+            unwritten = isinstance(error, NotImplementedError) and "aten" not in str(error)  # torch's own say aten
+            fault = UnwrittenFault if unwritten else Fault
+            raise fault(Kind("it raises an error", "the line that is named"), their_error(error)) from error
         finally:
             torch.set_default_dtype(torch.float32)
         self._refuse_changed(given, kept, flags)
+        if answer is None:
+            raise UnwrittenFault(Kind("it returns nothing (None)", "the return line"), "None")
         return answer
 
     def _refuse_changed(self, given: dict[str, Any], kept: dict[str, Any], flags: dict[str, bool]) -> None:
@@ -114,7 +115,7 @@ def _copy(value: Any) -> Any:
 
 
 def _short(value: Tensor) -> str:
-    return str(value.detach().tolist())[:200]
+    return shown(value)[:200]
 
 
 def fresh(inputs: dict[str, Any], *leaves: str) -> dict[str, Any]:

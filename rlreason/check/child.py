@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlreason.check.names import COURSES, LOOP, SECONDS_TO_IMPORT, course_of, functions_of
+from rlreason.check.names import COURSES, LOOP, SECONDS_TO_IMPORT, course_of, fits, functions_of, year_told
 
 Said = dict[str, Any]
 
@@ -51,51 +51,61 @@ def checked(word: str, course: str, seconds: float, skipped: set[str]) -> Iterat
         names = ", ".join((*dict.fromkeys([*COURSES["cs336_2025"], *COURSES["cs336_2026"]]), LOOP))
         yield {"say": "mistake", "text": f"MODULE={word} has none of the functions that are checked: {names}"}
         return
+    if misfit := next((name for name in functions if course and not fits(name, functions[name], course)), ""):
+        told = f"{misfit} has the parameters of {year_told(misfit, functions[misfit])}: leave --course out"
+        yield {"say": "mistake", "text": f"--course {course}: {told}"}
+        return
     yield {"say": "module", "course": year, "names": list(functions)}
     import torch
 
     import rlreason.check.functions.registry  # seconds, which are no function's
-    from rlreason.check.engine import Budget
 
     if {LOOP, "grpo_train_step", "get_response_log_probs"} & functions.keys():
         import rlreason.model.tiny  # noqa: F401
 
     torch.set_num_threads(1)
-    budget = Budget()
     for name, function in functions.items():
         if name not in skipped:
             yield {"say": "begin", "name": name}
-            yield _of_function(name, function, year, seconds, budget)
+            yield _of_function(name, function, year, seconds)
     yield {"say": "end"}
 
 
-def _of_function(name: str, function: Callable[..., Any], course: str, seconds: float, budget: Any) -> Said:
+def _of_function(name: str, function: Callable[..., Any], course: str, seconds: float) -> Said:
     from rlreason.check.limit import TimeUpError, time_limit
     from rlreason.check.subject import Finding, NotWrittenError
 
+    notes: list[str] = []
     try:
         with time_limit(seconds):
-            findings = findings_of(name, function, course, budget)
+            findings = findings_of(name, function, course, notes)
     except NotWrittenError:
-        return {"say": "done", "name": name, "state": "not written", "findings": []}
+        return {"say": "done", "name": name, "state": "not written", "findings": [], "notes": []}
     except TimeUpError:
         kind = f"it does not end: stopped after {seconds:g} s"
         findings = [Finding(name, kind, "loops whose end is never reached")]
     state = "bug" if findings else "ok"
-    return {"say": "done", "name": name, "state": state, "findings": [found.as_dict() for found in findings]}
+    return {"say": "done", "name": name, "state": state, "findings": [f.as_dict() for f in findings], "notes": notes}
 
 
-def findings_of(name: str, function: Callable[..., Any], course: str, budget: Any = None) -> list[Any]:
-    """The bugs of one function or loop. To be called in the process of the check alone, or by a test."""
+def findings_of(name: str, function: Callable[..., Any], course: str, notes: list[str] | None = None) -> list[Any]:
+    """The bugs of one function or loop; what was not tried goes into `notes`.
+
+    To be called in the process of the check alone, or by a test.
+    """
     from rlreason.check.calling import Yours
     from rlreason.check.engine import examine
     from rlreason.check.functions.registry import subject_of
     from rlreason.check.loop.verdict import problems
 
     if name == LOOP:
-        return problems(function)
+        return problems(function, notes if notes is not None else [])
     subject = subject_of(name, function, course)
-    return examine(subject, Yours(function, subject.parameters), budget)
+    yours = Yours(function, subject.parameters)
+    findings = examine(subject, yours)
+    if notes is not None:
+        notes += yours.notes
+    return findings
 
 
 if __name__ == "__main__":

@@ -1,51 +1,42 @@
 """One function tried on all its cases: what differs from ours, which known mistake explains it, on which inputs."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
-
-from torch import Tensor
+from collections.abc import Iterator, Sequence
 
 from rlreason.check.calling import Yours
 from rlreason.check.compare import clearly_apart, first_difference, is_wild, multiple, places
 from rlreason.check.shrink import shrunk
-from rlreason.check.subject import Case, Fault, Finding, Kind, Knobs, Seen, Subject
+from rlreason.check.subject import (
+    Case,
+    Fault,
+    Finding,
+    Kind,
+    Knobs,
+    NotWrittenError,
+    Seen,
+    Subject,
+    UnwrittenFault,
+)
 from rlreason.check.words import shown, shown_inputs
 
 
-class Budget:
-    """Seconds for looking for two mistakes that explain a difference together, over all functions of a module."""
+def examine(subject: Subject, yours: Yours) -> list[Finding]:
+    """The bugs found in the user's function; empty where it does on every trial what ours does.
 
-    def __init__(self, seconds: float = 4.0, at_once: float = 1.5) -> None:
-        self.left, self.at_once = seconds, at_once
-
-    def spend(self, tries: Iterator[Knobs], fits: Callable[[Knobs], bool]) -> Knobs | None:
-        """The first that fits before the time is up."""
-        began = time.monotonic()
-        try:
-            for knobs in tries:
-                if fits(knobs):
-                    return knobs
-                if time.monotonic() - began > min(self.left, self.at_once):
-                    break
-        finally:
-            self.left -= time.monotonic() - began
-        return None
-
-
-def examine(subject: Subject, yours: Yours, budget: Budget | None = None) -> list[Finding]:
-    """The bugs found in the user's function; empty where it does on every trial what ours does."""
-    budget = budget or Budget()
+    `NotWrittenError` where no case is written yet.
+    """
     try:
         yours.fits()
     except Fault as fault:
         return [Finding(subject.name, *fault.kind, yours=fault.yours)]
     findings: list[Finding] = []
-    all_cases = subject.cases()
-    branches = list(dict.fromkeys(case.branch for case in all_cases))
-    for branch in branches:
-        cases = [case for case in all_cases if case.branch == branch]
-        for finding in _of_branch(subject, yours, cases, branch in subject.optional, budget):
+    trials = [_Trial(subject, yours, case) for case in subject.cases()]
+    if trials and all(isinstance(trial.fault, UnwrittenFault) for trial in trials):
+        raise NotWrittenError
+    for branch in dict.fromkeys(trial.case.branch for trial in trials):
+        of_branch = [trial for trial in trials if trial.case.branch == branch]
+        if branch in subject.optional and any(trial.fault for trial in of_branch):
+            continue
+        for finding in _of_branch(subject, yours, of_branch):
             if finding.kind not in {known.kind for known in findings}:
                 findings.append(finding)
     if not findings:
@@ -71,62 +62,46 @@ class _Trial:
         )
 
 
-def _of_branch(
-    subject: Subject, yours: Yours, cases: Sequence[Case], optional: bool, budget: Budget
-) -> Iterator[Finding]:
-    """The bugs that the cases of one branch show; none where the branch is optional and not there."""
-    trials = []
-    for case in cases:
-        trials.append(_Trial(subject, yours, case))
-        if trials[-1].fault is not None and optional:
-            return
-    bad = [trial for trial in trials if trial.differs]
-    if not bad:
-        return
+def _of_branch(subject: Subject, yours: Yours, trials: Sequence[_Trial]) -> Iterator[Finding]:
+    """The bugs that the cases of one branch show."""
     comparable = [trial for trial in trials if trial.fault is None]
     differing = [trial for trial in comparable if trial.differs]
     if differing:
-        yield from _explained(subject, yours, comparable, differing, budget)
-    faulty = next((trial for trial in bad if trial.fault), None)
+        yield _explained(subject, yours, comparable, differing)
+    faulty = next((trial for trial in trials if trial.fault), None)
     if faulty and (not differing or len(faulty.case.about) > 0):
         yield _of_fault(subject, yours, faulty, all(trial.fault for trial in trials))
 
 
-def _explained(
-    subject: Subject, yours: Yours, comparable: list[_Trial], differing: list[_Trial], budget: Budget
-) -> Iterator[Finding]:
-    """The known mistakes that give what the user's gives on every trial; else what the difference looks like."""
-    found = _matching(subject, sorted(comparable, key=lambda trial: not trial.differs), budget)
+_RANDOM = Kind("the same inputs do not give the same answer twice", "random numbers, and what is kept between calls")
+
+
+def _explained(subject: Subject, yours: Yours, comparable: list[_Trial], differing: list[_Trial]) -> Finding:
+    """The known mistake that gives what the user's gives on every trial; else what the difference looks like."""
+    again = _Trial(subject, yours, differing[0].case)
+    if again.fault is None and first_difference(again.yours, differing[0].yours) is not None:
+        return _example(subject, yours, differing[0], _RANDOM, None)
+    found = _matching(subject, sorted(comparable, key=lambda trial: not trial.differs))
     if found:
-        for knob, value in found.items():
-            kind, alone = subject.knobs[knob][value], {knob: value}
-            showing = next((t for t in differing if not _reproduces(subject, t.case, t.ours, {})), differing[0])
-            for trial in differing:  # the first in which this mistake shows by itself
-                if not _reproduces(subject, trial.case, trial.ours, alone):
-                    showing = trial
-                    break
-            yield _example(subject, yours, showing, kind, found)
-        return
+        ((knob, value),) = found.items()
+        return _example(subject, yours, differing[0], subject.knobs[knob][value], found)
     for hint in subject.hints:
         try:
-            kind_or_none = hint(yours)
+            kind = hint(yours)
         except Exception:  # the function may refuse what a hint tries, or answer with other shapes
             continue
-        if kind_or_none is not None:
-            yield _example(subject, yours, differing[0], kind_or_none, None)
-            return
-    yield _example(subject, yours, differing[0], _generic(subject, differing), None)
+        if kind is not None:
+            return _example(subject, yours, differing[0], kind, None)
+    return _example(subject, yours, differing[0], _generic(differing), None)
 
 
-def _matching(subject: Subject, trials: list[_Trial], budget: Budget) -> Knobs | None:
-    if subject.wrong is None:
-        return None
-    singles = [(knob, value) for knob, values in subject.knobs.items() for value in values]
-    for knob, value in singles:
-        if all(_reproduces(subject, t.case, t.yours, {knob: value}) for t in trials):
-            return {knob: value}
-    pairs = (dict([a, b]) for a, b in combinations(singles, 2) if a[0] != b[0])
-    return budget.spend(pairs, lambda knobs: all(_reproduces(subject, t.case, t.yours, knobs) for t in trials))
+def _matching(subject: Subject, trials: list[_Trial]) -> Knobs | None:
+    """The known mistake, if any, that gives what was seen in every trial."""
+    for knob, values in subject.knobs.items() if subject.wrong else ():
+        for value in values:
+            if all(_reproduces(subject, t.case, t.yours, {knob: value}) for t in trials):
+                return {knob: value}
+    return None
 
 
 def _reproduces(subject: Subject, case: Case, seen: Seen, knobs: Knobs) -> bool:
@@ -156,7 +131,7 @@ def _example(subject: Subject, yours: Yours, trial: _Trial, kind: Kind, knobs: K
     case, seen = shrunk(subject, trial.case, (trial.ours, trial.yours), still)
     ours, got = seen
     name = first_difference(got, ours) or next(iter(ours))
-    note = _where(subject, case, name, got, ours)
+    note = _where(case, name, got, ours)
     return Finding(
         subject.name,
         kind.name,
@@ -173,8 +148,8 @@ def _is_like(got: Seen, before: Seen) -> bool:
     return all(is_wild(got[name]) == is_wild(before[name]) for name in got.keys() & before.keys())
 
 
-def _where(subject: Subject, case: Case, name: str, got: Seen, ours: Seen) -> str:
-    """The first place of difference, and what holds for all such places."""
+def _where(case: Case, name: str, got: Seen, ours: Seen) -> str:
+    """What is special about the case, and the first place of difference."""
     a, b = got.get(name), ours[name]
     if a is None or a.shape != b.shape:
         return ""
@@ -184,22 +159,10 @@ def _where(subject: Subject, case: Case, name: str, got: Seen, ours: Seen) -> st
         first = [int(i) for i in bad.nonzero()[0]]
         words = ("row", "position", "column")
         told.append("first at " + ", ".join(f"{w} {i}" for w, i in zip(words, first, strict=False)))
-    if fact := _covering(subject, case, bad):
-        told.append(f"only where {fact}")
     return "; ".join(told)
 
 
-def _covering(subject: Subject, case: Case, bad: Tensor) -> str:
-    """The narrowest fact that holds at every differing place and not everywhere."""
-    best = ""
-    size = bad.numel()
-    for fact, holds in subject.facts(case.inputs).items():
-        if holds.shape == bad.shape and bool((holds | ~bad).all()) and int(holds.sum()) < size:
-            best, size = fact, int(holds.sum())
-    return best
-
-
-def _generic(subject: Subject, differing: list[_Trial]) -> Kind:
+def _generic(differing: list[_Trial]) -> Kind:
     """What a difference looks like that no known mistake explains."""
     trial = differing[0]
     name = first_difference(trial.yours, trial.ours) or ""
@@ -211,13 +174,12 @@ def _generic(subject: Subject, differing: list[_Trial]) -> Kind:
         where = "divisions by what can be 0, logarithms of 0 and exponentials of large numbers"
         return Kind(f"its {name} is not finite (NaN or inf)", where)
     factors = [multiple(t.yours[name], t.ours[name]) for t in differing if name in t.yours]
-    if factors[0] is not None and all(factors):
-        if all(factor is not None and abs(factor + 1) < 1e-3 for factor in factors):
+    first = factors[0]
+    if first is not None and all(f is not None and abs(f - first) <= 1e-3 * abs(first) for f in factors):
+        if abs(first + 1) < 1e-3:
             return Kind(f"its {name} has the opposite sign", "the minus signs")
-        if not right.ndim or right.numel() > 1:
-            told = ", ".join(f"{factor:.4g}" for factor in dict.fromkeys(round(f or 0, 6) for f in factors))
-            where = "what it is divided by or multiplied with"
-            return Kind(f"its {name} is a multiple of what it should be ({told} times)", where)
+        where = "what it is divided by or multiplied with"
+        return Kind(f"its {name} is a multiple of what it should be ({first:.4g} times)", where)
     same = [n for n in trial.ours if n in trial.yours and first_difference({n: trial.yours[n]}, {n: trial.ours[n]})]
     right_ones = [n for n in trial.ours if n not in same and len(trial.ours) > 1]
     told = f", while {' and '.join(right_ones)} agree{'s' * (len(right_ones) == 1)}" if right_ones else ""

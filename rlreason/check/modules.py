@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rlreason.check.limit import TimeUpError
-from rlreason.plugins.load import described
+from rlreason.check.words import their_error
 
 
 class NotLoadedError(Exception):
@@ -33,11 +33,11 @@ def load_module(word: str) -> ModuleType:
                 f"there is no module {error.name} in {here} or among the installed packages: fix the name, or give "
                 "the path of a .py file"
             ) from None
-        raise NotLoadedError(f"importing it fails: {described(error)}: fix or install that") from None
+        raise NotLoadedError(f"importing it fails: {their_error(error)}: fix or install that") from None
     except BaseException as error:  # also what ends a process, such as SystemExit
         if isinstance(error, TimeUpError):
             raise
-        raise NotLoadedError(f"importing it fails: {described(error)}: fix that") from None
+        raise NotLoadedError(f"importing it fails: {their_error(error)}: fix that") from None
 
 
 def _of_file(path: Path) -> ModuleType:
@@ -66,5 +66,5 @@ def _of_file(path: Path) -> ModuleType:
     except BaseException as error:
         if isinstance(error, TimeUpError):
             raise
-        raise NotLoadedError(f"importing it fails: {described(error)}: fix that") from None
+        raise NotLoadedError(f"importing it fails: {their_error(error)}: fix that") from None
     return module

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 LOOP = "train_grpo"
-SECONDS_TO_IMPORT = 90.0  # of a module, which may bring torch and vllm with it
+SECONDS_TO_IMPORT = 30.0  # of the processor, for a module, which may bring torch and vllm with it
 _BOTH = ("tokenize_prompt_and_output", "compute_entropy", "get_response_log_probs")
 _2025 = (
     *_BOTH,
@@ -77,3 +77,9 @@ def year_told(name: str, function: Callable[..., Any]) -> str:
     except (TypeError, ValueError):
         return ""
     return next((year for tell, year in _TELLS[name].items() if tell in parameters), "")
+
+
+def fits(name: str, function: Callable[..., Any], course: str) -> bool:
+    """Whether a function's parameters are of this course's year, or do not tell."""
+    told = year_told(name, function)
+    return not told or COURSES[told] == COURSES[course]

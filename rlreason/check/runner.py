@@ -24,7 +24,7 @@ class Checked:
 
     course: str = ""
     names: list[str] = field(default_factory=list)
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> state and findings
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> state, findings and notes
     seconds: float = 0.0
 
 
@@ -38,7 +38,7 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
         died_in = _one_process(module, course, seconds, done, report)
         if died_in is None:
             break
-        done.results[died_in[0]] = {"state": "bug", "findings": [_death(*died_in)]}
+        done.results[died_in[0]] = {"state": "bug", "findings": [_death(*died_in)], "notes": []}
     done.seconds = time.monotonic() - began
     return done
 
@@ -84,7 +84,7 @@ def _followed(
     report: Callable[[str], None],
 ) -> tuple[str, str] | None:
     assert process.stderr is not None
-    said, errors, now, until = b"", b"", "", time.monotonic() + SECONDS_TO_IMPORT
+    said, errors, now, until = b"", b"", "", time.monotonic() + 2 * SECONDS_TO_IMPORT
     with selectors.DefaultSelector() as waiting:
         waiting.register(read, selectors.EVENT_READ)
         waiting.register(process.stderr, selectors.EVENT_READ)
@@ -117,13 +117,15 @@ def _noted(record: dict[str, Any], done: Checked, report: Callable[[str], None],
     match record["say"]:
         case "mistake":
             raise ConfigError(record["text"])
+        case "loading":
+            report("importing it")
         case "module":
             done.course, done.names = record["course"], record["names"]
         case "begin":
             report(f"checking {record['name']}")
             return str(record["name"])
         case "done":
-            done.results[record["name"]] = {"state": record["state"], "findings": record["findings"]}
+            done.results[record["name"]] = {key: record[key] for key in ("state", "findings", "notes")}
             return ""
     return now
 

@@ -29,8 +29,12 @@ class Fault(Exception):  # noqa: N818  # it is a result: what the user's functio
         self.kind, self.yours, self.ours = kind, yours, ours
 
 
+class UnwrittenFault(Fault):
+    """This call raised NotImplementedError, or gave back None: nobody has written this case yet."""
+
+
 class NotWrittenError(Exception):
-    """The function raises NotImplementedError: nobody has written it yet."""
+    """No case of the function is written yet."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,6 @@ def _no_smaller(inputs: Inputs) -> Iterator[Inputs]:
     return iter(())
 
 
-def _no_facts(inputs: Inputs) -> Mapping[str, Tensor]:
-    return {}
-
-
 Function = Callable[..., Any]
 Property = Callable[[Any], Iterable[Finding]]
 
@@ -84,7 +84,6 @@ class Subject:
     wrong: Callable[[Knobs], Function] | None = None  # the function with these mistakes in it
     knobs: Mapping[str, Mapping[str, Kind]] = field(default_factory=dict)
     smaller: Callable[[Inputs], Iterator[Inputs]] = _no_smaller
-    facts: Callable[[Inputs], Mapping[str, Tensor]] = _no_facts  # name -> the places it holds for, as the first value
     properties: Sequence[Property] = ()  # tried always
     hints: Sequence[Callable[[Function], Kind | None]] = ()  # tried where no known mistake fits
     optional: frozenset[str] = frozenset()  # branches that a handout leaves open: not checked where they raise

@@ -39,8 +39,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         raise ConfigError(f"--course {course}: there is none of that name; choose one of {', '.join(COURSES)}")
     if not 0 < arguments.timeout <= 86400:
         raise ConfigError(f"--timeout {arguments.timeout:g} must be above 0 and at most 86400 seconds: give another")
-    with console.wait(f"checking {arguments.module}"):
-        done = check_module(arguments.module, course, arguments.timeout, lambda text: None)
+    with console.wait(f"checking {arguments.module}") as wait:
+        done = check_module(arguments.module, course, arguments.timeout, wait.part)
     figures = figures_of(arguments.module, done)
     return Answer(told(figures), figures, 1 if figures["bugs"] else 0)
 
@@ -57,6 +57,7 @@ def figures_of(module: str, done: Checked) -> dict[str, Any]:
         "missing": missing,
         "bugs": len(findings),
         "findings": findings,
+        "notes": [f"{name}: {note}" for name, result in done.results.items() for note in result["notes"]],
         "seconds": round(done.seconds, 2),
     }
 
@@ -72,10 +73,15 @@ def told(figures: dict[str, Any]) -> str:
         )
     for finding in figures["findings"]:
         lines += ["", *_finding_lines(finding)]
-    checked = sum(state != "not written" for state in states.values())
+    lines += [""] * bool(figures["notes"])
+    for note in figures["notes"]:
+        lines += textwrap.wrap(note, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    unwritten = sum(state == "not written" for state in states.values())
+    checked = f"{len(states) - unwritten} checked as {figures['course']}"
+    checked += f", {unwritten} not written yet" if unwritten else ""
     bugs = figures["bugs"]
     found = "no bug found" if not bugs else f"{bugs} bug{'s' * (bugs > 1)} found"
-    lines += ["", f"{checked} checked as {figures['course']}: {found} ({figures['seconds']:.1f} s)"]
+    lines += ["", f"{checked}: {found} ({figures['seconds']:.1f} s)"]
     return "\n".join(lines)
 
 

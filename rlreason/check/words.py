@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import Tensor
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
 
 LONGEST = 400
 
@@ -44,6 +44,20 @@ def shown_inputs(inputs: dict[str, Any]) -> dict[str, str]:
     return out
 
 
-def mask_of(value: Tensor) -> str:
-    """A mask as a row of 0 and 1 for each sequence."""
-    return "[" + ", ".join("".join("1" if bit else "0" for bit in row) for row in value.tolist()) + "]"
+def their_error(error: BaseException) -> str:
+    """An error in the user's code: its kind, its first line, and the last line of that code that it came through.
+
+    >>> their_error(ValueError("no sum"))
+    'ValueError: no sum'
+    """
+    text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".removesuffix(": ")
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
+    return text + (f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else "")
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file is of this package, of an installed one, or of Python itself."""
+    roots = (Path(__file__).parents[1] / "check", *(Path(sysconfig.get_path(n)) for n in ("stdlib", "purelib")))
+    return file.startswith("<") or "site-packages" in file or any(root in Path(file).parents for root in roots)

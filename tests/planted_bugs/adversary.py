@@ -88,7 +88,7 @@ BUGS = [
         "per_row.mean() / gradient_accumulation_steps\n    loss.backward()\n    metadata",
         "per_row.mean() / len(per_row) / gradient_accumulation_steps\n    loss.backward()\n    metadata",
         "grpo_microbatch_train_step",
-        "rows",
+        "",
     ),
     (
         F25,
@@ -102,7 +102,7 @@ BUGS = [
         "for r in group:\n            advantages",
         "for r in sorted(group):\n            advantages",
         "compute_group_normalized_rewards",
-        "order",
+        "",
     ),
     (F25, "variance**0.5 + advantage_eps", "variance**0.5 * advantage_eps", "compute_group_normalized_rewards", ""),
     (
@@ -223,7 +223,7 @@ BUGS = [
         "raw_rewards_or_advantages.reshape(-1)[:, None]",
         "raw_rewards_or_advantages.view(-1, 1).abs()",
         "compute_policy_gradient_loss",
-        "absolute",
+        "",
     ),
     (
         F26,

@@ -106,7 +106,7 @@ BUGS = [
         "logits = model(input_ids=input_ids).logits",
         "logits = model(input_ids=input_ids).logits / 2.0",
         "get_response_log_probs",
-        "temperature",
+        "",
     ),
     # masked_normalize, masked_mean
     ("return total / normalize_constant", "return total / mask.sum()", "masked_normalize", "number of"),
@@ -211,7 +211,7 @@ BUGS = [
         "mean = sum(group) / group_size",
         "mean = sorted(group)[(group_size - 1) // 2]",
         "compute_group_normalized_rewards",
-        "median",
+        "",
     ),
     (
         "advantages.append((r - mean) / divisor)",
@@ -361,12 +361,6 @@ BUGS = [
         "loss = per_row.sum() / gradient_accumulation_steps",
         "grpo_microbatch_train_step",
         "summed",
-    ),
-    (
-        'metadata["clip_fraction"] = masked_mean(extra["clip_fraction"], response_mask)',
-        'metadata["clip_fraction"] = extra["clip_fraction"].mean()',
-        "grpo_microbatch_train_step",
-        "prompt or padding",
     ),
     (
         "    per_row = masked_mean(per_token, response_mask, dim=1)\n",

@@ -13,7 +13,7 @@ BUGS = [
         "map(reward_fn, rollout_responses, repeated_ground_truths)",
         "map(reward_fn, rollout_responses, sorted(repeated_ground_truths, reverse=True))",
         "compute_rollout_rewards",
-        "misaligned",
+        "",
     ),
     (
         "groups = raw_rewards.reshape(-1, group_size)\n",

@@ -30,7 +30,7 @@ BUGS = [
         "loss = -torch.stack([row.sum() / m.sum() for row, m in zip(objective, mask)]).mean()",
         "loss = -objective.mean()",
         "train_grpo",
-        "mask is ignored",
+        "padded width",
     ),
     (
         "loss = -torch.stack([row.sum() / m.sum() for row, m in zip(objective, mask)]).mean()",
@@ -95,7 +95,7 @@ BUGS = [
         "        rng.shuffle(everything)\n",
         "        rng.shuffle(everything)\n        everything = [(r, everything[0][1]) for r, _ in everything]\n",
         "train_grpo",
-        "first row's advantage",
+        "",
     ),
     (
         "        rng.shuffle(everything)\n",

@@ -6,7 +6,6 @@ import torch
 
 from rlreason.check.compare import places
 from rlreason.check.subject import Kind
-from rlreason.check.wrong.advantages import KNOBS
 
 
 def _mixing(call: Any) -> Kind | None:
@@ -30,26 +29,10 @@ def _unequal(call: Any) -> Kind | None:
     return None
 
 
-def _order(call: Any) -> Kind | None:
-    """Whether shuffling a group does other things than shuffling its advantages."""
-    start = torch.tensor([0.0, 1.0, 0.5, 1.0, 0.25, 0.0])
-    order = torch.tensor([2, 0, 1, 3, 4, 5])
-    if bool(places(call(start[order]), call(start)[order]).any()):
-        return Kind("advantages depend on the order of the responses within a group", "indices and sorting")
-    return None
-
-
-def _eps_reacts(call: Any) -> Kind | None:
-    start = torch.tensor([0.0, 1.0, 0.5, 1.0, 0.25, 0.0])
-    if not bool(places(call(start, 0.5), call(start, 1e-6)).any()):
-        return KNOBS["eps"]["dropped"]
-    return None
-
-
 def hints(caller: Any) -> tuple[Any, ...]:
     """The hints of a function; `caller(function)` gives a call(rewards (6,), eps) -> advantages, of groups of 3."""
 
     def of(property_: Any) -> Any:
         return lambda function: property_(caller(function))
 
-    return tuple(map(of, (_mixing, _order, _unequal, _eps_reacts)))
+    return tuple(map(of, (_mixing, _unequal)))

@@ -17,14 +17,6 @@ from rlreason.check.wrong.advantages import KNOBS, advantages
 from rlreason.courses import cs336_2026
 
 
-def _stat_facts(inputs: Inputs) -> dict[str, Tensor]:
-    rewards = inputs.get("raw_rewards")
-    if rewards is None:
-        return {}
-    rewards = rewards.reshape(-1)
-    return {"the reward is 0": rewards == 0, "the reward is above 0": rewards > 0, "the reward is below 0": rewards < 0}
-
-
 def _caller_2026(function: Function) -> Any:
     def call(rewards: Tensor, eps: float = 1e-3) -> Tensor:
         inputs = {
@@ -133,7 +125,6 @@ GROUP_2026 = Subject(
     _wrong_2026,
     KNOBS,
     _smaller_rewards,
-    _stat_facts,
     properties=(_defaults_2026,),
     hints=hints(_caller_2026),
 )

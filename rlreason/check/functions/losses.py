@@ -1,7 +1,6 @@
 """The per-token losses of both years."""
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch import Tensor
 from rlreason.check.calling import answer_parts, fresh, tensor
 from rlreason.check.functions.tensors import advantages, given, gradient, log_probs, ragged_mask
 from rlreason.check.shrink import smaller_tensors
-from rlreason.check.subject import Case, Fault, Function, Inputs, Kind, Knobs, Seen, Subject
+from rlreason.check.subject import Case, Function, Inputs, Kind, Knobs, Seen, Subject
 from rlreason.check.wrong.losses import KNOBS, token_loss
 from rlreason.courses import cs336_2025, cs336_2026
 
@@ -17,7 +16,7 @@ _ROWS = ("raw_rewards_or_advantages", "raw_rewards", "advantages", "policy_log_p
 _COLUMNS = ("policy_log_probs", "old_log_probs", "response_mask")
 _NUMBERS = (*_ROWS[:-1], "cliprange")
 _PLAIN = ("sign", "advantage", "weight", "time")
-_CLIP = ("sign", "pick", "bounds", "ratio", "advantage", "dual", "weight", "time", "method")
+_CLIP = ("sign", "pick", "bounds", "ratio", "advantage", "weight", "time", "method")
 
 
 def _knobs(*names: str) -> dict[str, Mapping[str, Kind]]:
@@ -58,47 +57,6 @@ def observe_pair(function: Function, inputs: Inputs) -> Seen:
     return _seen(_graph(loss), inputs, call["policy_log_probs"])
 
 
-def facts(inputs: Inputs) -> dict[str, Tensor]:
-    """What may hold where two losses differ, each (batch, seq)."""
-    policy, old = inputs["policy_log_probs"], inputs.get("old_log_probs")
-    a = next((inputs[n] for n in ("advantages", "raw_rewards_or_advantages") if inputs.get(n) is not None), None)
-    out: dict[str, Tensor] = {}
-    if a is not None:
-        a = a.reshape(-1, 1).expand_as(policy)
-        out |= {"the advantage is negative": a < 0, "the advantage is positive": a > 0}
-    if old is not None and inputs.get("cliprange") is not None:
-        ratio, c = (policy - old).exp(), inputs["cliprange"]
-        sides = {"above": ratio > 1 + c, "below": ratio < 1 - c}
-        for side, holds in sides.items():
-            out[f"the ratio lies {side} the clip range"] = holds
-            if a is not None:
-                out[f"the ratio lies {side} the clip range and the advantage is negative"] = holds & (a < 0)
-                out[f"the ratio lies {side} the clip range and the advantage is positive"] = holds & (a > 0)
-        out["the ratio lies outside the clip range"] = sides["above"] | sides["below"]
-        out["the ratio lies inside the clip range"] = ~(sides["above"] | sides["below"])
-    return out
-
-
-def _other_rows(observe: Function, cases: Callable[[], list[Case]], function: Function) -> Kind | None:
-    """A hint: whether a row's loss depends on the rows beside it."""
-    for case in cases():
-        n = len(case.inputs["policy_log_probs"])
-        if n < 2:
-            continue
-        alone = {
-            name: value[:1] if isinstance(value, Tensor) and value.ndim and len(value) == n else value
-            for name, value in case.inputs.items()
-        }
-        try:
-            together, single = observe(function, case.inputs)["loss"], observe(function, alone)["loss"]
-        except Fault:
-            continue
-        if together[:1].shape == single.shape and not torch.allclose(together[:1], single, atol=1e-5, equal_nan=True):
-            where = "means, sums and broadcasts over the batch"
-            return Kind("rows are mixed: the loss of a response changes with the responses beside it", where)
-    return None
-
-
 def _shapes() -> Iterator[tuple[int, int, int]]:
     yield from ((3, 5, 0), (4, 4, 3), (2, 6, 5), (1, 4, 7), (5, 3, 11))
 
@@ -130,8 +88,6 @@ NAIVE = Subject(
     _naive_wrong,
     _knobs(*_PLAIN),
     _smaller,
-    facts,
-    hints=(partial(_other_rows, observe_naive, _naive_cases),),
 )
 
 
@@ -175,8 +131,6 @@ CLIP = Subject(
     _clip_wrong,
     _knobs(*_CLIP),
     _smaller,
-    facts,
-    hints=(partial(_other_rows, observe_pair, _clip_cases),),
 )
 
 METHOD_OF = {
@@ -225,8 +179,6 @@ DISPATCH_2025 = Subject(
     dispatched_wrong,
     _knobs(*_CLIP),
     _smaller,
-    facts,
-    hints=(partial(_other_rows, observe_pair, _dispatch_cases),),
     optional=frozenset({"grpo_no_clip"}),
 )
 
@@ -288,10 +240,8 @@ LOSS_2026 = Subject(
     _cases_2026,
     observe_pair,
     loss_wrong_2026,
-    _knobs(*_CLIP, "sequence", "masked"),
+    _knobs(*_CLIP, "sequence"),
     _smaller,
-    facts,
-    hints=(partial(_other_rows, observe_pair, _cases_2026),),
 )
 
 

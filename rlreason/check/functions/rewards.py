@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rlreason.check.calling import answer_parts, tensor
+from rlreason.check.compare import first_difference
 from rlreason.check.functions.advantage_hints import hints
 from rlreason.check.functions.tensors import given
 from rlreason.check.shrink import without
@@ -19,21 +20,15 @@ REWARD_KNOBS = {
     "reward": {
         "answer_reward": Kind("answer_reward is taken where the total, reward, is asked for", _REWARD),
         "format_reward": Kind("format_reward is taken where the total, reward, is asked for", _REWARD),
-        "sum": Kind("the parts of the reward are added up where the total, reward, is asked for", _REWARD),
-        "rounded": Kind("rewards are cut to whole numbers", _REWARD),
-        "positive": Kind("rewards are cut off below 0", _REWARD),
-        "unit": Kind("rewards are cut off outside 0 and 1", _REWARD),
         "binary": Kind("rewards are turned into 0 and 1", _REWARD),
     },
     "pairing": {
         "swapped": Kind("reward_fn gets ground truth and response in swapped places", _REWARD),
         "first_truth": Kind("answers are misaligned: every response is judged by the first ground truth", _REWARD),
         "shifted": Kind("answers are misaligned: a response is judged by another one's ground truth", _REWARD),
-        "reversed": Kind("answers are misaligned: ground truths run backwards", _REWARD),
         "by_group": Kind("answers are misaligned: the ground truth at the place of the group is taken", _REWARD),
         "cached": Kind("a reward is remembered by its response alone: equal texts share it across questions", _REWARD),
         "by_truth": Kind("a reward is remembered by its ground truth alone: a group shares one reward", _REWARD),
-        "first_response": Kind("all rewards are those of the first response", _REWARD),
     },
 }
 
@@ -86,13 +81,11 @@ def rewards_of(function: Any, responses: list[str], truths: list[str], k: Knobs,
     pairs = list(zip(responses, truths, strict=True))
     if how == "swapped":
         pairs = [(truth, response) for response, truth in pairs]
-    elif how in ("shifted", "reversed", "first_truth"):
-        moved = {"shifted": truths[1:] + truths[:1], "reversed": truths[::-1], "first_truth": truths[:1] * len(truths)}
-        pairs = list(zip(responses, moved[how], strict=True))
+    elif how in ("shifted", "first_truth"):
+        moved = truths[1:] + truths[:1] if how == "shifted" else truths[:1] * len(truths)
+        pairs = list(zip(responses, moved, strict=True))
     elif how == "by_group":
         pairs = [(response, truths[place // size]) for place, response in enumerate(responses)]
-    elif how == "first_response":
-        pairs = pairs[:1] * len(pairs)
     known: dict[str, dict[str, float]] = {}
     parts = []
     for response, truth in pairs:
@@ -102,19 +95,16 @@ def rewards_of(function: Any, responses: list[str], truths: list[str], k: Knobs,
         else:
             parts.append(known.setdefault(key, function(response, truth)))
     part = k.get("reward", "")
-    values = [sum(p.values()) if part == "sum" else p[part if part in p else "reward"] for p in parts]
-    out = torch.tensor(values)
-    return {
-        "rounded": lambda: out.trunc(),
-        "positive": lambda: out.clamp(min=0),
-        "unit": lambda: out.clamp(0, 1),
-        "binary": lambda: (out > 0).float(),
-    }.get(part, lambda: out)()
+    out = torch.tensor([p[part if part in p else "reward"] for p in parts])
+    return (out > 0).float() if part == "binary" else out
 
 
 ROUND = [0.5, 1.0, 0.0, 0.25, 2.0, -0.5, 1.0, 0.75, 0.0, 1.5, 0.5, 1.0]
 UNEVEN = [0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 3.0, 0.0, 2.0, 2.0, 2.0, 2.0]
 POSITIVE = [1.0, 3.0, 0.0, 0.5, 2.0, 2.0, 0.25, 1.0, 0.0, 0.0, 4.0, 1.0]
+
+
+_ONE_ANSWER = "two questions of one answer"
 
 
 def _cases_2025() -> list[Case]:
@@ -135,8 +125,16 @@ def _cases_2025() -> list[Case]:
     same = {**cases[0].inputs, "rollout_responses": [f"a1|t{i // 3}" for i in range(12)], "advantage_eps": 1e-6}
     twins = ["a0.5|t0", "a1|t0", "a0.5|t0", "a0.5|t0", "a1|t0", "a0|t0"]
     again = {**cases[0].inputs, "rollout_responses": twins, "repeated_ground_truths": ["t0"] * 3 + ["t1"] * 3}
+    one_answer = [f"t{place // 3 % 3}" for place in range(12)]
+    shared = {
+        **cases[0].inputs,
+        "rollout_responses": [f"a{value:g}|{truth}" for value, truth in zip(ROUND, one_answer, strict=True)],
+        "repeated_ground_truths": one_answer,
+    }
     return [
         *cases,
+        Case(shared, branch="True", about=_ONE_ANSWER),
+        Case(shared | {"normalize_by_std": False}, branch="False", about=_ONE_ANSWER),
         Case(same, branch="True", about="all rewards equal"),
         Case(again, branch="True", about="equal texts under two questions"),
     ]
@@ -198,6 +196,19 @@ def _caller_2025(function: Function) -> Any:
     return call
 
 
+def _by_answer(function: Function) -> Kind | None:
+    """A hint: whether only questions that share an answer show the difference."""
+    differing = set()
+    for case in _cases_2025():
+        ours = _observe_2025(cs336_2025.compute_group_normalized_rewards, case.inputs)
+        if first_difference(_observe_2025(function, case.inputs), ours) is not None:
+            differing.add(case.about)
+    if not differing <= {_ONE_ANSWER, "equal texts under two questions"} or _ONE_ANSWER not in differing:
+        return None
+    where = "how responses are gathered into groups: by their place, never by their ground truth"
+    return Kind("groups mix questions: those that have the same ground truth are taken for one group", where)
+
+
 GROUP_2025 = Subject(
     "compute_group_normalized_rewards",
     "cs336_2025",
@@ -215,7 +226,7 @@ GROUP_2025 = Subject(
     _wrong_2025,
     {**{name: KNOBS[name] for name in KNOBS if name != "mean_divisor"}, **REWARD_KNOBS, **RETURN_KNOBS},
     _smaller_texts,
-    hints=hints(_caller_2025),
+    hints=(_by_answer, *hints(_caller_2025)),
 )
 
 

@@ -9,11 +9,12 @@ from rlreason.check.calling import Yours, answer_parts, tensor
 from rlreason.check.functions.tokens import small_model, word_tokenizer
 from rlreason.check.loop import judge
 from rlreason.check.loop.gradients import with_gradients
-from rlreason.check.loop.metrics import misplaced
+from rlreason.check.loop.metrics import not_a_mean, numbers, unlike
 from rlreason.check.loop.recording import RecordedSGD, Recorder, Sample, scored
 from rlreason.check.loop.seeing import seen_weights
 from rlreason.check.loop.tables import Options, Update
-from rlreason.check.subject import Fault, Finding, Subject
+from rlreason.check.loop.truths import of_truths
+from rlreason.check.subject import Fault, Finding, NotWrittenError, Subject, UnwrittenFault
 from rlreason.check.words import shown
 from rlreason.courses import cs336_2026
 
@@ -43,14 +44,19 @@ class _Reward:
 
     told = "a reward for each pair of response and ground truth"
 
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
     def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
+        self.asked.append((str(response), str(ground_truth)))
         return reward(response, ground_truth)
 
 
+OPEN = "gradient_accumulation_steps=5, which does not divide the rows"  # a step may refuse it
 SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("defaults, one micro-batch", {"gradient_accumulation_steps": 1}),
     ("defaults, gradient_accumulation_steps=3", {"gradient_accumulation_steps": 3}),
-    ("gradient_accumulation_steps=5, which does not divide the rows", {"gradient_accumulation_steps": 5}),
+    (OPEN, {"gradient_accumulation_steps": 5}),
     ("max_grad_norm=0.05", {"gradient_accumulation_steps": 2, "max_grad_norm": 0.05}),
     ("advantage_eps=0.5", {"gradient_accumulation_steps": 2, "advantage_eps": 0.5}),
     ("loss_normalization=constant", {"gradient_accumulation_steps": 3, "loss_normalization": "constant",
@@ -78,7 +84,8 @@ class Stage:
         self.updates: list[Update] = []
         self.recorder.on_step = self._step
         prompts = [p for p in PROMPTS for _ in range(4)]
-        truths = [f"truth {p}" for p in range(3) for _ in range(4)]
+        truths = [f"truth {p % 2}" for p in range(3) for _ in range(4)]  # two questions have the same answer
+        self.reward = _Reward()
         self.texts = {
             "repeated_prompts": prompts,
             "rollout_responses": list(RESPONSES),
@@ -117,7 +124,7 @@ class Stage:
             "tokenizer": self.tokenizer,
             "optimizer": self.optimizer,
             "max_grad_norm": 1e4,
-            "reward_fn": _Reward(),
+            "reward_fn": self.reward,
             **{name: list(texts) for name, texts in self.texts.items()},
             "group_size": 4,
             **self.options,
@@ -175,7 +182,12 @@ class Stage:
 
 
 def problems(function: Yours) -> list[Finding]:
-    """The bugs of the user's step, tried with one setting after the other; the first that shows any ends the trial."""
+    """The bugs of the user's step, tried with one setting after the other; the first that shows any ends the trial.
+
+    An error is shown where nothing else is found. `NotWrittenError` where each setting says that it is not written.
+    """
+    faults: list[Finding] = []
+    unwritten = 0
     for about, options in SETTINGS:
         stage = Stage(options)
         try:
@@ -183,11 +195,18 @@ def problems(function: Yours) -> list[Finding]:
             loss, metadata = answer_parts(answer, ("loss", "metadata"))
             value = tensor(loss, "the loss", scalar=True)
         except Fault as fault:
-            return [Finding(NAME, *fault.kind, {"setting": about}, fault.yours, fault.ours)]
+            unwritten += isinstance(fault, UnwrittenFault)
+            if about == OPEN and not stage.updates:
+                function.notes.append(f"not tried, as it refuses it: {about} ({fault.yours})")
+            else:
+                faults.append(Finding(NAME, *fault.kind, {"setting": about}, fault.yours, fault.ours))
+            continue
         found = list(_after(stage, about, value, metadata))
         if found:
             return found
-    return []
+    if unwritten == len(SETTINGS):
+        raise NotWrittenError
+    return faults[:1]
 
 
 def _after(stage: Stage, about: str, loss: torch.Tensor, metadata: Any) -> Iterator[Finding]:
@@ -196,7 +215,10 @@ def _after(stage: Stage, about: str, loss: torch.Tensor, metadata: Any) -> Itera
         kind = f"the optimizer takes {len(stage.updates)} steps where one is asked for"
         yield Finding(NAME, kind, "the calls of optimizer.step()", told, f"{len(stage.updates)} steps", "1 step")
         return
-    found = judge.judged(NAME, stage.updates, about)
+    found = list(of_truths(NAME, stage.samples, stage.reward.asked, stage.texts["repeated_ground_truths"], told))
+    if any(f.half for f in stage.updates[0].forwards):
+        return
+    found = found or judge.judged(NAME, stage.updates, about)
     yield from found
     if found:
         return
@@ -236,22 +258,9 @@ def _loss(update: Update) -> float:
 
 def _metadata(stage: Stage, about: str, metadata: Any) -> Iterator[Finding]:
     """Entropies and clip fractions that are means over other places than response tokens."""
-    batch = {name: float(v) for name, v in metadata.items() if _is_number(v)} if isinstance(metadata, dict) else {}
-    if stage.options["gradient_accumulation_steps"] != 1 and "cliprange" not in stage.options:
-        return
-    for name, got, right_value in misplaced(batch, stage.updates[0]):
-        yield Finding(
-            NAME,
-            f"prompt or padding positions in {name} of the metadata",
-            f"the mean that makes {name}: which positions it is over",
-            {"setting": about},
-            f"{name} {shown(got)}",
-            f"{name} {shown(right_value)}",
-        )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    for name, got, right in unlike(numbers(metadata), stage.updates[0], lenient=True):
+        told = {"setting": about}
+        yield Finding(NAME, *not_a_mean(name), told, f"{name} {shown(got)}", f"{name} {shown(right)}")
 
 
 SUBJECTS = (

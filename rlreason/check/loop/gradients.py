@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlreason.check.compare import multiple
 from rlreason.check.loop.recording import scored
+from rlreason.check.loop.seeing import find
 from rlreason.check.loop.tables import Update, right_weights
 from rlreason.check.subject import Finding, Kind
 
@@ -26,20 +27,28 @@ def same_gradients(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     return gap <= 2e-3 * float(right.abs().max()) + 1e-7
 
 
+def has_right_gradient(update: Update) -> bool:
+    """Whether the gradient at the step is the right one."""
+    return same_gradients(update.gradients["at step"], update.gradients["right"])
+
+
 def of_gradients(function: str, wrong: Sequence[Update], updates: Sequence[Update], about: str) -> Iterator[Finding]:
     """Gradients that go wrong between backward and step: clipping and clearing."""
     for update in wrong:
         for kind, guess in guesses(update):
             if same_gradients(update.gradients["at step"], guess):
-                norms = {name: _norm(update.gradients[name]) for name in ("at step", "right")}
-                yield Finding(
-                    function,
-                    *kind,
-                    {"scenario": about},
-                    f"gradient of norm {norms['at step']:.4g} at the step",
-                    f"norm {norms['right']:.4g}",
-                )
+                yield Finding(function, *kind, {"scenario": about}, *_apart(update))
                 return
+
+
+def _apart(update: Update) -> tuple[str, str]:
+    """Yours and ours: the norms, or the direction where these are equal."""
+    at_step, right = (torch.cat([g.flatten() for g in update.gradients[n]]) for n in ("at step", "right"))
+    yours, ours = (f"gradient of norm {float(g.norm()):.4g} at the step" for g in (at_step, right))
+    if yours == ours:
+        cosine = float(torch.nn.functional.cosine_similarity(at_step, right, 0))
+        yours += f", in another direction: cosine {cosine:.3g} with ours"
+    return yours, ours
 
 
 def _other_norm(update: Update) -> bool:
@@ -65,6 +74,12 @@ def _is_round(factor: float) -> bool:
 def guesses(update: Update) -> Iterator[tuple[Kind, list[Tensor]]]:
     """Gradients at the step under mistakes of clearing and clipping."""
     full, limit = update.gradients["full"], float(update.gradients["limit"][0])
+    if any(f.foreign for f in update.forwards):
+        where = "copies of the policy (deepcopy): the forward pass that is learned from has to be that of `policy`"
+        yield (
+            Kind("a copy of the policy is learned from, so that nothing reaches the policy itself", where),
+            [g * 0 for g in full],
+        )
     before = update.gradients["before"]
     yield Kind("the gradient is not clipped", _CLIP), full
     added = [a + b for a, b in zip(full, before, strict=True)]
@@ -119,7 +134,7 @@ def with_gradients(update: Update, model: Any, limit: float, before: list[Tensor
     full = through(table)
     update.gradients |= {"full": full, "right": clipped(full, limit), "before": before}
     update.gradients["limit"] = [torch.tensor(limit)]
-    if not same_gradients(update.gradients["at step"], update.gradients["right"]):
+    if not has_right_gradient(update):
         for number, rows in enumerate(update.micro):
             chosen = torch.zeros_like(table)
             chosen[rows] = table[rows]
@@ -132,18 +147,20 @@ def plain(function: str, update: Update, about: str) -> Finding:
     factor = multiple(torch.cat([g.flatten() for g in at_step]), torch.cat([g.flatten() for g in right]))
     name = "the gradient at the optimizer step differs from ours"
     where = "everything between the loss and optimizer.step(): backward, zero_grad, clipping, scaling"
-    if update.other_context:
+    if update.other_context and _begun_twice(update):
+        name = "a token stands before the prompt that was not there when it was sampled (a begin token twice?)"
+        where = "how prompt ids are made for the forward pass: prompt_ids are complete as they are"
+    elif update.other_context:
         name = "log-probabilities are not those behind the prompt: padding or other rows are attended to"
         where = "attention_mask, position_ids and the side of the padding"
     elif _other_norm(update):
         name, where = "the gradient is clipped to another norm than max_grad_norm", _CLIP
     elif factor is not None:
         name = f"the gradient at the optimizer step is {factor:.4g} times what it should be"
-    return Finding(
-        function,
-        name,
-        where,
-        {"scenario": about},
-        f"gradient of norm {_norm(at_step):.4g}",
-        f"norm {_norm(right):.4g}",
-    )
+    return Finding(function, name, where, {"scenario": about}, *_apart(update))
+
+
+def _begun_twice(update: Update) -> bool:
+    """Whether every row begins with something else than its prompt: padding would leave out the longest row."""
+    starts = [start for f in update.forwards for ids in f.ids.tolist() for _, start in find(ids, update.samples)[:1]]
+    return bool(starts) and min(starts) > 0

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rlreason.check.compare import is_wild
-from rlreason.check.loop.gradients import of_gradients, plain, same_gradients
+from rlreason.check.loop.gradients import has_right_gradient, of_gradients, plain
 from rlreason.check.loop.recording import Sample
 from rlreason.check.loop.seeing import find
 from rlreason.check.loop.tables import Update, right_weights
@@ -21,7 +21,7 @@ _LEARNED = "how the rows for the forward pass are built from what was sampled"
 
 def judged(function: str, updates: Sequence[Update], about: str) -> list[Finding]:
     """The bugs in these updates of one run; empty where each has the right gradient."""
-    wrong = [u for u in updates if _wrong_gradient(u)]
+    wrong = [u for u in updates if not has_right_gradient(u)]
     if not wrong:
         return []
     wrong = wrong[:1] + [u for u in wrong[1:] if _is_finite(u)]
@@ -46,11 +46,6 @@ def _dropped(function: str, wrong: Sequence[Update], updates: Sequence[Update], 
         kind = "remainder of a batch dropped: some rows are given and never learned from"
         where = "how the rows are cut into micro-batches"
         yield Finding(function, kind, where, {"scenario": about}, f"{len(lost)} of {len(update.samples)} left out", "0")
-
-
-def _wrong_gradient(update: Update) -> bool:
-    at_step, right = update.gradients["at step"], update.gradients["right"]
-    return not same_gradients(at_step, right)
 
 
 def _strangers(function: str, wrong: Sequence[Update], updates: Sequence[Update], about: str) -> Iterator[Finding]:

@@ -19,6 +19,8 @@ class Forward:
     logits: Tensor | None = None  # (rows, width, vocab), detached; None where the output head was gone round
     gradient: Tensor | None = None  # the same shape, summed over backward calls
     backward: int = 0  # how many backward calls reached it
+    foreign: bool = False  # of a copy of the policy
+    half: bool = False  # computed in bfloat16 or float16
 
 
 @dataclass(eq=False)
@@ -37,6 +39,7 @@ class Sample:
     parts: dict[str, float] = field(default_factory=dict)  # all that reward_fn returns
     old: Tensor = field(default_factory=lambda: torch.zeros(0))  # (tokens,) under the weights that sampled
     old_untempered: Tensor = field(default_factory=lambda: torch.zeros(0))  # the same at temperature 1
+    place: int = 0  # of its question among the prompts
 
     @property
     def ids(self) -> list[int]:
@@ -60,7 +63,7 @@ class Recorder:
     def _entered(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
         if self.paused or not output.requires_grad:
             return
-        forward = Forward(arguments[0].detach().clone())
+        forward = Forward(arguments[0].detach().clone(), foreign=module is not self.model.get_input_embeddings())
         self.forwards.append(forward)
 
         def reached(gradient: Tensor) -> None:
@@ -72,7 +75,7 @@ class Recorder:
         if self.paused or not output.requires_grad or not self.forwards:
             return
         forward = self.forwards[-1]
-        forward.logits = output.detach().clone()
+        forward.logits, forward.half = output.detach().clone(), output.dtype in (torch.bfloat16, torch.float16)
 
         def reached(gradient: Tensor) -> None:
             known = forward.gradient

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from random import Random
@@ -16,76 +17,17 @@ from typing import Any
 import torch
 
 from rlreason.check.functions.tokens import small_model, story_tokenizer
-from rlreason.check.loop.gradients import with_gradients
+from rlreason.check.loop.gradients import has_right_gradient, with_gradients
 from rlreason.check.loop.recording import RecordedSGD, Recorder, Sample, scored
+from rlreason.check.loop.scenarios import Scenario
 from rlreason.check.loop.seeing import other_context, seen_weights
 from rlreason.check.loop.tables import Options, Update
 from rlreason.data.stories import make_stories
 
 METHOD_OF = {"reinforce_with_baseline": "none", "grpo_no_clip": "noclip", "grpo_clip": "grpo"}
-MUST = ("policy", "tokenizer", "prompts", "ground_truths", "reward_fn", "generate", "optimizer")
+AGAIN = 100  # is added to the number of a question that is asked once more in a step
 #: Pieces of text that sampled tokens are made of; some neighbours would be one token if they were tokenized together.
 PIECES = ("7", "+", "3", "=", "10", " ", "b", "u", "ys", "so", "9", "-", "1", "h", "as", "4", "?", " lo", "ses", "2")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The numbers of a run, by the handout's names: keyword arguments of the loop."""
-
-    n_grpo_steps: int = 2
-    rollout_batch_size: int = 12
-    group_size: int = 4
-    train_batch_size: int = 12
-    gradient_accumulation_steps: int = 3
-    epochs_per_rollout_batch: int = 1
-    sampling_temperature: float = 0.7
-    sampling_max_tokens: int = 6
-    loss_type: str = "reinforce_with_baseline"
-    cliprange: float = 0.2
-    advantage_eps: float = 1e-6
-    use_std_normalization: bool = True
-    max_grad_norm: float = 1e6
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A run that is tried. `open`: handouts leave it open, so a loop may refuse it."""
-
-    about: str
-    settings: Settings
-    learning_rate: float = 0.3
-    open: bool = False
-
-
-SCENARIOS = (
-    Scenario("on-policy, 3 questions x 4 responses, 3 micro-batches, temperature 0.7", Settings()),
-    Scenario(
-        "off-policy: 2 epochs, 2 updates each, grpo_clip 0.1, temperature 1.3, no std, max_grad_norm 0.05",
-        Settings(
-            train_batch_size=6, gradient_accumulation_steps=2, epochs_per_rollout_batch=2, loss_type="grpo_clip",
-            cliprange=0.1, sampling_temperature=1.3, use_std_normalization=False, max_grad_norm=0.05, seed=1,
-        ),
-        learning_rate=8.0,
-    ),
-    Scenario(
-        "advantage_eps 0.5, 6 questions x 2 responses, 2 updates, no micro-batches, temperature 1",
-        Settings(
-            group_size=2, train_batch_size=6, gradient_accumulation_steps=1, advantage_eps=0.5,
-            sampling_temperature=1.0, seed=2,
-        ),
-    ),
-    Scenario(
-        "a rollout batch of 12 in train batches of 8, each in 3 micro-batches: neither divides the other",
-        Settings(train_batch_size=8, gradient_accumulation_steps=3, n_grpo_steps=1, seed=3),
-        open=True,
-    ),
-    Scenario(
-        "a train batch of 12 in 5 micro-batches, which do not divide it",
-        Settings(gradient_accumulation_steps=5, n_grpo_steps=1, seed=4),
-        open=True,
-    ),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,18 +66,29 @@ class Session:
         self.recorder.on_step = self._step
         stories = make_stories(18, 5, min_events=2, max_events=2, max_value=9)
         self.prompts = [story.question for story in stories]
-        self.truths = [f"{story.answer}/{place}" for place, story in enumerate(stories)]  # no two alike
+        kinds = [place % scenario.answers for place in range(len(stories))]
+        self.truths = [f"{stories[kind].answer}/{kind}" for kind in kinds]
+        self.flat: dict[int, str] = {}  # step -> the ground truth whose responses all earn the same
         self.samples: list[Sample] = []
         self.calls: list[dict[str, Any]] = []  # of generate
         self.judgements: list[tuple[str, str]] = []  # of reward_fn
         self.updates: list[Update] = []
         self.before = [torch.zeros_like(p) for p in self.model.parameters()]
+        self.start = [p.detach().clone() for p in self.model.parameters()]
         self.metrics: Any = None
         self.at_epoch: dict[int, torch.Tensor] = {}  # sample number -> log-probabilities when its epoch began
 
     def run(self, function: Callable[..., Any]) -> None:
         """Let the loop train."""
         self.metrics = function(**self.arguments(function))
+
+    def leave_out_evaluations(self) -> None:
+        """Keep only what was sampled to learn from."""
+        self.samples, self.calls = self.training(), self.training_calls()
+
+    def has_moved(self) -> bool:
+        """Whether the policy's weights have changed."""
+        return any(bool((p != q).any()) for p, q in zip(self.model.parameters(), self.start, strict=True))
 
     def arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
         """What the loop is called with: all that it must take, and those settings that it takes."""
@@ -155,7 +108,11 @@ class Session:
     def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
         """The reward of a response."""
         self.judgements.append((str(response), str(ground_truth)))
-        return reward_parts(str(response), str(ground_truth))
+        return self._reward(str(response), str(ground_truth))
+
+    def _reward(self, text: str, truth: str) -> dict[str, float]:
+        parts = reward_parts(text, truth)
+        return parts | {"reward": 1.0} if truth in self.flat.values() else parts
 
     def generate(
         self,
@@ -170,13 +127,13 @@ class Session:
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         call = {"prompts": prompts, "n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
         self.calls.append(call)
-        new = []
+        if self.scenario.flat and temperature == self.settings.sampling_temperature and prompts[0] in self.prompts:
+            self.flat.setdefault(self.optimizer.steps, self.truths[self.prompts.index(prompts[0])])
+        new: list[Sample] = []
+        call["samples"] = new
         for prompt in prompts:
             for k in range(n):
-                number = len(self.samples)
-                new.append(
-                    self._sample(prompt, Random(f"{seed}/{prompt}/{k}" if seed is not None else number), max_tokens)
-                )
+                new.append(self._sample(prompt, f"{seed}/{prompt}/{k}" if seed is not None else "", max_tokens))
                 self.samples.append(new[-1])
         width = max(len(s.token_ids) for s in new)
         with torch.no_grad(), self.recorder.pause():
@@ -190,7 +147,16 @@ class Session:
             for s, prompt in zip(new, (p for p in prompts for _ in range(n)), strict=True)
         ]
 
-    def _sample(self, prompt: str, rng: Random, max_tokens: int) -> Sample:
+    def _sample(self, prompt: str, seed: str, max_tokens: int) -> Sample:
+        """A response by its seed alone; without one it differs from the others to its question in more than its end."""
+        for attempt in range(20):
+            made = self._drawn(prompt, Random(seed or f"{len(self.samples)}/{attempt}"), max_tokens)
+            asked = (s for s in self.samples if (s.place, s.round) == (made.place, made.round))
+            if seed or not any(_alike(s.token_ids, made.token_ids) for s in asked):
+                break
+        return made
+
+    def _drawn(self, prompt: str, rng: Random, max_tokens: int) -> Sample:
         truncated = rng.random() < 0.5
         length = max_tokens if truncated else rng.randint(2, max_tokens - 1)
         ids: list[int] = []
@@ -203,7 +169,7 @@ class Session:
         prompt_ids = self.tokenizer.encode(prompt, add_special_tokens=False)
         return Sample(
             len(self.samples), place, self.optimizer.steps, prompt_ids, ids, text, truth, truncated,
-            reward(text, truth), reward_parts(text, truth),
+            self._reward(text, truth)["reward"], self._reward(text, truth), place=place,
         )  # fmt: skip
 
     def objective(self) -> Options:
@@ -217,10 +183,27 @@ class Session:
             temperature=s.sampling_temperature,
         )
 
+    def training_calls(self) -> list[dict[str, Any]]:
+        """The calls of `generate` to learn from: an evaluation has another temperature, or no groups."""
+        asked = self.settings.sampling_temperature
+        calls = [c for c in self.calls if c["temperature"] == asked] or self.calls
+        return [c for c in calls if c["n"] > 1 or len(set(c["prompts"])) < len(c["prompts"])] or calls
+
+    def training(self) -> list[Sample]:
+        """What was sampled to learn from. A question that is asked twice in a step has two groups."""
+        samples = [s for call in self.training_calls() for s in call["samples"]]
+        seen: Counter[tuple[int, int]] = Counter()
+        for s in samples:
+            if s.place >= 0:
+                s.prompt = s.place + AGAIN * (seen[s.round, s.place] // self.settings.group_size)
+                seen[s.round, s.place] += 1
+        return samples
+
     def rollout(self) -> list[Sample]:
         """What was sampled last: all since the last optimizer step before which anything was."""
-        latest = max((s.round for s in self.samples), default=0)
-        return [s for s in self.samples if s.round == latest]
+        samples = self.training()
+        latest = max((s.round for s in samples), default=0)
+        return [s for s in samples if s.round == latest]
 
     def _refreshed(self, rollout: list[Sample], samples: list[Sample], width: int) -> torch.Tensor:
         """Log-probabilities of an update's samples when its pass over the rollout began."""
@@ -237,6 +220,14 @@ class Session:
             taken = sum(u.rollout[:1] == rollout[:1] for u in self.updates) % -(-len(rollout) // size)
             seen["samples"] = rollout[taken * size : (taken + 1) * size]
         seen |= {"micro": [list(range(len(seen["samples"])))], "outside": {}, "strangers": []}
+
+    def _with_gradients(self, update: Update) -> None:
+        """Gradients by separate groups, and, where that is wrong, by one group of a question that was asked twice."""
+        with_gradients(update, self.model, self.settings.max_grad_norm, self.before)
+        if any(s.prompt >= AGAIN for s in update.rollout) and not has_right_gradient(update):
+            update.merged = True
+            with_gradients(update, self.model, self.settings.max_grad_norm, self.before)
+            update.unclear = not has_right_gradient(update)
 
     def _step(self) -> None:
         rollout, o = self.rollout(), self.objective()
@@ -267,6 +258,12 @@ class Session:
                 update.other_context = other_context(update.forwards, samples, there.detach())
                 update.refreshed = self._refreshed(rollout, samples, width)
                 update.earlier = [s for s in self.samples if s not in rollout]
-                with_gradients(update, self.model, self.settings.max_grad_norm, self.before)
+                self._with_gradients(update)
         self.before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
         self.updates.append(update)
+
+
+def _alike(a: list[int], b: list[int]) -> bool:
+    """Whether two responses cannot be told apart in rows that may lack their last token."""
+    n = max(1, min(len(a), len(b)) - 1)
+    return a[:n] == b[:n]

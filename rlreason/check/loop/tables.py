@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +51,6 @@ class Update:
     outside: dict[str, float] = field(default_factory=dict)  # largest gradient at other places, by what is there
     label_shift: int = 0  # how many places off the tokens are that are learned
     temperature_seen: float | None = None  # at which the gradient is that of log-probabilities; None: at none
-    entropies: dict[str, float] = field(default_factory=dict)
     gradients: dict[str, list[Tensor]] = field(default_factory=dict)  # as they were, as they should be, ...
     strangers: list[list[int]] = field(default_factory=list)  # rows learned from that nobody sampled
     unseen: list[Sample] = field(default_factory=list)  # given for this step and in no pass of it
@@ -58,6 +58,8 @@ class Update:
     refreshed: Tensor | None = None  # (n, width): log-probabilities when this pass over the rollout began
     other_context: bool = False  # the logits of some response are not those of prompt and response alone
     forwards: list[Forward] = field(default_factory=list)  # the passes that it was learned by
+    merged: bool = False  # responses to a question that was asked twice are one group
+    unclear: bool = False  # a question was asked twice, and no way to group its responses explains the gradient
 
     @property
     def width(self) -> int:
@@ -75,6 +77,10 @@ class Update:
             return self.refreshed
         return padded([s.old_untempered if how == "untempered" else s.old for s in self.samples], self.width)
 
+    def group(self, s: Sample) -> int:
+        """The number of a sample's group."""
+        return s.place if self.merged else s.prompt
+
     def places(self) -> list[int]:
         """Of each sample, its place in the rollout."""
         order = {s.number: i for i, s in enumerate(self.rollout)}
@@ -85,7 +91,7 @@ def right_weights(update: Update) -> Tensor:
     """(n, width): the weights by `rlreason.objectives`."""
     o = update.options
     rewards = torch.tensor([s.reward for s in update.rollout])
-    groups = torch.tensor([s.prompt for s in update.rollout])
+    groups = torch.tensor([update.group(s) for s in update.rollout])
     a = compute_group_advantages(
         rewards, groups, baseline=o.baseline, std_norm=NORM_OF[o.normalizer], advantage_eps=o.advantage_eps
     )[torch.tensor(update.places())][:, None]
@@ -105,6 +111,14 @@ def right_weights(update: Update) -> Tensor:
 
 MICRO_KNOBS = {
     "micro": {
+        "summed": Kind(
+            "responses are summed, not averaged: their number divides nowhere",
+            "what the sum over responses is divided by",
+        ),
+        "live": Kind(
+            "responses to questions whose rewards are all equal are dropped, and the mean is taken over fewer",
+            "what is done with groups of equal rewards: they count in the mean, with advantage 0",
+        ),
         "not_divided": Kind(
             "micro-batches are added up without dividing: the gradient grows with their number",
             "where gradient_accumulation_steps divides the loss",
@@ -143,6 +157,10 @@ MICRO_KNOBS = {
             "groups mix questions: groups are formed within a shuffled or cut train batch",
             "where advantages are computed: before or after the batch is cut",
         ),
+        "by_truth": Kind(
+            "groups mix questions: those that have the same ground truth are taken for one group",
+            "how responses are gathered into groups: by their question, never by its ground truth",
+        ),
     },
     "part": {
         "answer_reward": Kind("answer_reward is taken where the total, reward, is asked for", "the use of reward_fn"),
@@ -154,16 +172,24 @@ KNOBS: Mapping[str, Mapping[str, Kind]] = {
     "ratio": losses.KNOBS["ratio"],
     **MICRO_KNOBS,
     **advantages.KNOBS,
-    **{name: losses.KNOBS[name] for name in ("sign", "pick", "bounds", "dual", "advantage", "weight", "sequence")},
+    **{name: losses.KNOBS[name] for name in ("sign", "pick", "bounds", "advantage", "weight", "sequence")},
     "method": losses.KNOBS["method"],
-    **{name: aggregation.KNOBS[name] for name in ("mask", "rows", "batch", "constant")},
+    "mask": {name: aggregation.KNOBS["mask"][name] for name in ("late", "early", "no_first", "no_last")},
+    "rows": aggregation.KNOBS["rows"]
+    | {
+        "width": Kind(
+            "sums over tokens are divided by the padded width or sampling_max_tokens, not by the response's own tokens",
+            "what the sum over a response's tokens is divided by",
+        )
+    },
+    **{name: aggregation.KNOBS[name] for name in ("batch", "constant")},
 }
 
 
 def wrong_weights(update: Update, k: Knobs) -> Tensor:
     """(n, width): the weights with these mistakes."""
     o = update.options
-    a = _advantages(update, k)[:, None]
+    a = advantages_with(update, k)[:, None]
     leaf, mask = update.log_probs.detach().requires_grad_(), update.mask
     if k.get("advantage") == "other_input":
         a = _rewards(update.samples, k)[:, None]
@@ -173,7 +199,7 @@ def wrong_weights(update: Update, k: Knobs) -> Tensor:
     parts = update.micro[-1:] if k.get("micro") == "last" else update.micro
     n_micro = len(update.micro)
     of_constant = k.get("micro") == "share_of_constant"
-    if (how == "constant") != of_constant and k.get("micro") in ("twice", "unequal", "by_setting", "share_of_constant"):
+    if "micro" in k and k["micro"] not in ("not_divided", "last") and (how == "constant") != of_constant:
         raise ValueError("a mistake of the other normaliser")
     for rows in parts:
         loss = losses.token_loss(o.method, a[rows], leaf[rows], old[rows], o.cliprange, mask[rows], k)
@@ -183,6 +209,8 @@ def wrong_weights(update: Update, k: Knobs) -> Tensor:
             "not_divided": 1.0,
             "twice": share / n_micro,
             "unequal": 1 / n_micro,
+            "live": len(rows) / len(update.samples),
+            "summed": float(len(rows)),
             "by_setting": 1 / update.accumulation,
             "share_of_constant": 1 / n_micro,
         }.get(k.get("micro", ""), share)
@@ -198,16 +226,17 @@ def _rewards(samples: Sequence[Sample], k: Knobs) -> Tensor:
     return torch.tensor([s.parts.get(part, s.reward) for s in samples])
 
 
-def _advantages(update: Update, k: Knobs) -> Tensor:
+def advantages_with(update: Update, k: Knobs) -> Tensor:
     """(n,) of the update's samples, with mistakes."""
     o, order = update.options, k.get("order", "")
+    if order == "by_truth":
+        return _by_truth(update, k)
     members = update.samples if order == "of_update" else update.rollout
     number = {s.number: i for i, s in enumerate(members)}
-    ranked = list(members) if order else sorted(members, key=lambda s: s.prompt)
+    ranked = list(members) if order else sorted(members, key=update.group)
     if k.get("after") or k.get("groups"):
         ranked = list(members)
-    counts = [sum(s.prompt == p for s in update.rollout) for p in {s.prompt for s in update.rollout}]
-    size = max(counts)
+    size = max(Counter(update.group(s) for s in update.rollout).values())
     rewards = _rewards(ranked, k)
     if len(rewards) % size:
         raise ValueError("no whole groups")
@@ -215,3 +244,16 @@ def _advantages(update: Update, k: Knobs) -> Tensor:
     by_place = torch.zeros(len(members))
     by_place[torch.tensor([number[s.number] for s in ranked])] = found
     return by_place[torch.tensor([number[s.number] for s in update.samples])]
+
+
+def _by_truth(update: Update, k: Knobs) -> Tensor:
+    """(n,) advantages where a group is all responses whose questions have one ground truth."""
+    o, truths = update.options, [s.truth for s in update.rollout]
+    if len(set(truths)) == len({update.group(s) for s in update.rollout}):
+        raise ValueError("no two questions have the same ground truth")
+    groups = torch.tensor([truths.index(truth) for truth in truths])
+    found = compute_group_advantages(
+        _rewards(update.rollout, k), groups, baseline=o.baseline, std_norm=NORM_OF[o.normalizer],
+        advantage_eps=o.advantage_eps,
+    )  # fmt: skip
+    return found[torch.tensor(update.places())]

@@ -9,57 +9,90 @@ from typing import Any
 from rlreason.check.limit import TimeUpError
 from rlreason.check.loop.gradients import is_scaled
 from rlreason.check.loop.judge import judged
-from rlreason.check.loop.metrics import misplaced, unlike
+from rlreason.check.loop.metrics import not_a_mean, numbers, unlike
 from rlreason.check.loop.recording import Sample
-from rlreason.check.loop.session import SCENARIOS, Scenario, Session
+from rlreason.check.loop.scenarios import SCENARIOS, Scenario
+from rlreason.check.loop.session import Session
+from rlreason.check.loop.truths import of_truths
 from rlreason.check.names import LOOP
 from rlreason.check.subject import Finding, Kind, NotWrittenError
-from rlreason.check.words import shown
-from rlreason.plugins.load import described
+from rlreason.check.words import shown, their_error
 
 _SAMPLING = "the call of generate"
 _BATCHES = "how a rollout batch is cut into train batches and micro-batches"
+_STEPS = "the calls of optimizer.step(), and the loops around it"
+_LOST = "remainder of a batch dropped: some responses are sampled and never learned from"
 
 
-def problems(function: Callable[..., Any]) -> list[Finding]:
-    """The bugs of a train loop, by the first scenario that shows any."""
+def problems(function: Callable[..., Any], notes: list[str]) -> list[Finding]:
+    """The bugs of a train loop, by the first scenario that shows any; what could not be tried goes into `notes`."""
+    unwritten: list[Finding] = []
     for scenario in SCENARIOS:
-        if found := tried(function, scenario):
+        if found := tried(function, scenario, notes, unwritten):
             return found
-    return []
+    if len(unwritten) == sum(not scenario.open for scenario in SCENARIOS):
+        raise NotWrittenError
+    return unwritten[:1]
 
 
-def tried(function: Callable[..., Any], scenario: Scenario) -> list[Finding]:
-    """The bugs that one scenario shows."""
+def tried(
+    function: Callable[..., Any], scenario: Scenario, notes: list[str], unwritten: list[Finding]
+) -> list[Finding]:
+    """The bugs that one scenario shows; a loop that does nothing yet, or says so, goes into `unwritten`."""
     session = Session(scenario)
     told = {"scenario": scenario.about}
     failed: Finding | None = None
     try:
         session.run(function)
-    except NotImplementedError as error:
-        raise NotWrittenError(str(error)) from None
     except TimeUpError:
         raise
     except BaseException as error:  # whatever a stranger's loop does
         if scenario.open and not session.updates:
+            notes.append(f"not tried, as the loop refuses it: {scenario.about} ({their_error(error)})")
             return []
         kind = Kind("it raises an error", "the line that is named")
-        failed = Finding(LOOP, *kind, told, described(error), "a run to its end")
-    early = [] if failed else list(_of_calls(session, told))
-    if early:
-        return early
-    if failed is None and (found := list(_of_steps(session, told))):
-        return found
+        failed = Finding(LOOP, *kind, told, their_error(error), "a run to its end")
+        if isinstance(error, NotImplementedError) and not session.updates:
+            unwritten.append(failed)
+            return []
+    session.leave_out_evaluations()
+    if not failed and not session.calls and not session.updates and session.metrics is None:
+        if not scenario.open:
+            unwritten.append(Finding(LOOP, "nothing is sampled: generate is never called", _SAMPLING, told))
+        return []
+    return _found(session, failed, told, notes)
+
+
+def _found(session: Session, failed: Finding | None, told: dict[str, str], notes: list[str]) -> list[Finding]:
+    """The bugs of a finished run; those of its calls and steps come before those of its gradients."""
+    if failed is None:
+        for look in (_of_optimizer, _of_calls, _of_steps):
+            if found := list(look(session, told)):
+                return found
     if failed is None or session.updates:
         updates = [u for u in session.updates if u.gradients or u.strangers]
-        if scenario.open:  # what an uneven batch is divided by is left open, too, but not how its rows compare
+        if any(f.half for u in updates for f in u.forwards):
+            note = "mixed precision: its gradients and metrics are not judged, because they are too coarse"
+            notes += [] if note in notes else [note]
+            return [failed] if failed else list(_of_counts(session, told))
+        updates = [u for u in updates if not u.unclear]
+        if session.scenario.open:  # what an uneven batch is divided by is left open, but not how its rows compare
             updates = [u for u in updates if not is_scaled(u)]
-        found = judged(LOOP, updates, scenario.about)
+        found = judged(LOOP, updates, session.scenario.about)
         if found:
             return found
     if failed:
         return [failed]
     return list(_of_counts(session, told)) or list(_of_metrics(session, told))
+
+
+def _of_optimizer(session: Session, told: dict[str, str]) -> Iterator[Finding]:
+    """Weights that were changed by something else than the optimizer that was handed in."""
+    if session.updates or not session.has_moved():
+        return
+    kind = "the optimizer that is handed in never steps, though the weights change: the loop makes one of its own"
+    where = "lines that make an optimizer, such as torch.optim.AdamW(...): use the argument `optimizer` there"
+    yield Finding(LOOP, kind, where, told, "0 steps of `optimizer`", f"{_steps(session)} steps of `optimizer`")
 
 
 def _of_calls(session: Session, told: dict[str, str]) -> Iterator[Finding]:
@@ -69,16 +102,13 @@ def _of_calls(session: Session, told: dict[str, str]) -> Iterator[Finding]:
         yield Finding(LOOP, "nothing is sampled: generate is never called", _SAMPLING, told)
         return
     for call in session.calls:
-        if call["temperature"] != s.sampling_temperature:
-            kind = "temperature ignored: sampling_temperature is not passed on to generate"
-            yield Finding(
-                LOOP, kind, _SAMPLING, told, f"temperature {call['temperature']:g}", f"{s.sampling_temperature:g}"
-            )
-            return
-        if call["max_tokens"] != s.sampling_max_tokens:
-            kind = "sampling_max_tokens is not passed on to generate"
-            yield Finding(LOOP, kind, _SAMPLING, told, f"{call['max_tokens']}", f"{s.sampling_max_tokens}")
-            return
+        for name, setting in (("temperature", "sampling_temperature"), ("max_tokens", "sampling_max_tokens")):
+            asked = getattr(s, setting)
+            if call[name] != asked:
+                ignored = "temperature ignored: " if name == "temperature" else ""
+                kind = f"{ignored}{setting} is not passed on to generate"
+                yield Finding(LOOP, kind, _SAMPLING, told, f"{name} {call[name]:g}", f"{asked:g}")
+                return
     yield from _of_groups(session, told)
 
 
@@ -97,7 +127,9 @@ def _of_groups(session: Session, told: dict[str, str]) -> Iterator[Finding]:
             shown_group = [x.text for x in group]
             yield Finding(LOOP, kind, where, told, f"a group of {shown(shown_group)}", f"{len(group)} samples")
             return
-    yield from _of_truths(session, told)
+    if found := list(of_truths(LOOP, session.samples, session.judgements, session.truths, told)):
+        yield from found
+        return
     sizes = Counter(len(group) for group in _groups(session.samples))
     if set(sizes) != {s.group_size}:
         kind = "a question has more or fewer responses than group_size"
@@ -122,82 +154,51 @@ def _groups(samples: list[Sample]) -> list[list[Sample]]:
     return list(groups.values())
 
 
-def _of_truths(session: Session, told: dict[str, str]) -> Iterator[Finding]:
-    """Responses that were judged, but never with their own question's ground truth."""
-    judgedly = Counter(session.judgements)
-    texts = {text for text, _ in judgedly}
-    for s in session.samples:
-        if (s.text, s.truth) in judgedly or (s.text.strip(), s.truth) in judgedly:
-            continue
-        if s.text in texts:
-            other = next(truth for text, truth in judgedly if text == s.text)
-            kind = "answers are misaligned: a response is judged by another question's ground truth"
-            where = "how prompts, responses and ground truths are repeated and zipped"
-            if other == s.text or other not in session.truths:
-                kind = "reward_fn gets something else than the question's ground truth"
-            if (s.truth, s.text) in judgedly:
-                kind = "reward_fn gets ground truth and response in swapped places"
-            more = told | {"response": repr(s.text), "its ground truth": s.truth}
-            yield Finding(LOOP, kind, where, more, f"judged by {other!r}", f"judged by {s.truth!r}")
-            return
-        if any(truth == s.text for _, truth in judgedly):
-            kind = "reward_fn gets ground truth and response in swapped places"
-            yield Finding(LOOP, kind, "the call of reward_fn", told | {"response": repr(s.text)})
-            return
-        kind = "the reward is not asked for the text that was sampled"
-        where = "what is handed to reward_fn as the response"
-        near = next((text for text, truth in judgedly if truth == s.truth), "nothing")
-        yield Finding(LOOP, kind, where, told, f"judged text {near!r}", repr(s.text))
-        return
+def _steps(session: Session) -> int:
+    """How many optimizer steps are asked for."""
+    s = session.settings
+    return s.n_grpo_steps * s.epochs_per_rollout_batch * -(-s.rollout_batch_size // s.train_batch_size)
 
 
 def _of_steps(session: Session, told: dict[str, str]) -> Iterator[Finding]:
-    """Far too many optimizer steps, or samples that no step was for: named before their gradients are judged."""
-    s = session.settings
-    steps = s.n_grpo_steps * s.epochs_per_rollout_batch * -(-s.rollout_batch_size // s.train_batch_size)
+    """Too many or too few optimizer steps, or samples that no step was for: named before gradients are judged."""
+    s, steps, taken = session.settings, _steps(session), len(session.updates)
     largest = max((len(u.samples) for u in session.updates), default=0)
-    if len(session.updates) > steps and largest < s.train_batch_size and s.gradient_accumulation_steps > 1:
+    kind = ""
+    if taken > steps and largest < s.train_batch_size and s.gradient_accumulation_steps > 1:
         kind = "the optimizer steps after each micro-batch: gradients are not accumulated"
-        where = "the calls of optimizer.step(), and the loops around it"
-        yield Finding(LOOP, kind, where, told, f"{len(session.updates)} steps", f"{steps} steps")
-        return
-    if session.updates and not any(u.strangers for u in session.updates):
+    elif 0 < taken < steps and largest > s.train_batch_size:
+        kind = "one optimizer step is taken for several train batches, not one after each"
+    if kind:
+        yield Finding(LOOP, kind, _STEPS, told, f"{taken} steps", f"{steps} steps")
+    elif session.updates and all(u.micro and u.gradients and not u.strangers for u in session.updates):
         learned = {x.number for u in session.updates for x in u.samples}
         never = [x for x in session.samples if _deviates(x, session.samples) and x.number not in learned]
-        if never and len(never) < len(session.samples) and all(u.micro and u.gradients for u in session.updates):
-            kind = "remainder of a batch dropped: some responses are sampled and never learned from"
-            yield Finding(LOOP, kind, _BATCHES, told, f"{len(never)} of {len(session.samples)} are left out", "0")
+        if 0 < len(never) < len(session.samples):
+            yield Finding(LOOP, _LOST, _BATCHES, told, f"{len(never)} of {len(session.samples)} are left out", "0")
 
 
 def _of_counts(session: Session, told: dict[str, str]) -> Iterator[Finding]:
     """How often each sample was learned from, and how many optimizer steps there were."""
-    s = session.settings
-    learned: Counter[int] = Counter()
-    for update in session.updates:
-        learned.update({sample.number for sample in update.samples})
+    epochs = session.settings.epochs_per_rollout_batch
+    learned = Counter(sample.number for update in session.updates for sample in update.samples)
     live = [x for x in session.samples if _deviates(x, session.samples)]
     never = [x for x in live if not learned[x.number]]
     if never:
-        kind = "remainder of a batch dropped: some responses are sampled and never learned from"
-        if len(session.updates) == 0:
-            kind = "no optimizer step is taken"
+        kind = _LOST if session.updates else "no optimizer step is taken"
         yield Finding(LOOP, kind, _BATCHES, told, f"{len(never)} of {len(session.samples)} are left out", "0")
         return
     often = Counter(learned[x.number] for x in live)
-    if set(often) != {s.epochs_per_rollout_batch}:
+    if set(often) != {epochs}:
         kind = "responses are learned from more or less often than epochs_per_rollout_batch"
-        yield Finding(
-            LOOP, kind, _BATCHES, told, f"{shown(sorted(often))} times", f"{s.epochs_per_rollout_batch} times"
-        )
+        yield Finding(LOOP, kind, _BATCHES, told, f"{shown(sorted(often))} times", f"{epochs} times")
         return
-    per_step = -(-s.rollout_batch_size // s.train_batch_size)
-    steps = s.n_grpo_steps * s.epochs_per_rollout_batch * per_step
-    if len(session.updates) != steps:
+    steps, taken = _steps(session), len(session.updates)
+    if taken != steps:
         kind = "the number of optimizer steps is wrong"
-        if len(session.updates) >= steps * s.gradient_accumulation_steps > steps:
+        if taken >= steps * session.settings.gradient_accumulation_steps > steps:
             kind = "the optimizer steps after each micro-batch: gradients are not accumulated"
-        where = "the calls of optimizer.step(), and the loops around it"
-        yield Finding(LOOP, kind, where, told, f"{len(session.updates)} steps", f"{steps} steps")
+        yield Finding(LOOP, kind, _STEPS, told, f"{taken} steps", f"{steps} steps")
 
 
 def _deviates(sample: Sample, samples: list[Sample]) -> bool:
@@ -212,22 +213,6 @@ def _of_metrics(session: Session, told: dict[str, str]) -> Iterator[Finding]:
     if not isinstance(rows, list | tuple) or len(rows) != len(session.updates):
         return
     for row, update in zip(rows, session.updates, strict=True):
-        if not isinstance(row, dict):
-            return
-        numbers = {}
-        for name, value in row.items():
-            try:
-                numbers[str(name)] = float(value)
-            except (TypeError, ValueError):
-                continue
-        for name, yours, ours in misplaced(numbers, update):
-            kind = f"prompt or padding positions in the reported {name}"
-            where = f"the mean that makes {name}: which positions it is over"
-            yield Finding(LOOP, kind, where, told, f"{name} {shown(yours)}", f"{name} {shown(ours)}")
-            return
-        exact = {name: value for name, value in numbers.items() if name in ("entropy", "clip_fraction")}
-        for name, yours, ours in unlike(exact, update):
-            kind = f"the reported {name} is no mean over the update's response tokens"
-            where = f"the mean that makes {name}"
-            yield Finding(LOOP, kind, where, told, f"{name} {shown(yours)}", f"{name} {shown(ours)}")
+        for name, yours, ours in unlike(numbers(row), update):
+            yield Finding(LOOP, *not_a_mean(name), told, f"{name} {shown(yours)}", f"{name} {shown(ours)}")
             return

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from rlreason.check.compare import is_wild, multiple
-from rlreason.check.loop.tables import KNOBS, Update, right_weights, wrong_weights
+from rlreason.check.loop.recording import Sample
+from rlreason.check.loop.tables import KNOBS, Update, advantages_with, right_weights, wrong_weights
 from rlreason.check.subject import Finding, Kind
 from rlreason.check.words import shown
-
-SECONDS = 2.0  # of looking for the mistakes that give the weights that were seen
 
 
 def of_weights(function: str, wrong: Sequence[Update], updates: Sequence[Update], about: str) -> Iterator[Finding]:
@@ -24,9 +21,11 @@ def of_weights(function: str, wrong: Sequence[Update], updates: Sequence[Update]
     if not bad or wrong[0] not in bad:
         return
     knobs = _explaining(visible)
-    kinds = [KNOBS[knob][value] for knob, value in knobs.items()] if knobs else [_described(bad)]
-    for kind in kinds:
-        yield _weight_example(function, bad[0], kind, about)
+    if knobs is None:
+        yield _weight_example(function, bad[0], _described(bad), about, None)
+        return
+    ((knob, value),) = knobs.items()
+    yield _weight_example(function, bad[0], KNOBS[knob][value], about, knobs)
 
 
 def _same(a: Tensor | None, b: Tensor) -> bool:
@@ -36,22 +35,13 @@ def _same(a: Tensor | None, b: Tensor) -> bool:
 
 
 def _explaining(updates: Sequence[Update]) -> dict[str, str] | None:
-    """The mistakes, one or two, that give the weights of every update; None where none do."""
-    singles = [(knob, value) for knob, values in KNOBS.items() for value in values]
-    tries: list[dict[str, str]] = [{knob: value} for knob, value in singles]
-    tries += [dict([a, b]) for a, b in combinations(singles, 2) if a[0] != b[0] and a[0] in _PAIRED]
+    """The mistake that gives the weights of every update; None where none does."""
     ordered = sorted(updates, key=lambda u: _same(u.weights, right_weights(u)))
-    until = time.monotonic() + SECONDS
-    for knobs in tries:
-        if time.monotonic() > until:
-            return None
-        if all(_gives(u, knobs) for u in ordered):
-            return knobs
+    for knob, values in KNOBS.items():
+        for value in values:
+            if all(_gives(u, {knob: value}) for u in ordered):
+                return {knob: value}
     return None
-
-
-#: Knobs that are tried together with every other one.
-_PAIRED = ("micro", "old", "order", "groups", "spread", "eps")
 
 
 def _gives(update: Update, knobs: dict[str, str]) -> bool:
@@ -67,18 +57,25 @@ def _described(bad: Sequence[Update]) -> Kind:
     assert first.weights is not None
     right = right_weights(first)
     if is_wild(first.weights):
+        without_eps = wrong_weights(first, {"eps": "dropped"})
+        if is_wild(without_eps) and torch.equal(*(w.isfinite() | ~first.mask for w in (without_eps, first.weights))):
+            where = "where advantage_eps enters the division: equal rewards have a standard deviation of 0"
+            return Kind("the gradient is not finite: advantage_eps is dropped, and equal rewards give 0 / 0", where)
         return Kind("the gradient is not finite", "divisions by what can be 0")
+    if _ends_lost(first, right):
+        where = "how the mask of response tokens is made: it covers the end token, too"
+        return Kind("end tokens have weight 0: nothing teaches the policy to stop", where)
     if not bool(first.weights.any()):
         return Kind("nothing is learned: every token has weight 0", "what is detached, and whether old and new are one")
-    factors = [multiple(u.weights, right_weights(u)) for u in bad if u.weights is not None]
-    if all(f is not None for f in factors):
-        told = ", ".join(f"{f:.4g}" for f in dict.fromkeys(round(f or 0, 5) for f in factors))
-        return Kind(f"the loss is a multiple of what it should be ({told} times)", "what the loss is divided by")
+    factors = [multiple(u.weights, right_weights(u)) or 0.0 for u in bad if u.weights is not None]
+    if factors[0] and all(abs(f - factors[0]) <= 1e-3 * abs(factors[0]) for f in factors):
+        name = f"the loss is a multiple of what it should be ({factors[0]:.4g} times)"
+        return Kind(name, "what the loss is divided by")
     by_row = _row_factors(first, right)
     if by_row is not None:
         if (kind := _of_factors(first, by_row)) is not None:
             return kind
-        if _swapped(first, by_row):
+        if _swapped(first, right):
             where = "the indices that pick advantages for a micro-batch"
             return Kind("responses get one another's advantages", where)
         if _group_sums(first):
@@ -91,6 +88,21 @@ def _described(bad: Sequence[Update]) -> Kind:
             "advantages, and what each response is divided by",
         )
     return Kind("tokens have other weights than they should", "the per-token loss and its mask")
+
+
+def _ends_lost(update: Update, right: Tensor) -> bool:
+    """Whether exactly the end tokens of finished responses have no weight."""
+    lost = []
+    for row, s in enumerate(update.samples):
+        seen, last = (
+            update.weights[row].abs() > 1e-7 if update.weights is not None else right[row],
+            len(s.token_ids) - 1,
+        )
+        if bool(right[row].any()) and last > 0:
+            if not bool(seen[:last].all()):
+                return False
+            lost.append((not s.truncated, not bool(seen[last])))
+    return bool(lost) and all(finished == gone for finished, gone in lost) and any(gone for _, gone in lost)
 
 
 def _row_factors(update: Update, right: Tensor) -> list[float] | None:
@@ -130,13 +142,12 @@ def _of_factors(update: Update, factors: Sequence[float]) -> Kind | None:
     return None
 
 
-def _swapped(update: Update, factors: Sequence[float]) -> bool:
+def _swapped(update: Update, right: Tensor) -> bool:
     """Whether every response has the advantage of some response, but not all their own."""
-    right = right_weights(update) * update.mask.sum(-1, keepdim=True)
-    own = right[:, 0]
-    if update.options.method != "none" or bool((own == 0).any()) or any(f != f for f in factors):
+    assert update.weights is not None
+    if update.options.method != "none":
         return False
-    got = own * torch.tensor(list(factors))
+    got, own = update.weights.sum(-1), right.sum(-1)
     return all(bool(((own - a).abs() < 2e-3 * own.abs().max()).any()) for a in got)
 
 
@@ -153,20 +164,53 @@ def _group_sums(update: Update) -> bool:
     return bool((sums.abs() > 1e-3 * read.abs().max()).any())
 
 
-def _weight_example(function: str, update: Update, kind: Kind, about: str) -> Finding:
-    """The response whose first weight is furthest off, with its group."""
+def _weight_example(function: str, update: Update, kind: Kind, about: str, knobs: dict[str, str] | None) -> Finding:
+    """The response whose weights are furthest off: its question, its group's rewards, and a token's weight."""
     assert update.weights is not None
     right = right_weights(update)
     gap = (update.weights - right).nan_to_num(1e9).abs()
+    telling = torch.tensor([_is_live(update, s) for s in update.samples])
+    gap = gap * telling[:, None].float() if bool((gap[telling] > 1e-6).any()) else gap
     row = int(gap.amax(-1).argmax())
-    sample, n = update.samples[row], len(update.samples[row].token_ids)
-    group = [s for s in update.rollout if s.prompt == sample.prompt]
+    sample, place = update.samples[row], int(gap[row].argmax())
+    group = [s for s in update.rollout if update.group(s) == update.group(sample)]
     told = {
         "scenario": about,
-        "rewards of its question": shown([s.reward for s in group]),
-        "its reward": shown(sample.reward),
-        "its tokens": str(n),
-        "responses in the update": str(len(update.samples)),
+        "question": repr(update.tokenizer.decode(sample.prompt_ids)) if update.tokenizer else str(sample.prompt),
+        "rewards of its responses": shown([s.reward for s in group]),
+        "this response": f"{sample.text!r}, {len(sample.token_ids)} tokens, reward {shown(sample.reward)}",
     }
-    name = "weight (d loss / d log-probability) of its tokens"
-    return Finding(function, *kind, told, f"{name} {shown(update.weights[row, :n])}", f"{name} {shown(right[row, :n])}")
+    if (mixed := _mixed_group(update, sample, knobs)) is not None:
+        questions = len({update.group(s) for s in mixed})
+        yours = f"its group is responses to {questions} questions, with rewards of mean {_mean(mixed):.3g}"
+        if len(mixed) <= 6:
+            yours += f": {shown([s.reward for s in mixed])}"
+        return Finding(function, *kind, told, yours, f"the responses to its own question, of mean {_mean(group):.3g}")
+    token = repr(update.tokenizer.decode([sample.token_ids[place]])) if update.tokenizer else sample.token_ids[place]
+    told["its token"] = f"number {place + 1}, {token}"
+    name = "it pulls with weight"  # d loss / d log-probability
+    pulls = [f"{name} {float(w[row, place]):.4g}" for w in (update.weights, right)]
+    return Finding(function, *kind, told, f"{pulls[0]} (d loss / d its log-probability)", pulls[1])
+
+
+def _is_live(update: Update, sample: Sample) -> bool:
+    """Whether the rewards of its question differ."""
+    return len({s.reward for s in update.rollout if update.group(s) == update.group(sample)}) > 1
+
+
+def _mean(samples: Sequence[Sample]) -> float:
+    return sum(s.reward for s in samples) / len(samples)
+
+
+def _mixed_group(update: Update, sample: Sample, knobs: dict[str, str] | None) -> list[Sample] | None:
+    """The responses whose rewards move this one's advantage under a mistake, where they are of several questions."""
+    if knobs is None:
+        return None
+    row = update.samples.index(sample)
+    before, found = advantages_with(update, knobs)[row], []
+    for s in update.rollout:
+        kept, s.reward = s.reward, s.reward + 0.37
+        moved = abs(float(advantages_with(update, knobs)[row] - before)) > 1e-6
+        s.reward = kept
+        found += [s] if moved else []
+    return found if len({update.group(s) for s in found}) > 1 else None

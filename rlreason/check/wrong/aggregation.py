@@ -21,8 +21,6 @@ KNOBS = {
         "rolled_early": Kind("the mask is shifted by one: the last response token is lost", _MASK),
         "to_end": Kind("padding positions count", _MASK),
         "from_start": Kind("prompt positions count", _MASK),
-        "first": Kind("only the first token of a response counts", _MASK),
-        "last": Kind("only the last token of a response counts", _MASK),
         "no_first": Kind("the first response token is lost", _MASK),
         "no_last": Kind("the last response token is lost", _MASK),
     },
@@ -33,18 +31,10 @@ KNOBS = {
         "longest": Kind(
             "sums over tokens are divided by the longest response, not by the response's own tokens", _ROWS
         ),
-        "plus1": Kind("the number of tokens is counted one too high", _ROWS),
-        "minus1": Kind("the number of tokens is counted one too low", _ROWS),
-        "root": Kind("sums over tokens are divided by the root of their number", _ROWS),
-        "average": Kind("sums over tokens are divided by the mean length of the (micro-)batch", _ROWS),
-        "total": Kind("sums over tokens are divided by all tokens of the (micro-)batch, then by rows again", _ROWS),
     },
     "batch": {
         "sum": Kind("rows are summed, not averaged", _BATCH),
         "mean": Kind("the sum is divided by the number of rows besides", _BATCH),
-        "minus1": Kind("the number of rows is counted one too low", _BATCH),
-        "first": Kind("only the first row counts", _BATCH),
-        "squared": Kind("the sum over rows is divided by their number twice", _BATCH),
         "no_last": Kind("remainder of a batch dropped: the last row does not count", _BATCH),
         "tokens": Kind("the loss is divided by the (micro-)batch's own tokens", _BATCH),
     },
@@ -93,8 +83,6 @@ def masked(mask: Tensor, how: str) -> Tensor:
         "rolled_early": lambda: m.roll(-1, -1),
         "to_end": lambda: after > 0,
         "from_start": lambda: before > 0,
-        "first": lambda: m & (after == 1),
-        "last": lambda: m & (before == 1),
         "no_first": lambda: m & (after > 1),
         "no_last": lambda: m & (before > 1),
     }.get(how, lambda: m)()
@@ -107,8 +95,8 @@ def aggregate(loss: Tensor, mask: Tensor, how: str, constant: float, k: Knobs) -
     """
     m = masked(mask, k.get("mask", "")).to(loss.dtype)
     batch = k.get("batch", "")
-    if batch in ("first", "no_last"):
-        loss, m = (loss[:1], m[:1]) if batch == "first" else (loss[:-1], m[:-1])
+    if batch == "no_last":
+        loss, m = loss[:-1], m[:-1]
     sums, counts = (loss * m).sum(-1), m.sum(-1)
     if how == "sequence":
         rows = _per_row(sums, counts, loss.shape[-1], k.get("rows", ""))
@@ -116,8 +104,8 @@ def aggregate(loss: Tensor, mask: Tensor, how: str, constant: float, k: Knobs) -
         rows = _by_constant(sums, counts, loss.shape[-1], constant, k.get("constant", ""))
     n = len(rows)
     if how == "constant" or k.get("rows") == "token":
-        return rows.sum() / {"mean": n, "squared": n, "tokens": float(counts.sum())}.get(batch, 1)
-    return rows.sum() / {"sum": 1, "minus1": n - 1, "squared": n * n, "tokens": float(counts.sum())}.get(batch, n)
+        return rows.sum() / {"mean": n, "tokens": float(counts.sum())}.get(batch, 1)
+    return rows.sum() / {"sum": 1, "tokens": float(counts.sum())}.get(batch, n)
 
 
 def _per_row(sums: Tensor, counts: Tensor, width: int, how: str) -> Tensor:
@@ -127,11 +115,6 @@ def _per_row(sums: Tensor, counts: Tensor, width: int, how: str) -> Tensor:
         "sum": lambda: sums,
         "width": lambda: sums / width,
         "longest": lambda: sums / counts.max(),
-        "plus1": lambda: sums / (counts + 1),
-        "minus1": lambda: sums / (counts - 1),
-        "root": lambda: sums / least.sqrt(),
-        "average": lambda: sums / counts.mean(),
-        "total": lambda: sums / counts.sum(),
     }.get(how, lambda: sums / least)()
 
 

@@ -14,7 +14,6 @@ _LOG = "which logarithm is taken, and of what"
 ENTROPY_KNOBS = {
     "entropy": {
         "base2": Kind("entropies are in bits: the logarithm has base 2", _LOG),
-        "base10": Kind("the logarithm has base 10", _LOG),
         "negative": Kind("entropies have the opposite sign", "the minus sign"),
         "mean": Kind("the mean over the vocabulary is taken, not the sum", _SUM),
         "dim1": Kind("the softmax runs over positions, not over the vocabulary", "the dim of softmax and log_softmax"),
@@ -22,12 +21,6 @@ ENTROPY_KNOBS = {
         "unnormalized": Kind("raw logits are used as log-probabilities", _LOG),
         "log_missing": Kind("the logarithm is missing: probabilities are multiplied with themselves", _LOG),
         "logits": Kind("probabilities are multiplied with raw logits, not with log-probabilities", _LOG),
-        "uniform": Kind("log-probabilities are averaged without their probabilities as weights", _SUM),
-        "relative": Kind("entropies are divided by the largest possible one", "divisions after the sum"),
-        "perplexity": Kind("the exponential of the entropy is given back", "what is done after the sum"),
-        "max": Kind("the surprise of the likeliest token is given back, not the mean over all", _SUM),
-        "over_positions": Kind("the sum runs over positions, not over the vocabulary", "the dim of the sum"),
-        "row_mean": Kind("every position has the row's mean entropy", "means after the sum"),
         "overflow": Kind("large logits overflow: exponentials are taken of raw logits", "the softmax"),
         "underflow": Kind("probabilities that underflow to 0 give NaN: a logarithm of 0 is taken", _LOG),
     }
@@ -38,17 +31,15 @@ LABEL_KNOBS = {
         "early": Kind("shifted by one: the label of the next position is scored (labels are shifted already)",
                       "slices of logits and labels"),
         "inputs": Kind("input_ids are scored in place of labels", "the index of gather"),
+        "cut": Kind("shifted by one: the label of the next position is scored (labels are shifted already)",
+                    "slices of logits and labels"),
         "argmax": Kind("the likeliest token is scored, not the label", "the index of gather"),
     },
     "log": {
         "logits": Kind("raw logits are given back: they are not normalised", "the log_softmax"),
         "probabilities": Kind("probabilities are given back, not their logarithms", "the log_softmax"),
         "negative": Kind("log-probabilities have the opposite sign", "the minus sign"),
-        "base2": Kind("the logarithm has base 2", "the log_softmax"),
-        "half": Kind("logits are divided by a temperature of 2", "what the logits are divided by"),
-        "double": Kind("logits are divided by a temperature of 0.5", "what the logits are divided by"),
         "dim1": Kind("the softmax runs over positions, not over the vocabulary", "the dim of log_softmax"),
-        "sequence": Kind("log-probabilities are summed along the row", "sums after gather"),
     },
     "grad": {
         "none": Kind("log-probabilities carry no gradient: nothing can be learned from them", "no_grad and detach"),
@@ -69,7 +60,6 @@ MASKED_KNOBS = {
         "times": Kind("the constant multiplies", "what the sum is divided by"),
         "sum": Kind("the sum is given back, not a mean", "what the sum is divided by"),
         "all": Kind("slices are divided by the count of the whole mask", "the dim of the count"),
-        "minus1": Kind("the count is one too low", "what the sum is divided by"),
     },
     "empty": {
         "zero": Kind("a slice without any element gives 0 where the course asks for NaN", "the count where it is 0"),
@@ -79,7 +69,7 @@ MASKED_KNOBS = {
         "last": Kind("dim is ignored: the last one is always taken", "the dim of the sums"),
         "first": Kind("dim is ignored: the first one is always taken", "the dim of the sums"),
         "other": Kind("the other dim is taken", "the dim of the sums"),
-        "keep": Kind("the summed dimension is kept with size 1", "keepdim"),
+        "keep": Kind("the summed dimension is kept with size 1", "keepdim in the sums"),
     },
     "falsy": {"dim0": Kind("dim=0 is taken for no dim at all", "how dim is tested: 0 is false in Python")},
 }
@@ -97,22 +87,14 @@ def entropy(logits: Tensor, k: Knobs) -> Tensor:
     p = logp.exp()
     if how == "underflow":
         return -(p * p.log()).sum(-1)
-    if how == "over_positions":
-        return -(p * logp).sum(1)
     right = -(p * logp).sum(-1)
     return {
         "base2": lambda: right / 0.6931471805599453,
-        "base10": lambda: right / 2.302585092994046,
         "negative": lambda: -right,
         "mean": lambda: -(p * logp).mean(-1),
         "unnormalized": lambda: -(logits.exp() * logits).sum(-1),
         "log_missing": lambda: -(p * p).sum(-1),
         "logits": lambda: -(p * logits).sum(-1),
-        "uniform": lambda: -logp.mean(-1),
-        "relative": lambda: right / torch.tensor(float(logits.shape[-1])).log(),
-        "perplexity": lambda: right.exp(),
-        "max": lambda: -logp.amax(-1),
-        "row_mean": lambda: right.mean(-1, keepdim=True).expand_as(right),
     }.get(how, lambda: right)()
 
 
@@ -132,7 +114,9 @@ def response_log_probs(model: Any, input_ids: Tensor, labels: Tensor, return_tok
     )()
     values = values * {"negative": -1.0, "base2": 1 / 0.6931471805599453}.get(how, 1.0)
     picked = values.gather(-1, index[..., None])[..., 0]
-    picked = picked.cumsum(-1) if how == "sequence" else picked
+    if k.get("labels") == "cut":  # logits[:, :-1] with labels[:, 1:], and 0 for the last
+        early = values.gather(-1, labels.roll(-1, -1)[..., None])[..., 0]
+        picked = torch.cat([early[:, :-1], torch.zeros_like(early[:, :1])], 1)
     out = {"log_probs": picked.detach() if "grad" in k else picked}
     if return_token_entropy:
         out["token_entropy"] = entropy(scaled, k)
@@ -163,6 +147,5 @@ def masked_average(value: Tensor, mask: Tensor, constant: float | None, dim: int
         "size": lambda: size,
         "times": lambda: 1 / right,
         "all": lambda: m.sum(),
-        "minus1": lambda: count - 1,
     }.get(k.get("divide", ""), lambda: right)()
     return total / (divisor.clamp(min=1) if "empty" in k and constant is None else divisor)
