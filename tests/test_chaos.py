@@ -226,6 +226,7 @@ CLOCKS = {"grading/incidents.py", "model/weight_cache.py", "records/status.py", 
 CLOCKS |= {"sweeps/board.py", "sweeps/costs.py"}  # when a run began; which runs are the newest to estimate by
 CLOCKS |= {"report/serve.py", "report/assignment/gather.py"}  # whether a run has written; the newest of one name
 CLOCKS |= {"discovery/replies.py"}  # how long a server's Retry-After is still, where it is a date
+CLOCKS |= {"health/ending.py"}  # how long a run has shown no sign of life
 CLOCKS |= {"sweeps/forks.py"}  # whether the code has changed since it was loaded
 
 

@@ -239,7 +239,8 @@ def test_every_module_runs_or_says_what_to_type():
         "rlreason", "rlreason.__main__", "rlreason.setup.ship", "rlreason.grading.workers.worker",
         "rlreason.cli.settings_page", "rlreason.sweeps.fork_server", "rlreason.report.assignment.keep",
         "rlreason.discovery.evaluate", "rlreason.discovery.scripted_server", "rlreason.discovery.sandbox.warden",
-        "rlreason.discovery.sandbox.run_program", "rlreason.discovery.sandbox.run_check",
+        "rlreason.discovery.sandbox.run_program", "rlreason.discovery.sandbox.run_check", "rlreason.check.child",
+        "rlreason.doctor.probe",
     }  # fmt: skip
     for name in names - runnable:
         text = modules.instead(name)
