@@ -12,6 +12,7 @@ from rlreason.errors import ConfigError, DataError
 from rlreason.records.files import CONFIG, PROVENANCE
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_LEARN, sample_of
+from rlreason.runtime.text import spans
 from rlreason.types import Sample
 
 
@@ -70,24 +71,9 @@ def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tu
     steps = sorted(saved)
     chosen = steps[-1] if step is None else step
     if chosen not in saved:
-        raise ConfigError(f"--step {chosen} was not saved: choose one of {_spans(steps)}")
+        raise ConfigError(f"--step {chosen} was not saved: choose one of {', '.join(spans(steps))}")
     samples = [sample_of(row) for row in folder.rows(saved[chosen], TO_LEARN).values()]
     if not samples:
         raise DataError(f"{saved[chosen].path} holds no responses: choose another --step")
     known = [s.log_probs or s.response.log_probs for s in samples]
     return chosen, [replace(s, log_probs=lp, old_log_probs=lp) for s, lp in zip(samples, known, strict=True)]
-
-
-def _spans(steps: list[int]) -> str:
-    """Steps in few words.
-
-    >>> _spans([1, 2, 3, 10, 20])
-    '1-3, 10, 20'
-    """
-    spans: list[list[int]] = []
-    for step in steps:
-        if spans and step == spans[-1][1] + 1:
-            spans[-1][1] = step
-        else:
-            spans.append([step, step])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -6,7 +6,6 @@ from typing import Any
 
 from rlreason.config.monitors import WEIGHTS, monitor_of, settings_of
 from rlreason.health.finding import Finding
-from rlreason.monitors.replay import steps_done
 from rlreason.monitors.table import MONITORS
 from rlreason.records.files import CONFIG, ENGINE_LOG, HYDRA, METRICS, STACKS
 from rlreason.records.reader import RunFolder, setting_in
@@ -19,30 +18,28 @@ LINES = 4  # of a log that are quoted
 SILENT_S = 3600.0  # without a sign of life; waits.run_s where the run has one
 ENDED = "ended:"  # and the rule: what the monitors do not find again, as an evaluation that was not recorded
 RESUME = "go on from its newest checkpoint (resume=RUN)"
+MEMORY = (
+    "the run needs more memory than this machine has free",
+    "ask rlreason plan with the run's words for its memory and the settings that fit",
+)
 #: The beginning of a reason, or a part of it -> (the commonest cause, what to try).
 KNOWN = {
     "does not hold the trainer's weights": (
         "a weight sync reached only some tensors, or vLLM computes in another precision",
         f"read {ENGINE_LOG} in the folder; choose rollout=hf, or model.dtype=float32, to see whether it goes away",
     ),
-    "out of memory": (
-        "the run needs more memory than this machine has free",
-        "ask rlreason plan with the run's words for its memory and the settings that fit",
-    ),
-    "can't allocate memory": (
-        "the run needs more memory than this machine has free",
-        "ask rlreason plan with the run's words for its memory and the settings that fit",
-    ),
+    "out of memory": MEMORY,
+    "can't allocate memory": MEMORY,
     "No space left": ("the disk is full", "free some space, or choose another hydra.run.dir; then resume=RUN"),
     "CUDA error": ("an earlier kernel failed, or the driver does not fit torch", "ask rlreason doctor"),
     "vLLM": ("the engine failed", "read its log in the folder, and ask rlreason doctor rollout=vllm"),
 }
 
 
-def how_it_stands(folder: RunFolder, settings: dict[str, Any]) -> tuple[str, list[Finding]]:
-    """(how the run stands in a sentence, what is wrong with that)."""
+def how_it_stands(folder: RunFolder, done: int, settings: dict[str, Any]) -> tuple[str, list[Finding]]:
+    """(how the run stands in a sentence, what is wrong with that). `done`: the steps that its metrics have."""
     status, ended = folder.status, how_it_ended(folder.path)
-    reached = _reached(folder, settings)
+    reached = _reached(done, settings)
     if status in (None, "running") and (by := holder(folder.path)):
         return f"under way in {by}{reached}", [*_silent(folder, settings), *_waits(folder)]
     if status is None and not any((folder.path / name).exists() for name in (CONFIG, HYDRA)):
@@ -54,12 +51,11 @@ def how_it_stands(folder: RunFolder, settings: dict[str, Any]) -> tuple[str, lis
     if word in ("finished", "budget", "stopped", "diverged"):
         stands = f"{word}{f' by the rule {rule}' if rule else ''}{reached}"
         asked = word in ("stopped", "diverged") and rule != "dominated"
-        return stands, [_ended_by_rule(rule, reason)] if asked else [*_lost_rows(folder), *_waits(folder)]
+        return stands, [_ended_by_rule(rule, reason)] if asked else [*_lost_rows(folder, done), *_waits(folder)]
     return f"{word}{reached}", [_failed(folder, word, reason), *_waits(folder)]
 
 
-def _reached(folder: RunFolder, settings: dict[str, Any]) -> str:
-    done = steps_done(folder.metrics)
+def _reached(done: int, settings: dict[str, Any]) -> str:
     planned = settings.get("n_steps") or settings.get("n_ei_steps")
     return f", {done} of {planned} steps done" if isinstance(planned, int) else f", {done} steps done" * (done > 0)
 
@@ -82,12 +78,11 @@ def _silent(folder: RunFolder, settings: Mapping[str, Any]) -> Iterator[Finding]
         yield Finding("silent", f"the run has shown no sign of life for {duration(silent)}", (), causes, cure)
 
 
-def _lost_rows(folder: RunFolder) -> Iterator[Finding]:
+def _lost_rows(folder: RunFolder, done: int) -> Iterator[Finding]:
     """An ended run whose summary knows more steps than its metrics."""
-    done = (folder.summary or {}).get("rollout_step")
-    rows = steps_done(folder.metrics)
-    if isinstance(done, int) and rows < done:
-        what = f"its metrics end at step {rows}, and it took {done}: {METRICS} was cut, removed or replaced"
+    taken = (folder.summary or {}).get("rollout_step")
+    if isinstance(taken, int) and done < taken:
+        what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
         yield Finding("lost_metrics", what, cure="look for a copy; what is left was examined")
 
 

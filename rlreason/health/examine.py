@@ -1,7 +1,6 @@
 """Examine a run's folder as far as it can be read, whether the run has ended, goes on or was broken off."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,11 +9,12 @@ from rlreason.health.ending import ENDED, how_it_stands
 from rlreason.health.finding import Course, Finding
 from rlreason.health.grading import lost_grades
 from rlreason.health.learning import notes_on_learning
-from rlreason.monitors.replay import Replayed, Row, as_numbers, replayed
+from rlreason.monitors.replay import Replayed, Row, as_numbers, replayed, steps_done
 from rlreason.monitors.table import MONITORS
 from rlreason.records.files import CONFIG, HYDRA, METRICS, STATUS
 from rlreason.records.reader import RunFolder, setting_in
 from rlreason.records.status import how_it_ended
+from rlreason.runtime.text import few, spans
 
 #: What a sound run may show in a step now and then, as where everything in a small batch is mastered: then a note.
 PASSING = ("no_live_group", "identical_samples")
@@ -38,8 +38,8 @@ def examine(path: Path) -> Health:
     broken: list[str] = []
     folder = RunFolder(path, broken.append)
     settings = _settings(folder, broken)
-    stands, ended = how_it_stands(folder, settings)
     rows = as_numbers(folder.metrics)
+    stands, ended = how_it_stands(folder, steps_done(rows), settings)
     course = course_of(rows, settings, how_it_ended(path).get("status", ""))
     seen = {f"{ENDED}{finding.rule}" for finding in course}
     findings = [*(finding for finding in ended if finding.rule not in seen), *course]
@@ -55,7 +55,7 @@ def examine(path: Path) -> Health:
 
 
 def course_of(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -> list[Finding]:
-    """What the monitors see in the rows, each rule once; what the run ended by stands first."""
+    """What the monitors see in the rows (`as_numbers`), each rule once; what the run ended by stands first."""
     own = settings.get("monitors") or {}
     group = settings.get("group_size")
     trained = any("eval/accuracy" not in row for row in rows)
@@ -72,7 +72,7 @@ def _finding(one: Replayed, rows: Sequence[Row], diverged: str) -> Finding:
     """`diverged`: the rule that the run diverged by, which other findings may follow from."""
     steps, monitor = one.steps, MONITORS[one.monitor]
     at = f"first at step {steps[0]}" if len(steps) > 1 else f"at step {steps[0]}"
-    evidence = [f"{at}{f', in {len(steps)} steps: {spans(steps)}' if len(steps) > 1 else ''}"]
+    evidence = [f"{at}{f', in {len(steps)} steps: {few(spans(steps), 6)}' if len(steps) > 1 else ''}"]
     if len(steps) > 1 and one.last.text != one.first.text:
         evidence.append(f"at step {steps[-1]}: {one.last.text}")
     if diverged not in ("", one.rule):
@@ -89,18 +89,6 @@ def course_in(rows: Sequence[Row], metric: str) -> Course:
     """How a metric went in these rows."""
     points = [(int(row.get("rollout_step") or 0), row.get(metric)) for row in rows]
     return Course(metric, [(step, float(value)) for step, value in points if value is not None])
-
-
-def spans(steps: Sequence[int]) -> str:
-    """Steps in few words.
-
-    >>> spans([1, 2, 3, 10, 20]), spans([4])
-    ('1-3, 10, 20', '4')
-    """
-    runs = [list(group) for _, group in groupby(enumerate(steps), lambda pair: pair[1] - pair[0])]
-    ends = [(run[0][1], run[-1][1]) for run in runs]
-    named = [str(a) if a == b else f"{a}-{b}" for a, b in ends]
-    return ", ".join(named[:6]) + (f" and {len(named) - 6} more" if len(named) > 6 else "")
 
 
 def _settings(folder: RunFolder, broken: list[str]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Replayed:
 
 def events_of(rows: Sequence[Row]) -> Iterator[Event]:
     """The steps and evaluations in the order in which they ended. A step is over with the last row of its number."""
-    plain = [{name: math.nan if v is None else v for name, v in row.items()} for row in as_numbers(rows)]
+    plain = [{name: math.nan if v is None else v for name, v in row.items()} for row in rows]
     last = {_step(row): n for n, row in enumerate(plain) if "eval/accuracy" not in row}
     updates: list[dict[str, float]] = []
     for n, row in enumerate(plain):
@@ -75,8 +75,8 @@ def as_numbers(rows: Sequence[Row]) -> list[dict[str, float | None]]:
 
 
 def steps_done(rows: Sequence[Row]) -> int:
-    """The largest step of the rows; 0 where they name none."""
-    return max((int(row.get("rollout_step") or 0) for row in as_numbers(rows)), default=0)
+    """The largest step of the rows (`as_numbers`); 0 where they name none."""
+    return max((int(row.get("rollout_step") or 0) for row in rows), default=0)
 
 
 def _whole(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:

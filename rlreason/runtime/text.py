@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Literal
 
 #: What a terminal obeys instead of showing it: control characters but for new line and tab, and what turns the
@@ -47,6 +48,17 @@ def few(names: Sequence[str], show: int = 5) -> str:
     'a, b and 1 more'
     """
     return ", ".join(names[:show]) + (f" and {len(names) - show} more" if len(names) > show else "")
+
+
+def spans(numbers: Sequence[int]) -> list[str]:
+    """Rising numbers, those in a row as one.
+
+    >>> spans([1, 2, 3, 10, 20])
+    ['1-3', '10', '20']
+    """
+    rows = [list(row) for _, row in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    ends = [(row[0][1], row[-1][1]) for row in rows]
+    return [str(a) if a == b else f"{a}-{b}" for a, b in ends]
 
 
 def first_line(error: BaseException) -> str:

@@ -56,6 +56,7 @@ class Components:
     scorer: LogProbScorer  # at training's temperature
     evaluator: Evaluator
     train_problems: list[Problem]
+    truths: dict[str, str]  # problem id -> ground truth, of these
     eval_problems: list[Problem]  # of the evaluations on the way
     final_problems: list[Problem]  # of the last one, or of a job that does not train; the others are among them
     start: Start | None  # where the built-in model's weights came from
@@ -71,8 +72,7 @@ class Components:
 
     def with_signs(self, collected: Collected) -> Collected:
         """What was collected, and what its samples show of a reward that is hacked and of texts that get lost."""
-        truths = {problem.id: problem.answer for problem in self.train_problems}
-        signs = signs_of(collected.samples, truths, self.grader, self.policy.tokenizer)
+        signs = signs_of(collected.samples, self.truths, self.grader, self.policy.tokenizer)
         return replace(collected, metrics=collected.metrics | signs)
 
     def close(self) -> None:
@@ -120,6 +120,7 @@ def build_components(
         scorer=scorer(run, run.asking, policy),
         evaluator=make_evaluator(run, policy, engine, graders, asked_ids, console, clock),
         train_problems=loaded.train,
+        truths={problem.id: problem.answer for problem in loaded.train},
         eval_problems=asked(evaluation, loaded.validation, evaluation.problems),
         final_problems=asked(evaluation, loaded.validation, evaluation.final_problems),
         start=start,
