@@ -10,16 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlreason.health.examine import course_of, examine
-from rlreason.health.finding import Course
+from rlreason.health.finding import Course, Finding
 from rlreason.health.learning import notes_on_learning
 from rlreason.health.words import drawn, told
 from rlreason.monitors.replay import events_of, replayed
 from rlreason.monitors.table import MONITORS
+from rlreason.report.health import health_of, health_table
+from rlreason.report.study import Run, Series, Setting, Study
 from tests.small_runs import words_of
 from tests.starts import rlreason
 
@@ -193,6 +196,21 @@ def test_what_a_sound_run_shows_now_and_then_is_a_note():
     assert (found.rule, found.problem) == ("no_live_group", False)
     rows = [{"rollout_step": k, "train/loss": 0.1} | (live if k < 8 else dead) for k in range(1, 20)]
     assert [f.problem for f in course_of(rows, {})] == [True]
+
+
+def test_a_report_counts_problems_and_no_notes():
+    notes = [Finding("no_live_group", "a step was mastered", problem=False, step=3)]
+    problems = [Finding("truncated", "90% were cut", step=2)]
+    series = {"train/loss": Series({}, np.ones(1))}
+    runs = [
+        Run(Path(str(seed)), str(seed), (), seed, "finished", series=series, findings=found)
+        for seed, found in enumerate([notes, [*problems, *notes]])
+    ]
+    study = Study("s", "?", [], [Setting((), "all", runs)])
+    assert health_of(study) == "something is wrong in 1 of 2 runs"
+    table = health_table(study)
+    assert table is not None
+    assert [row[1].split("\n")[0] for row in table.rows] == ["truncated"]
 
 
 def test_long_reasoning_that_grows_slowly_is_no_explosion():

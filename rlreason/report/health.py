@@ -10,7 +10,7 @@ NOTE = "What the monitors find in the recorded metrics, all of them on. For one 
 def health_of(study: Study) -> str:
     """How many of the runs have something wrong, in words."""
     read = [run for run in study.runs if run.series]
-    ill = sum(bool(run.findings) for run in read)
+    ill = sum(any(finding.problem for finding in run.findings) for run in read)
     return f"something is wrong in {ill} of {len(read)} runs" if ill else f"nothing is wrong in {len(read)} runs"
 
 
@@ -20,7 +20,7 @@ def health_table(study: Study) -> Table | None:
     for one in study.settings:
         found: dict[str, list[tuple[Run, Finding]]] = {}
         for run in one.runs:
-            for finding in run.findings:
+            for finding in filter(lambda finding: finding.problem, run.findings):
                 found.setdefault(finding.rule, []).append((run, finding))
         for rule, of_rule in found.items():
             first = min((finding for _, finding in of_rule), key=lambda finding: finding.step or 0)
