@@ -7,13 +7,28 @@ Nothing slow is imported before signals are heeded, and a verb imports neither H
 import sys
 from importlib.util import find_spec
 
+from rlreason.distributed.place import place_of
 from rlreason.runtime.collector import loading
 from rlreason.runtime.early_signals import heed_signals
+from rlreason.runtime.gpus import divide_memory_finely
 
 
 def main() -> None:
     """Do what the command line asks and end the process with its exit code."""
+    if (place := place_of()) is None:
+        return run()
+    from rlreason.jobs.rank import leading, serve  # this is one of several processes that are to train together
+
+    if place.rank:
+        sys.exit(serve(place))
+    with leading():
+        run()
+
+
+def run() -> None:
+    """What `main` does in a process that has the command to itself, or is the first of several."""
     heed_signals()
+    divide_memory_finely()  # torch reads it when it is imported, here or in a process that is started from here
     if missing := [name for name in ("hydra", "torch", "transformers") if find_spec(name) is None]:
         print(
             f"rlreason: {sys.executable} has no {', '.join(missing)}: activate the environment that rlreason is "

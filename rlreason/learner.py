@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,11 +25,11 @@ from rlreason.objectives.kl import kl_per_token
 from rlreason.objectives.mismatch import mismatch_weights
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.own_loss import loss_named
-from rlreason.objectives.step_sums import StepSums
-from rlreason.optimization import LearningRateSchedule, make_optimizer
+from rlreason.objectives.step_sums import StepSums, measured_per_token
+from rlreason.optimization import LearningRateSchedule, make_optimizer, put_moments
 from rlreason.runtime.signals import held
 from rlreason.statistics import mismatch_metrics
-from rlreason.types import Collected, Sample
+from rlreason.types import Collected, Sample, Update
 
 if TYPE_CHECKING:
     from rlreason.engines.base import Sampling
@@ -44,14 +45,6 @@ class Gradient:
     clipped: float  # how many response tokens the loss clipped or capped
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """One optimizer step that was taken."""
-
-    metrics: dict[str, float]  # over all response tokens of the batch
-    entropies: list[float | None]  # nats, sample by sample: mean over the response under the weights before the step
-
-
 Counted = Callable[[Update], object]  # is called with an update as soon as its weights have moved
 
 
@@ -59,6 +52,8 @@ class Learner:
     """Holds the optimizer. `learn` takes all steps that one collection asks for, `update` is one of them, `gradient`
     what that step would follow.
     """
+
+    world = 1  # processes that learn together
 
     def __init__(
         self,
@@ -97,7 +92,7 @@ class Learner:
         count, comparable = len(collected.batches), self._as_sampled(collected, sampling)
         for place, batch in list(enumerate(collected.batches))[taken:]:
             rate = schedule.at(0 if collected.restart else step - 1, place, count, restarts=collected.restart)
-            yield self._update(batch, rate, sampling.min_tokens if comparable and place == 0 else None, counted)
+            yield self.take(batch, rate, sampling.min_tokens if comparable and place == 0 else None, counted)
 
     def scores_by_learning(self, collected: Collected, sampling: "Sampling") -> bool:
         """Whether `learn` measures the entropies of what it learns from under the weights that sampled."""
@@ -116,9 +111,9 @@ class Learner:
         between the engine's log-probabilities and ours is measured from token `mismatch_from` on (before it, the
         engine sampled under a ban on ending), or not at all.
         """
-        return self._update(samples, learning_rate, mismatch_from, lambda update: None).metrics
+        return self.take(samples, learning_rate, mismatch_from, lambda update: None).metrics
 
-    def _update(
+    def take(
         self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, counted: Counted
     ) -> Update:
         """A signal that ends the run comes before the weights move, or after they are `counted` as moved."""
@@ -155,27 +150,34 @@ class Learner:
         lengths = torch.tensor([len(s.response.token_ids) for s in samples])
         has_loss = torch.tensor([s.has_loss for s in samples])
         n_sequences, n_tokens = step_divisors(lengths, has_loss, self.objective.length_norm.kind)
-        done = StepSums()
+        done = self.new_sums()
+        for with_gradient, places in self.dealt(samples):
+            chosen = [samples[i] for i in places]
+            batch = self.policy.pack(_pairs(chosen))
+            with torch.set_grad_enabled(with_gradient):
+                flat, flat_entropy = self.policy.log_probs(batch, self.temperature)
+                loss, per_token = self._loss(chosen, batch, flat, flat_entropy, n_sequences, n_tokens)
+            if with_gradient:
+                flat.retain_grad()
+                loss.backward()
+            if token_gradients is not None and flat.grad is not None:
+                for i, part in zip(places, flat.grad.cpu().split(batch.lengths.tolist()), strict=True):
+                    token_gradients[i] = part
+            done.add(places, loss, per_token, batch.response_mask)
+            if mismatch_from is not None and chosen[0].response.log_probs:
+                engine = self._flat([s.response.log_probs for s in chosen])
+                done.compare(chosen, engine, flat.detach(), mismatch_from)
+        return n_tokens, done
+
+    def new_sums(self) -> StepSums:
+        """Empty sums for a step."""
+        return StepSums()
+
+    def dealt(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:
+        """The micro-batches of a step: whether each needs a gradient, and its samples, by number."""
         for with_gradient, members in zip((True, False), self._by_need(samples), strict=True):
             for rows in self.micro_batches([samples[i] for i in members]):
-                places = [members[i] for i in rows]
-                chosen = [samples[i] for i in places]
-                batch = self.policy.pack(_pairs(chosen))
-                with torch.set_grad_enabled(with_gradient):
-                    flat, flat_entropy = self.policy.log_probs(batch, self.temperature)
-                    loss, per_token = self._loss(chosen, batch, flat, flat_entropy, n_sequences, n_tokens)
-                if with_gradient:
-                    flat.retain_grad()
-                    loss.backward()
-                if token_gradients is not None and flat.grad is not None:
-                    for i, part in zip(places, flat.grad.cpu().split(batch.lengths.tolist()), strict=True):
-                        token_gradients[i] = part
-                done.add(places, loss, per_token, batch.response_mask)
-                if mismatch_from is not None and chosen[0].response.log_probs:
-                    done.compare(
-                        chosen, self._flat([s.response.log_probs for s in chosen]), flat.detach(), mismatch_from
-                    )
-        return n_tokens, done
+                yield with_gradient, [members[i] for i in rows]
 
     def _by_need(self, samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
         """Samples with loss that need a gradient, and those that are only measured.
@@ -211,36 +213,23 @@ class Learner:
         o = self.objective
         log_probs, entropy, mask = batch.to_rows(flat), batch.to_rows(flat_entropy), batch.response_mask
         on_policy = all(s.old_log_probs is None for s in samples)
-        old = log_probs.detach() if on_policy else self._rows(batch, [s.old_log_probs or [] for s in samples])
+        old = log_probs.detach() if on_policy else batch.to_rows(self._flat([s.old_log_probs or [] for s in samples]))
         (advantages,) = lists_on_device([[s.advantage for s in samples]], flat.device, torch.float32)
         advantages = advantages[:, None]  # (batch, 1)
         per_token, stats = loss_named(o.loss.loss_type)(advantages, log_probs, old, mask, **o.loss.numbers())
         if o.has_mismatch_weights:
-            engine = self._rows(batch, [s.response.log_probs for s in samples])
+            engine = batch.to_rows(self._flat([s.response.log_probs for s in samples]))
             weights, weight_stats = mismatch_weights(old, engine, mask, o.mismatch, o.mismatch_cap)
             per_token, stats = per_token * weights, stats | weight_stats
         if any(s.reference_log_probs is not None for s in samples):
-            reference = self._rows(batch, [s.reference_log_probs or [] for s in samples])
+            reference = batch.to_rows(self._flat([s.reference_log_probs or [] for s in samples]))
             kl = kl_per_token(log_probs, reference, mask, o.kl_estimator, None if on_policy else old)
             per_token, stats = per_token + o.kl_coef_of_loss * kl, stats | {"kl_reference": kl.detach()}
         if o.entropy_coef:
             per_token = per_token + entropy_bonus(entropy, o.entropy_coef)
         counts = {"n_sequences": n_sequences, "n_tokens": n_tokens}
         loss = aggregate_loss(per_token, mask, o.length_norm.kind, **counts, constant=o.length_constant)
-        measured = {"entropy": entropy.detach(), "log_prob": log_probs.detach()}
-        if "clipped" in stats:
-            measured["clip_fraction"] = stats.pop("clipped")
-        if on_policy:  # the ratio is 1 by definition: nobody measured it
-            stats.pop("ratio", None)
-        else:
-            log_ratio = log_probs.detach() - old
-            measured["ratio"] = log_ratio.exp()
-            measured["approx_kl"] = log_ratio.exp() - 1 - log_ratio  # k3 of KL(old || new), from samples of old
-        return loss, stats | measured
-
-    def _rows(self, batch: PackedBatch, values: list[list[float]]) -> Tensor:
-        """Numbers per response token, sample by sample -> (batch, seq), as the log-probabilities."""
-        return batch.to_rows(self._flat(values))
+        return loss, measured_per_token(stats, log_probs.detach(), entropy.detach(), None if on_policy else old)
 
     def _flat(self, values: list[list[float]]) -> Tensor:
         """Numbers per response token, sample by sample -> (scored,)"""
@@ -251,7 +240,7 @@ class Learner:
         for p in self.parameters:
             if p.grad is None:  # a gradient of zero is still a step: Adam's momentum moves the weights
                 p.grad = torch.zeros_like(p)
-        measured = done.read(samples, torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm))
+        measured = done.read(samples, self.clip())
         (norm,), loss, n_micro = measured.more, measured.sums.pop("loss", 0.0), done.n_micro
         finite = math.isfinite(norm) and math.isfinite(loss)
         before = sampled_elements(self.parameters)
@@ -275,6 +264,10 @@ class Learner:
         metrics |= {f"train/{name}": total / n_tokens for name, total in measured.sums.items()}
         return Update(metrics, measured.entropies)
 
+    def clip(self) -> Tensor:
+        """Scale the gradient down to `max_grad_norm`; returns the norm that it had."""
+        return torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+
     def weights_are_finite(self) -> bool:
         """Whether every trained weight is a number."""
         norms = torch._foreach_norm([p.detach() for p in self.parameters], ord=torch.inf)
@@ -282,7 +275,17 @@ class Learner:
 
     def moments_not_finite(self) -> int:
         """How many trained weight tensors have moments in the optimizer that are no numbers."""
-        return not_finite(self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state)
+        return len(not_finite(self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state))
+
+    def restore(self, moments: Sequence[dict[str, Any]]) -> None:
+        """Have these moments, parameter by parameter; to be called when the weights have been replaced as well."""
+        put_moments(self.optimizer, self.parameters, moments)
+
+    def write_moments(self, folder: Path) -> None:
+        """Where moments are spread over ranks: write them into a folder. Others stand among a checkpoint's tensors."""
+
+    def close(self) -> None:
+        """There is nothing more to learn."""
 
 
 def _pairs(samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:

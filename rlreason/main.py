@@ -24,6 +24,7 @@ from rlreason.cli.queries import answer, rerun_config
 from rlreason.cli.resume_word import continued
 from rlreason.cli.verbs import refuse_wrong_verb, verbs_help
 from rlreason.config.store import register, typed
+from rlreason.distributed.place import place_of
 from rlreason.errors import ConfigError
 from rlreason.jobs.run import run_job
 from rlreason.jobs.silent import ended_when_it_hangs
@@ -131,6 +132,8 @@ def do(words: Sequence[str]) -> int:
 
 def start_runs(hydra: Hydra, asked: Asked, words: Sequence[str]) -> int:
     """Start the run or the sweep."""
+    if asked.multirun and place_of():
+        raise ConfigError("-m with torchrun: each run of a sweep starts its own ranks: leave torchrun out, add gpus=2")
     if asked.multirun:
         return start_sweep(hydra, asked, main)
     assert asked.folder is not None

@@ -51,6 +51,19 @@ def _adamw_8bit() -> Callable[..., Any]:
     return kind
 
 
+def put_moments(optimizer: Optimizer, parameters: Sequence[Tensor], moments: Sequence[dict[str, Any]]) -> None:
+    """Have the optimizer keep these moments, parameter by parameter, and nothing else.
+
+    Not through its own way, which would turn 8-bit moments into the parameters' type.
+    """
+    optimizer.state.clear()
+    for parameter, kept in zip(parameters, moments, strict=True):
+        if kept:  # all of it lies beside the parameter: AdamW in one pass keeps its count of steps there too
+            optimizer.state[parameter] = {
+                key: value.to(parameter.device) if isinstance(value, Tensor) else value for key, value in kept.items()
+            }
+
+
 def learning_rate_at(done: float, width: float, total: float, peak: float, kind: str, warmup: float) -> float:
     """The rate of one update, from where it stands in the run. All lengths are in steps.
 

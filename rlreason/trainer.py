@@ -12,7 +12,7 @@ from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.compliance import write_card
 from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.interrupted import leave_in_order
-from rlreason.learner import Learner, Update
+from rlreason.learner import Learner
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.optimization import LearningRateSchedule, averaged
 from rlreason.progress.ends import Ends, due, monitors_of
@@ -33,36 +33,39 @@ from rlreason.setup.components import Components, build_components, start_logger
 from rlreason.setup.learner import make_learner
 from rlreason.setup.origin import facts_of
 from rlreason.setup.run_summary import LOST, closing, course_of, header, say_why_it_ended, shown_generations, summed_up
+from rlreason.types import Update
 
 
 def train(run: RunConfig, records: RunWriter, console: Console) -> float:
     """Train as `run` says, leave everything in the folder of `records`, return the final validation accuracy."""
     assert isinstance(run, TrainingConfig)
     counters = Counters(clock=records.clock)
-    card = run.card()
-    records.document(OBJECTIVE, card.markdown)
     components = build_components(run, records.folder, console, records.checkpoint is None, records.clock)
-    trainer = None
+    trainer = learner = None
     try:
-        algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
+        algorithm = make_algorithm(run, components, console)
+        learner = make_learner(run, components.policy, records.folder, algorithm)
         records.loggers = components.loggers
         facts = facts_of(run, components)
         if records.checkpoint is not None:
             start_loggers(run, components.loggers, records.folder, console, records.go_on(facts, console.say))
         records.add_provenance(facts)
         header(console, run, components, records.folder, algorithm.n_steps)
+        card = run.card().with_head(str(components.policy.head_dtype).removeprefix("torch."))
+        records.document(OBJECTIVE, card.markdown)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         prefetcher = RolloutPrefetcher(algorithm, ahead=run.rollout.async_level > 0, clock=records.clock)
         trainer = Trainer(run, components, prefetcher, learner, records, console, counters)
         return trainer.loop()
     except BaseException as error:
-        keeper = None if trainer is None else trainer.keeper
-        leave_in_order(error, run, components, keeper, records, counters, console)
+        leave_in_order(error, run, components, trainer.keeper if trainer else None, records, counters, console)
         raise
     finally:
         components.close()  # first, so that what is being sampled ahead ends
         if trainer is not None:
             trainer.prefetcher.close()
+        if learner is not None:
+            learner.close()
         components.loggers.abandon()  # where nothing has ended them, the run failed
 
 
@@ -86,7 +89,7 @@ class Trainer:
         self.n_steps, self.policy, self.engine = self.prefetcher.n_steps, parts.policy, parts.engine
         self.clock = counters.clock
         self.profile = Profile(run.profile, records, console, self.n_steps)
-        measure_by(self.clock, parts.policy)
+        measure_by(self.clock, parts.policy, self.learner.world)
         self.schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, self.n_steps)
         self.monitors = monitors_of(run, console)
         problems = parts.eval_problems, parts.final_problems
@@ -106,12 +109,11 @@ class Trainer:
 
     def loop(self) -> float:
         """Every step of a run, from the first evaluation to the closing table; returns the final accuracy."""
-        position = self.position
         self.begin()
+        position = self.position
         for number in range(position.finished + 1, self.n_steps + 1):
-            if position.ended and position.step is None:
-                break
-            self.whole_step(number)
+            if not position.ended or position.step is not None:
+                self.whole_step(number)
         self.evaluate_last(position.finished)
         return self.finish()
 
@@ -159,8 +161,7 @@ class Trainer:
             with self.console.wait("going on from the checkpoint"):
                 before = self.keeper.restore(checkpoint)
             self.clock.begin()
-        position = self.position
-        number = position.finished + (position.step is not None)
+        number = (position := self.position).finished + (position.step is not None)
         position.status, position.reason = self.ends.verdict(number, evaluates=False)  # by the settings of now
         if position.finished >= self.n_steps or (position.ended and position.step is None):
             return
@@ -185,7 +186,6 @@ class Trainer:
 
     def learn(self, step: Step) -> None:
         """Take the step's updates; between two of them, an evaluation may be due."""
-
         taken, sampling, objective = len(step.updates), self.components.sampling, self.learner.objective
         work = TrainingWork(self.clock, bool(objective.kl_coef_of_loss or objective.entropy_coef))
 

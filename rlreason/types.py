@@ -192,6 +192,14 @@ class Collected:
 LARGE = 1e6  # a coefficient that float32 can still multiply by
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer step that was taken."""
+
+    metrics: dict[str, float]  # over all response tokens of the batch
+    entropies: list[float | None]  # nats, sample by sample: mean over the response under the weights before the step
+
+
 class Range(NamedTuple):
     """What a number that can be set may be: `low` to `high`, both allowed unless `above` or `below` says otherwise.
 

@@ -28,19 +28,17 @@ RULES = {
     "runtime": Rule("errors"),
     "plugins": Rule("errors"),
     "objectives": Rule("errors types plugins", "torch"),
-    "config": Rule("errors types plugins objectives", "hydra"),
+    "config": Rule("errors types runtime plugins objectives", "hydra"),
     "monitors": Rule("errors config"),
-    "memory": Rule("errors config"),
+    "memory": Rule("errors runtime config"),
     "answers": Rule("errors types"),
     "grading": Rule("errors types runtime plugins config answers"),
     "data": Rule("errors types runtime plugins config grading"),
     "optimization": Rule("errors config", "torch"),
     "model": Rule("errors types runtime config data", "torch transformers"),
-    "distributed": Rule("errors types runtime config model", "torch"),
-    "engines": Rule("errors types runtime config memory model distributed", "torch transformers"),
-    "learner": Rule(
-        "errors types statistics runtime objectives config optimization model distributed", "torch transformers"
-    ),
+    "engines": Rule("errors types runtime config memory model", "torch transformers"),
+    "learner": Rule("errors types statistics runtime objectives config optimization model", "torch transformers"),
+    "distributed": Rule("errors types runtime objectives config model learner", "torch transformers"),
     "records": Rule("errors types statistics runtime config monitors"),
     "health": Rule("errors types statistics runtime config monitors grading records"),
     "algorithms": Rule("errors types statistics runtime objectives config grading data model engines", "torch"),
@@ -48,7 +46,8 @@ RULES = {
         "errors types statistics runtime config monitors answers grading data model engines records algorithms"
     ),
     "progress": Rule(
-        "errors types runtime config monitors grading optimization model engines learner records algorithms evaluation",
+        "errors types runtime config monitors grading optimization model engines learner distributed records algorithms"
+        " evaluation",
         "torch transformers",
     ),
     "sweeps": Rule("errors types statistics runtime config memory records evaluation"),
@@ -75,15 +74,15 @@ RULES = {
         ALL,
     ),
     "jobs": Rule(
-        "errors types statistics runtime plugins config monitors grading data model records algorithms evaluation setup"
-        " trainer discovery",
+        "errors types statistics runtime plugins config monitors grading data model distributed records algorithms"
+        " evaluation setup cli trainer discovery",
         ALL,
     ),
     "api": Rule("errors runtime plugins config records cli jobs", "hydra"),
     "multirun": Rule("errors statistics runtime config records sweeps setup cli", "hydra"),
-    "main": Rule("errors runtime config records report sweeps cli multirun discovery jobs analysis", "hydra"),
+    "main": Rule("errors runtime config distributed records report sweeps cli multirun discovery jobs analysis", "hydra"),
     "rerun": Rule("errors runtime records cli main", "hydra"),
-    "__main__": Rule("runtime cli main"),
+    "__main__": Rule("runtime distributed cli jobs main"),
     "__init__": Rule("runtime grading cli api"),  # grading and api when asked for; it holds the version too
 }
 #: Library -> the imports that load it.

@@ -16,6 +16,7 @@ from rlreason.config.uses import (
     checks_ground_truths,
     is_own,
     judges,
+    on_several_ranks,
     warms_up_alone,
 )
 from rlreason.objectives.objective import LOSS_NUMBERS, readers
@@ -146,10 +147,16 @@ CONDITIONS = (
         "set eval_problems=null, or leave it out",
     ),
     Condition(
-        ("rollout.placement", "rollout.sleep", "rollout.kv_cache_gb", "rollout.attest", "rollout.timeout_s"),
+        tuple(f"rollout.{key}" for key in ("gpus", "placement", "sleep", "kv_cache_gb", "attest", "timeout_s")),
         lambda run: run.rollout.engine == "vllm",
         "by rollout=vllm only",
         "choose it too, or leave this out",
+    ),
+    Condition(
+        ("parallel",),
+        on_several_ranks,
+        "where several ranks train only",
+        "set gpus=2, or leave it out",
     ),
     Condition(
         ("rollout.compile",),

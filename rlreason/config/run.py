@@ -107,6 +107,11 @@ class RunConfig(AnyRunConfig):
         return 0
 
     @property
+    def ranks_asked(self) -> int:
+        """Ranks that train by the settings, outside torchrun."""
+        return 1
+
+    @property
     def optimizes_by(self) -> str | None:
         """The optimizer; None: nothing is trained."""
         return None

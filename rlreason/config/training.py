@@ -7,11 +7,13 @@ from omegaconf import MISSING
 
 from rlreason.config.budget import BudgetConfig
 from rlreason.config.checkpoints import CheckpointConfig
+from rlreason.config.choices import choice
 from rlreason.config.optimization import OptimizationConfig
 from rlreason.config.run import RunConfig
 from rlreason.objectives.card import Card, imitation_card
 from rlreason.objectives.objective import LengthNormConfig, Objective
 
+MOST_RANKS = 1024
 UNKNOWN_EVALUATIONS = 12  # when eval_every=null leaves their number to the run, about
 
 
@@ -24,6 +26,10 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     #: With eval_every=null, steps between evaluations at most.
     longest_without_evaluation: ClassVar[int | None] = None
 
+    # Ranks that train, one on each GPU: auto: one, or those that torchrun has started; a number: so many are started.
+    gpus: str = "auto"
+    # replicate: each rank has the whole model; shard: a part of its weights, gradients and moments; auto: what fits.
+    parallel: str = choice("auto", "replicate", "shard", default="auto")
     length_norm: LengthNormConfig = field(default_factory=LengthNormConfig)
     # Steps of the run: rollout batches of GRPO and expert iteration, updates of SFT (null: by epochs).
     n_steps: int | None = MISSING
@@ -59,6 +65,10 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     def checkpoints_at_once(self) -> int:
         """Those that are kept, the best one, and one that is being written."""
         return 0 if self.checkpoint.every == 0 else self.checkpoint.keep + 2
+
+    @property
+    def ranks_asked(self) -> int:
+        return int(self.gpus) if self.gpus.isdecimal() else 1
 
     @property
     def optimizes_by(self) -> str | None:
@@ -99,6 +109,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         bad = super().problems()
         if self.n_steps is not None:
             bad += self.schedule_problems(self.n_steps)
+        bad += self.rank_problems()
         if self.rollout.async_level and not self.samples_ahead:
             bad.append(
                 f"rollout.async_level=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
@@ -114,6 +125,23 @@ class TrainingConfig(OptimizationConfig, RunConfig):
                 "must be above 0: try 1.0"
             )
         return bad + self.optimization_problems()
+
+    def rank_problems(self) -> list[str]:
+        """Complaints about training on several ranks."""
+        bad = []
+        if self.gpus != "auto" and not (self.gpus.isdecimal() and 1 <= int(self.gpus) <= MOST_RANKS):
+            bad.append(f"gpus={self.gpus} must be auto or a number from 1 to {MOST_RANKS}: try gpus=2")
+        if self.parallel == "shard" and self.optimizer == "adamw_8bit":
+            bad.append(
+                "parallel=shard with optimizer=adamw_8bit: its moments cannot be spread over ranks: choose "
+                "optimizer=adamw, whose moments are, or parallel=replicate"
+            )
+        if self.parallel == "shard" and self.model.weights == "bfloat16":
+            bad.append(
+                "parallel=shard with model.weights=bfloat16: the output head stays float32, and the parts of a group "
+                "must be of one type: set model.weights=float32, which the ranks divide, or parallel=replicate"
+            )
+        return bad
 
     def schedule_problems(self, n_steps: int) -> list[str]:
         """Complaints about a learning rate that never reaches its height, or never falls, in so many steps."""

@@ -1,5 +1,6 @@
 """By which rewards a run grades and what it checks with them: what the table of conditions and the setup both ask."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,12 @@ class Condition:
     read: Callable[[Any], bool]  # of a run that has one of the keys
     where: str
     cure: str = "leave it out"
+
+
+def on_several_ranks(run: RunConfig) -> bool:
+    """Whether it trains on several ranks: so many are asked for, or torchrun has started them."""
+    asked = getattr(run, "gpus", "1")
+    return asked != "1" if asked != "auto" else int(os.environ.get("WORLD_SIZE") or 1) > 1
 
 
 def judges(run: RunConfig) -> list[tuple[str, DataConfig]]:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import torch
 
+from rlreason.model.packing import Pair
 from rlreason.model.policy import Policy
 
-Pairs = Sequence[tuple[list[int], list[int]]]  # (prompt ids, response ids)
+Pairs = Sequence[Pair]  # (prompt ids, response ids)
 
 
 class TokenScores(NamedTuple):
@@ -34,14 +35,25 @@ class LogProbScorer:
         """The log-probabilities alone, which cost less."""
         return [scores.log_probs for scores in self._score(pairs, want_entropy=False)]
 
-    @torch.no_grad()
     def _score(self, pairs: Pairs, want_entropy: bool) -> list[TokenScores]:
-        found = [TokenScores([], [])] * len(pairs)
-        for rows in self.policy.divide(pairs, self.token_budget):
-            batch = self.policy.pack([pairs[i] for i in rows])
-            log_probs, entropy = self.policy.log_probs(batch, self.temperature, want_entropy)
-            sizes = batch.lengths.tolist()
-            entropies = entropy.split(sizes) if want_entropy else [entropy] * len(rows)  # not wanted: empty
-            for i, of_tokens, of_choices in zip(rows, log_probs.split(sizes), entropies, strict=True):
-                found[i] = TokenScores(of_tokens.tolist(), of_choices.tolist())
-        return found
+        if self.policy.deal is not None:  # trained on several ranks, which score together
+            return self.policy.deal(self, pairs, want_entropy)
+        rows = self.policy.divide(pairs, self.token_budget)
+        found = scored_rows(self.policy, pairs, rows, self.temperature, want_entropy)
+        return [found[i] for i in range(len(pairs))]
+
+
+@torch.no_grad()
+def scored_rows(
+    policy: Policy, pairs: Pairs, rows: Sequence[Sequence[int]], temperature: float, want_entropy: bool
+) -> dict[int, TokenScores]:
+    """The scores of some of the pairs, by number, in passes of `rows` of them."""
+    found = dict[int, TokenScores]()
+    for numbers in rows:
+        batch = policy.pack([pairs[i] for i in numbers])
+        log_probs, entropy = policy.log_probs(batch, temperature, want_entropy)
+        sizes = batch.lengths.tolist()
+        entropies = entropy.split(sizes) if want_entropy else [entropy] * len(numbers)  # not wanted: empty
+        for i, of_tokens, of_choices in zip(numbers, log_probs.split(sizes), entropies, strict=True):
+            found[i] = TokenScores(of_tokens.tolist(), of_choices.tolist())
+    return found

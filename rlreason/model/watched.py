@@ -15,7 +15,8 @@ ELEMENTS = 64  # of each tensor
 @torch.no_grad()
 def sampled_elements(tensors: Iterable[Tensor], most: int = ELEMENTS) -> list[Tensor]:
     """Copies of up to `most` elements of each tensor, spread evenly over it; the same ones in every call."""
-    return [t.detach().reshape(-1)[:: -(-t.numel() // most)].clone() for t in tensors]
+    here = (t.to_local() if hasattr(t, "to_local") else t for t in tensors)  # what this process has of it
+    return [t.detach().reshape(-1)[:: max(1, -(-t.numel() // most))].clone() for t in here]
 
 
 @torch.no_grad()
@@ -33,12 +34,12 @@ def changed_share(before: Sequence[Tensor], after: Sequence[Tensor], gradients: 
 
 
 @torch.no_grad()
-def not_finite(states: Iterable[dict[str, Any]]) -> int:
-    """How many parameters an optimizer keeps a floating-point moment of that holds a number which is none."""
+def not_finite(states: Iterable[dict[str, Any]]) -> set[int]:
+    """The numbers of the parameters of which an optimizer keeps a floating-point moment that is not all numbers."""
     kept = [[t for t in state.values() if isinstance(t, Tensor) and t.is_floating_point()] for state in states]
     owners = [n for n, tensors in enumerate(kept) for _ in tensors]
     if not owners:
-        return 0
+        return set()
     norms = torch._foreach_norm([t.detach() for tensors in kept for t in tensors], ord=torch.inf)
     finite = torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).tolist()
-    return len({owner for owner, good in zip(owners, finite, strict=True) if not good})
+    return {owner for owner, good in zip(owners, finite, strict=True) if not good}

@@ -62,3 +62,23 @@ class StepValues:
     more: list[float]
     entropies: list[float | None]  # nats, sample by sample: mean over the response; None where nothing was measured
     mismatches: list[float]  # of the tokens that count
+
+
+def measured_per_token(
+    stats: Mapping[str, Tensor], log_probs: Tensor, entropy: Tensor, old: Tensor | None
+) -> dict[str, Tensor]:
+    """What a loss has measured, with entropy and log-probability, each (batch, seq); ratio and KL to another policy.
+
+        ratio = exp(log pi - log pi_old),    approx_kl = ratio - 1 - log ratio: k3 of KL(old || new), samples of old
+
+    `old`: log pi_old; None on-policy, where the ratio is 1 by definition and nobody measures it. k3:
+    http://joschu.net/blog/kl-approx.html
+    """
+    found = {name: values for name, values in stats.items() if name not in ("clipped", "ratio")}
+    if "clipped" in stats:
+        found["clip_fraction"] = stats["clipped"]
+    found |= {"entropy": entropy, "log_prob": log_probs}
+    if old is not None:
+        log_ratio = log_probs - old
+        found |= {"ratio": log_ratio.exp(), "approx_kl": log_ratio.exp() - 1 - log_ratio}
+    return found

@@ -30,6 +30,7 @@ from rlreason.progress.plain import (
 )
 from rlreason.progress.position import Mark, Position
 from rlreason.progress.tensors import (
+    SPREAD,
     adapters,
     moments,
     read_tensors,
@@ -128,7 +129,12 @@ class Keeper:
             return None
         began = time.monotonic()
         plain, tensors = self._parts()
-        write_checkpoint(self.records.folder, name, plain, lambda folder: write_tensors(folder, self.policy, tensors))
+
+        def write(folder: Path) -> None:
+            write_tensors(folder, self.policy, tensors)
+            self.learner.write_moments(folder / SPREAD)
+
+        write_checkpoint(self.records.folder, name, plain, write)
         if plain["accuracy"] is not None:
             self.accuracies[name] = plain["accuracy"]
         self.prune(self.settings.keep)

@@ -7,9 +7,8 @@ one object again afterwards.
 from dataclasses import fields, replace
 from typing import Any
 
-from rlreason.learner import Update
 from rlreason.progress.step import Step
-from rlreason.types import Collected, Grade, Response, Sample
+from rlreason.types import Collected, Grade, Response, Sample, Update
 
 Plain = dict[str, Any]
 

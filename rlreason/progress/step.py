@@ -6,9 +6,8 @@ from functools import cached_property
 
 from rlreason.algorithms.rollouts import rollout_metrics
 from rlreason.grading.metrics import grading_metrics
-from rlreason.learner import Update
 from rlreason.optimization import averaged
-from rlreason.types import Collected, Sample
+from rlreason.types import Collected, Sample, Update
 
 
 @dataclass

@@ -18,35 +18,32 @@ from rlreason.runtime.atomic_files import explained
 
 Plain = dict[str, Any]
 MOMENTS, WEIGHTS = "optimizer.", "weight."
+SPREAD = "moments"  # the folder in a checkpoint for moments that are spread over ranks
 
 
 def moments(learner: Learner) -> tuple[list[Plain], dict[str, Tensor]]:
-    """What the optimizer keeps of each trained parameter, in their order: plain values, and tensors by name."""
+    """What the optimizer keeps of each trained parameter, in their order: plain values, and tensors by name.
+
+    Those that are spread over ranks are left out: the learner writes them.
+    """
     plain: list[Plain] = []
     tensors: dict[str, Tensor] = {}
     for i, parameter in enumerate(learner.parameters):
         kept = learner.optimizer.state.get(parameter, {})
         plain.append({name: value for name, value in kept.items() if not isinstance(value, Tensor)})
-        tensors |= {f"{MOMENTS}{i}.{name}": value for name, value in kept.items() if isinstance(value, Tensor)}
+        whole = {name: v for name, v in kept.items() if isinstance(v, Tensor) and not hasattr(v, "to_local")}
+        tensors |= {f"{MOMENTS}{i}.{name}": value for name, value in whole.items()}
     return plain, tensors
 
 
 def set_moments(learner: Learner, plain: list[Plain], tensors: dict[str, Tensor]) -> None:
-    """Give the optimizer what `moments` took from it.
-
-    Not through the optimizer's own way, which would turn 8-bit moments into the parameters' type.
-    """
+    """Give the optimizer what `moments` took from it."""
     found: list[Plain] = [dict(kept) for kept in plain]
     for name, tensor in tensors.items():
         if name.startswith(MOMENTS):
             number, _, key = name.removeprefix(MOMENTS).partition(".")
             found[int(number)][key] = tensor
-    learner.optimizer.state.clear()
-    for parameter, kept in zip(learner.parameters, found, strict=True):
-        if kept:  # all of it lies beside the parameter: AdamW in one pass keeps its count of steps there too
-            learner.optimizer.state[parameter] = {
-                key: value.to(parameter.device) if isinstance(value, Tensor) else value for key, value in kept.items()
-            }
+    learner.restore(found)
 
 
 def adapters(policy: Policy) -> dict[str, Tensor]:
@@ -70,7 +67,12 @@ def write_tensors(folder: Path, policy: Policy, tensors: dict[str, Tensor]) -> N
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint, without the model's."""
-    return load_file(folder / TENSORS)
+    tensors = load_file(folder / TENSORS)
+    if (folder / SPREAD).is_dir():
+        from rlreason.distributed.moments import read_whole  # what a run of one process need not load
+
+        tensors |= {f"{MOMENTS}{name}": tensor for name, tensor in read_whole(folder / SPREAD).items()}
+    return tensors
 
 
 def set_weights(policy: Policy, folder: Path, tensors: dict[str, Tensor]) -> None:

@@ -43,8 +43,8 @@ def training_work(batch: Sequence[Sample], seconds: float, all_learn: bool = Fal
     return work
 
 
-def measure_by(clock: Clock, policy: Policy) -> None:
-    """Let the clock count the FLOPs of this model, and the memory of its GPU where it is on one."""
+def measure_by(clock: Clock, policy: Policy, ranks: int) -> None:
+    """Let the clock count the FLOPs of this model, and the memory of its GPU where it is on one; `ranks` train it."""
     config, device = policy.model.config, torch.device(policy.device)
     on_gpu = device.type == "cuda"
     peak = peak_tflops(torch.cuda.get_device_name(device)) if on_gpu else None
@@ -52,7 +52,7 @@ def measure_by(clock: Clock, policy: Policy) -> None:
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     looked_up = 0 if config.tie_word_embeddings else policy.model.get_input_embeddings().weight.numel()
     parameters = sum(p.numel() for p in policy.model.parameters()) - looked_up
-    clock.model = ModelSize(parameters, config.num_hidden_layers, heads * width, peak)
+    clock.model = ModelSize(parameters, config.num_hidden_layers, heads * width, peak, ranks)
     if on_gpu:
 
         def gauge() -> float:

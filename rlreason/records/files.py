@@ -30,6 +30,8 @@ PROFILE_TRACE, PROFILE_TABLE = "profile.json.gz", "profile.md"  # of one step, w
 INCIDENTS = "grading_incidents.jsonl"
 GROWING = (METRICS, INCIDENTS)  # by a line at a time; a checkpoint knows how long they were
 ENGINE_LOG = "vllm.log"
+ENGINE_LOGS = (ENGINE_LOG, *(f"vllm_{k}.log" for k in range(2, 17)))  # of as many engines as sample side by side
+RANKS_LOG = "ranks.log"  # what the ranks besides the first print, where several train
 STACKS = stacks.NAME  # what every process did where one was waited for too long
 MODEL = "model"
 CHECKPOINTS = "checkpoints"  # a folder for each; see records/checkpoints.py
@@ -49,7 +51,8 @@ COMPLIANCE = "compliance.md"  # of a run that is held to the rules of a leaderbo
 #: `STACKS` is open before a run takes its folder, so it is none of them.
 CONTENTS = (
     CONFIG, STATUS, PROVENANCE, CHANGES, OBJECTIVE, FUNCTIONS, METRICS, CURVES, PROFILE_TRACE, PROFILE_TABLE, INCIDENTS,
-    ROLLOUTS, EVALS, MODEL, f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, ENGINE_LOG, LOG, RESPONSES,
+    ROLLOUTS, EVALS, MODEL, f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, *ENGINE_LOGS, RANKS_LOG, LOG,
+    RESPONSES,
     UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES, COMPLIANCE, CALLS, CONVERSATION, PROGRAM,
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there

@@ -32,11 +32,17 @@ from rlreason.records.status import known
 from rlreason.runtime.atomic_files import explained, removed
 
 #: Settings that an interrupted job may go on without: they change its speed, its memory or what it shows.
-HARMLESS = ("threads", "log_generations", "micro_batch_tokens", "rollout.max_rows", "rollout.kv_cache_gb")
+HARMLESS = (
+    "threads", "log_generations", "micro_batch_tokens", "gpus", "parallel", "rollout.max_rows", "rollout.kv_cache_gb",
+    "model.check_memory",
+)  # fmt: skip
 #: Settings that a training run may go on with others of, by their names or those of their groups.
 MAY_CHANGE = (
     "n_steps", "eval_every", "save_rollouts_every", "save_model", "threads", "log_generations", "profile", "checkpoint",
-    "logger", "waits", "monitors", "budget", "rollout.timeout_s",
+    "logger", "waits", "monitors", "budget", "rollout.timeout_s", "gpus", "parallel",
+    # what a plan offers where memory does not suffice, and the run learns the same with, but for roundings
+    "micro_batch_tokens", "model.gradient_checkpointing", "model.check_memory", "rollout.max_rows", "rollout.sleep",
+    "rollout.kv_cache_gb",
 )  # fmt: skip
 
 

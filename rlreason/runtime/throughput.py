@@ -40,6 +40,7 @@ class ModelSize(NamedTuple):
     layers: int
     width: int  # of all heads together
     peak_tflops: float | None = None  # of the device; None: not known
+    ranks: int = 1  # devices that train, each with that peak
 
 
 class Work(NamedTuple):
@@ -107,5 +108,6 @@ def rates(work: dict[str, Work], model: ModelSize | None) -> dict[str, float]:
             continue
         out[f"perf/{phase}_tokens_per_second"] = done.tokens / done.seconds
         if model is not None and model.peak_tflops is not None:
-            out[f"perf/{phase}_mfu"] = flops(done, model) / done.seconds / (1e12 * model.peak_tflops)
+            peak = 1e12 * model.peak_tflops * (model.ranks if phase == "train" else 1)
+            out[f"perf/{phase}_mfu"] = flops(done, model) / done.seconds / peak
     return out

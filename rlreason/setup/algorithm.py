@@ -89,8 +89,11 @@ def ratio_divisor(run: GRPOConfig) -> str:
 
 def make_reference(run: GRPOConfig, policy: Policy) -> LogProbScorer | None:
     """A frozen copy of the policy as it is now, only where a KL term asks for it: it costs the model's memory again."""
-    if run.kl_placement == "none":
-        return None
+    return None if run.kl_placement == "none" else scorer(run, run, frozen_copy(policy))
+
+
+def frozen_copy(policy: Policy) -> Policy:
+    """The policy as it is now, apart from it and never trained."""
     model = copy.deepcopy(policy.model).requires_grad_(False)
-    frozen = Policy(model, policy.tokenizer, policy.compute_dtype, policy.device, policy.weights, policy.attention)
-    return scorer(run, run, frozen)
+    types = {"compute_dtype": policy.compute_dtype, "weights": policy.weights, "head_dtype": policy.head_dtype}
+    return Policy(model, policy.tokenizer, device=policy.device, attention=policy.attention, **types)

@@ -1,17 +1,25 @@
-"""The learner of a run."""
+"""The learner of a run, in this process alone or on several ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from rlreason.config.training import TrainingConfig
+from rlreason.distributed.place import place_of, world_of
 from rlreason.learner import Learner
 from rlreason.model.policy import Policy
+from rlreason.setup.learner_settings import settings_of
 
 
-def make_learner(run: TrainingConfig, policy: Policy) -> Learner:
-    """The learner that the run's objective and its settings of optimisation ask for."""
-    return Learner(
-        policy,
-        run.objective(),
-        run,
-        temperature=run.learning_temperature,
-        micro_batch_tokens=run.micro_batch_tokens,
-        can_restart=run.restarts,
-    )
+def make_learner(run: TrainingConfig, policy: Policy, folder: Path | None = None, algorithm: Any = None) -> Learner:
+    """The learner that the run's objective and its settings of optimisation ask for.
+
+    `folder`: of a run that trains, and may do so on several ranks, which then score under the reference model of the
+    `algorithm` together. Without one it is for this process alone.
+    """
+    if folder is not None and (world := world_of(run.gpus, place_of(), torch.cuda.device_count())) > 1:
+        from rlreason.setup.ranks import lead  # what one process has no use for takes half a second to load
+
+        return lead(run, policy, getattr(algorithm, "reference", None), world, folder)
+    return Learner(policy, **settings_of(run))

@@ -1,0 +1,160 @@
+"""Training on several ranks, here processes that meet by gloo: the same gradient, weights and metrics as in one."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_pairs
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rlreason.distributed.moments import read_whole
+from rlreason.distributed.place import Place, own_gpu, place_of, world_of
+from rlreason.errors import ConfigError
+from rlreason.learner import Learner
+from rlreason.model.policy import Policy
+from rlreason.model.scoring import LogProbScorer
+from rlreason.progress.tensors import moments
+from rlreason.setup.algorithm import frozen_copy
+from rlreason.setup.learner_settings import settings_of
+from rlreason.setup.model import choose_trained
+from rlreason.setup.ranks import lead
+from rlreason.types import Grade, Response, Sample
+from tests.test_trainer import run_of
+
+RIGHT = Grade(1.0, 1.0, 1.0, "correct")
+#: Seven micro-batches that need a gradient and one that needs none: no number of ranks divides them evenly.
+WORDS = (
+    "gpus=2",
+    "micro_batch_tokens=48",
+    "train_batch_size=16",
+    "max_grad_norm=1000",
+    "learning_rate=0.01",
+    "waits.run_s=120",
+)
+
+
+def samples_for(policy: Policy) -> list[Sample]:
+    """Ragged ones: some of advantage 0, some without loss, and some that carry neither."""
+    pairs = random_pairs(len(policy.tokenizer), 24, seed=3)
+    advantages = [0.0 if i % 5 == 0 else (-1.0) ** i * (0.3 + i / 24) for i in range(24)]
+    return [
+        Sample(
+            Response(f"p{i // 4}", p, r, [-1.0] * len(r), "", "stop"), RIGHT, advantage=a, has_loss=i % 7 != 0,
+        )
+        for i, ((p, r), a) in enumerate(zip(pairs, advantages, strict=True))
+    ]  # fmt: skip
+
+
+def grouped_policy(tokenizer, tied: bool) -> Policy:
+    """Keys with fewer heads than queries, and two layers."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=tied, initializer_range=0.1,
+        eos_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    return Policy(Qwen2ForCausalLM(config), tokenizer)
+
+
+CASES = {
+    "replicate": (True, ("parallel=replicate", "kl_placement=loss", "kl_coef=0.1", "entropy_coef=0.01")),
+    "replicate, checkpointing, LoRA": (
+        True,
+        ("parallel=replicate", "model.gradient_checkpointing=true", "model.lora.rank=4"),
+    ),
+    "shard, checkpointing": (True, ("parallel=shard", "model.gradient_checkpointing=true")),
+    "shard, untied, LoRA": (False, ("parallel=shard", "model.lora.rank=4", "kl_placement=loss", "kl_coef=0.1")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokenizer, tmp_path, case):
+    tied, words = CASES[case]
+    run, _ = run_of(*WORDS, *words)
+    policy = grouped_policy(tokenizer, tied)
+    choose_trained(run.model, policy, run.seed)
+    alone = Learner(policy_apart(policy), **settings_of(run))
+    has_reference = run.kl_placement != "none"
+    reference = LogProbScorer(frozen_copy(policy), 96) if has_reference else None
+    samples = samples_for(policy)
+    if has_reference:
+        pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
+        scores = reference.log_probs(pairs)
+        samples = [replace(s, reference_log_probs=found) for s, found in zip(samples, scores, strict=True)]
+    assert [w for w, _ in alone.dealt(samples)].count(True) % 2  # one rank has one more than the other
+    ranked = lead(run, policy, reference, 2, tmp_path)
+    try:
+        if has_reference:  # which the ranks score together from now on
+            again = reference.log_probs(pairs)
+            assert_close(again, scores)
+        for number in range(3):
+            expected, found = alone.update(samples), ranked.update(samples)
+            assert found.keys() == expected.keys()
+            for name in expected:
+                assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), (number, name)
+            if number == 0:  # the first moment of Adam is a tenth of the first gradient
+                gradients = [10 * m for m in first_moments(alone, tmp_path / "alone")]
+                ours = [10 * m for m in first_moments(ranked, tmp_path / "ranked")]
+                assert max(g.abs().max() for g in gradients) > 1e-3
+                for one, other in zip(gradients, ours, strict=True):
+                    torch.testing.assert_close(other, one, atol=1e-6, rtol=0)
+            weights = dict(alone.policy.named_weights())
+            for name, weight in policy.named_weights():  # of the whole copy, where the model is in parts
+                apart = (weight - weights[name]).abs()  # Adam takes a gradient of rounding alone for a whole one
+                assert apart.mean() < 1e-6, (number, name)
+                assert apart.max() < 1e-3, (number, name)
+        pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
+        assert_close(LogProbScorer(policy, 96).log_probs(pairs), LogProbScorer(alone.policy, 96).log_probs(pairs), 1e-3)
+        assert ranked.weights_are_finite()
+        assert ranked.moments_not_finite() == 0
+    finally:
+        ranked.close()
+    assert not (tmp_path / "ranks.log").exists()  # nobody had anything to say
+
+
+def policy_apart(policy: Policy) -> Policy:
+    """The same policy, whose weights are its own."""
+    found = copy.copy(policy)
+    found.model = copy.deepcopy(policy.model)
+    return found
+
+
+def first_moments(learner: Learner, folder: Path) -> list[torch.Tensor]:
+    """Adam's first moment of every trained tensor, whole."""
+    _, tensors = moments(learner)
+    learner.write_moments(folder)
+    if folder.is_dir():
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in read_whole(folder).items()}
+    return [tensors[f"optimizer.{i}.exp_avg"] for i in range(len(learner.parameters))]
+
+
+def assert_close(found, expected, most: float = 1e-5) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, abs=most)
+
+
+def test_a_process_knows_its_place():
+    env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert place_of(env) == Place(3, 4, 3)
+    assert place_of(env | {"WORLD_SIZE": "1", "RANK": "0"}) is None  # torchrun with one process
+    assert own_gpu("GPU-a, GPU-b", 1) == "GPU-b"
+    with pytest.raises(ConfigError, match="gpus=3, and torchrun has started 2 processes"):
+        world_of("3", Place(0, 2, 0), 2)
+    with pytest.raises(ConfigError, match="gpus=4, and 2 GPUs are visible here: set gpus=2"):
+        world_of("4", None, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("gpus=0",), "gpus=0 must be auto or a number from 1"),
+        (("gpus=many",), "gpus=many must be auto or a number"),
+        (("parallel=shard", "optimizer=adamw_8bit"), "parallel=shard with optimizer=adamw_8bit"),
+        (("parallel=shard", "model.weights=bfloat16"), "parallel=shard with model.weights=bfloat16"),
+    ],
+)
+def test_settings_of_ranks_that_cannot_be_are_refused_in_words(words, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        run_of(*words)

@@ -1,0 +1,214 @@
+"""Whole runs on several ranks: the numbers of one process, gone on with on another number, killed and stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from rlreason.records.console import Console
+from rlreason.records.writer import RunWriter
+from rlreason.runtime.signals import below
+from rlreason.trainer import train
+from tests.starts import ENV, ROOT
+from tests.test_trainer import SMALL, run_of, trained
+
+ANY = (
+    "n_steps=5", "eval_every=2", "eval_problems=8", "micro_batch_tokens=100", "prompt.reward=own_reward:halves",
+    "sampling.max_tokens=24", "waits.run_s=120",
+)  # fmt: skip
+WORDS = (*ANY, "rollout_batch_size=16", "group_size=4")
+TIMES = ("time/", "perf/", "busy/", "grading/ms", "memory/", "final/seconds")
+COMMAND = [sys.executable, "-m", "rlreason"]
+TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "-m", "rlreason"]
+
+
+def gone_on(folder: Path, *words: str) -> list[dict]:
+    """The rows of the run in this folder, when it has been given the steps that it was not to have at first."""
+    run, config = run_of(*WORDS, *words)
+    train(run, RunWriter(folder, config, trains=True), Console())
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same(rows: list[dict], expected: list[dict]) -> None:
+    """The same numbers in each row, but for times."""
+    assert len(rows) == len(expected)
+    for row, other in zip(rows, expected, strict=True):
+        assert row.keys() == other.keys()
+        for name, value in other.items():
+            if isinstance(value, float) and not name.startswith(TIMES):
+                looked_at = 0.02 if name == "train/weights_changed" else 1e-4  # a few elements: others, in parts
+                assert row[name] == pytest.approx(value, rel=1e-4, abs=looked_at), name
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    rows, _ = trained(tmp_path_factory.mktemp("alone"), *WORDS)
+    assert any(row.get("train/grad_norm", 0) > 0 for row in rows)
+    return rows
+
+
+def test_a_run_in_parts_has_the_numbers_of_one_process_and_goes_on_in_one(tmp_path, alone):
+    trained(tmp_path / "run", *WORDS, "n_steps=3", "gpus=2", "parallel=shard")
+    assert list((tmp_path / "run" / "checkpoints").glob("*/moments/*"))
+    assert_same(whole_steps(gone_on(tmp_path / "run")), whole_steps(alone))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("gpus=2",), ("gpus=2",)),
+        (("gpus=2", "parallel=shard"), ("gpus=3", "parallel=shard")),
+        (("gpus=2", "parallel=shard"), ("gpus=2", "parallel=replicate")),
+        ((), ("gpus=2", "parallel=shard")),
+    ],
+)
+def test_a_run_goes_on_with_any_number_of_ranks_in_any_mode(tmp_path, alone, first, second):
+    trained(tmp_path, *WORDS, "n_steps=3", *first)
+    assert_same(whole_steps(gone_on(tmp_path, *second)), whole_steps(alone))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("parallel", ["replicate", "shard"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (*WORDS, "loss=grpo_clip", "epochs_per_rollout=2", "kl_placement=loss", "kl_coef=0.05"),
+        (*ANY, "algorithm=ei", "restart=true", "question_batch_size=8", "group_size=4", "train_batch_size=8"),
+        (*ANY, "algorithm=sft", "eval_every=0", "train_batch_size=8"),
+        (*WORDS, "model.lora.rank=4", "model.gradient_checkpointing=true"),
+        (*WORDS, "length_norm=token", "model.freeze=[model.layers.0.*]", "train_batch_size=4"),
+    ],
+    ids=["GRPO, KL", "EI", "SFT", "LoRA", "frozen"],
+)
+def test_every_algorithm_has_the_numbers_of_one_process(tmp_path, more, parallel):
+    expected, _ = trained(tmp_path / "one", *more, "n_steps=2")
+    rows, _ = trained(tmp_path / "two", *more, "n_steps=2", "gpus=2", f"parallel={parallel}")
+    assert_same(rows, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [("optimizer=adamw_8bit",), ("model.weights=bfloat16",), ("model.dtype=bfloat16",)])
+def test_what_ranks_with_whole_models_can_all_do(tmp_path, more):
+    """Half precision rounds each micro-batch's gradient, so the numbers are about those of one process."""
+    expected, _ = trained(tmp_path / "one", *WORDS, "n_steps=2", *more)
+    rows, _ = trained(tmp_path / "two", *WORDS, "n_steps=2", *more, "gpus=2")
+    norms = [[row["train/grad_norm"] for row in found if "train/grad_norm" in row] for found in (rows, expected)]
+    assert norms[0] == pytest.approx(norms[1], rel=0.05)
+
+
+def whole_steps(rows: list[dict]) -> list[dict]:
+    """The rows of optimizer steps: a run that was given more steps has evaluations that one at once has not."""
+    return [{k: v for k, v in row.items() if k.startswith("train/")} for row in rows if "train/loss" in row]
+
+
+class Killed:
+    """A command on two ranks, from its first updates on."""
+
+    def __init__(self, folder: Path, start: list[str], *more: str) -> None:
+        words = [*SMALL, *WORDS, "n_steps=500", "eval_every=0", f"hydra.run.dir={folder}", *more]
+        self.process = subprocess.Popen(
+            [*start, *words], env=os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}, cwd=folder.parent,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self.folder = folder
+        until = time.monotonic() + 120
+        while time.monotonic() < until and len(self.rows()) < 3:
+            time.sleep(0.1)
+        assert len(self.rows()) >= 3
+
+    def rows(self) -> list[str]:
+        path = self.folder / "metrics.jsonl"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def ranks(self) -> dict[str, int]:
+        """Rank -> process, of those below the command."""
+        found = {}
+        for process in [self.process.pid, *below(self.process.pid)]:
+            with suppress(OSError):
+                env = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+                found |= {v.decode().partition("=")[2]: process for v in env if v.startswith(b"RANK=")}
+        return found
+
+    def end(self, seconds: float) -> tuple[int, str]:
+        """(exit code, what was printed); nothing may be left of it."""
+        everything = [self.process.pid, *below(self.process.pid)]
+        out, _ = self.process.communicate(timeout=seconds)
+        until = time.monotonic() + 10
+        while left := [p for p in everything if is_alive(p)]:
+            assert time.monotonic() < until, left
+            time.sleep(0.1)
+        return self.process.returncode, out
+
+
+def is_alive(process: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_a_rank_that_is_killed_ends_the_run_in_words(tmp_path):
+    run = Killed(tmp_path / "run", COMMAND, "gpus=2", "parallel=shard")
+    os.kill(run.ranks()["1"], signal.SIGKILL)
+    code, out = run.end(30)
+    assert code == 1
+    assert "rank 1 ended with signal 9" in out
+    assert "Traceback" not in out
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
+    assert "rank" in (tmp_path / "run" / "stacks.txt").read_text()
+
+
+@pytest.mark.long
+def test_a_rank_that_hangs_ends_the_run_within_its_limit(tmp_path):
+    run = Killed(tmp_path / "run", COMMAND, "gpus=2", "waits.run_s=10")
+    stopped = run.ranks()["1"]
+    os.kill(stopped, signal.SIGSTOP)
+    code, out = run.end(40)
+    assert code == 1
+    assert "waits.run_s=10" in out
+    assert f"process {stopped}, stopped" in (tmp_path / "run" / "stacks.txt").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("start", [COMMAND, TORCHRUN], ids=["own", "torchrun"])
+@pytest.mark.parametrize("victim", ["the first rank", "the second rank", "the launcher"])
+def test_nothing_is_left_of_a_run_that_loses_a_part(tmp_path, start, victim):
+    run = Killed(tmp_path / "run", start, *(["gpus=2"] if start is COMMAND else []))
+    ranks = run.ranks() | ({"0": run.process.pid} if start is COMMAND else {})
+    os.kill({"the first rank": ranks["0"], "the second rank": ranks["1"]}.get(victim, run.process.pid), signal.SIGKILL)
+    code, _ = run.end(40)
+    assert code != 0
+
+
+@pytest.mark.long
+def test_a_signal_ends_ranks_in_order_and_the_run_goes_on(tmp_path):
+    run = Killed(tmp_path / "run", COMMAND, "gpus=2", "parallel=shard")
+    run.process.send_signal(signal.SIGINT)
+    code, out = run.end(60)
+    assert code == 130
+    assert "leaving a checkpoint" in out
+    done = subprocess.run(
+        [*COMMAND, f"resume={tmp_path / 'run'}", "n_steps=8", "gpus=1", "parallel=auto"], check=False,
+        env=os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}, capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long
+def test_torchrun_trains_on_the_processor_and_a_command_that_trains_nothing_ends(tmp_path, alone):
+    env = os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    words = [*SMALL, *WORDS, f"hydra.run.dir={tmp_path / 'run'}"]
+    done = subprocess.run([*TORCHRUN, *words], env=env, capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes train, each has the whole model" in " ".join(done.stdout.split())
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert_same(whole_steps(rows), whole_steps(alone))
+    for words, code in ((["--version"], 0), (["n_steps=x"], 1), (["-m", "seed=0,1"], 1)):
+        done = subprocess.run([*TORCHRUN, *words], env=env, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+        assert done.returncode == code
