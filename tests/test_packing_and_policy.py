@@ -16,7 +16,7 @@ from rlreason.model.policy import Policy, load_policy
 from rlreason.model.policy_checks import check_kernel
 from rlreason.model.scoring import LogProbScorer
 from rlreason.model.tiny import build_model
-from rlreason.setup.model import check_attention
+from rlreason.setup.model import check_hardware
 
 
 def plain_log_probs(model, prompt, response, temperature=1.0):
@@ -134,7 +134,7 @@ def test_a_kernel_that_cannot_run_is_one_line(asked, here, says):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it can run")
 def test_the_kernel_is_checked_before_anything_slow_and_named_in_the_header(policy):
     with pytest.raises(ConfigError, match=r"model\.attention=varlen cannot run here \(no GPU\)"):
-        check_attention(settings("model.attention=varlen").model)
+        check_hardware(settings("model.attention=varlen"))
     with pytest.raises(ConfigError, match=r"model\.attention=flash is none of auto, sdpa, varlen, flash_attention_2"):
         settings("model.attention=flash")
     assert "attention by sdpa (no GPU)" in policy.describe()

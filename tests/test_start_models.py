@@ -231,7 +231,7 @@ def test_whatever_changes_the_model_changes_its_key(quick, key, value):
     [
         ("seed", 1), ("micro_batch_tokens", 4096), ("data.n_validation", 9), ("data.limit", 9), ("learning_rate", 1e-5),
         ("model.freeze", ["norm"]), ("model.gradient_checkpointing", True),
-        ("model.cache", "x"), ("model.dtype", "float32"),
+        ("model.cache", "x"), ("model.dtype", "float32"), ("model.check_memory", False),
     ],
 )  # fmt: skip
 def test_what_does_not_change_the_model_leaves_its_key(quick, key, value):

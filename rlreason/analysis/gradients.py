@@ -15,6 +15,7 @@ from rlreason.algorithms.rollouts import token_ids
 from rlreason.analysis.variants import describe, variants, with_advantages
 from rlreason.config.grpo import GRPOConfig
 from rlreason.errors import DataError
+from rlreason.model.devices import choose_types, hardware_here
 from rlreason.model.policy import Policy, load_policy
 from rlreason.records.console import Console
 from rlreason.records.reader import RunFolder
@@ -77,7 +78,8 @@ class Laboratory:
 def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Sample], console: Console) -> Laboratory:
     """Score the samples under the run's final policy, or the one it started from, and compare the objectives."""
     if folder.model is not None:
-        policy = load_policy(str(folder.model), run.model.dtype)
+        head = choose_types(run.model, run.rollout.engine, hardware_here())[1]
+        policy = load_policy(str(folder.model), run.model.dtype, head_dtype=head)
     else:
         console.say(
             f"! {folder.path} saved no model (save_model={str(run.save_model).lower()}, {folder.status}): measured "

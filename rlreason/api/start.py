@@ -31,6 +31,7 @@ from rlreason.plugins import as_settings
 from rlreason.records.console import Console
 from rlreason.records.undo import undone_when_refused
 from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.runtime.gpus import divide_memory_finely
 from rlreason.runtime.process_state import process_state_kept
 from rlreason.runtime.secrets import redacted_settings
 
@@ -90,6 +91,7 @@ def start(
                 raise ConfigError(f"algorithm={run.algorithm} is started by python -m rlreason: leave it out here")
             folder = stack.enter_context(_taken(asked))
         stack.enter_context(process_state_kept())
+        divide_memory_finely()
         run_job(run, folder, redacted_settings(OmegaConf.to_yaml(cfg)), asked.words(), console)
     return Run(folder)
 

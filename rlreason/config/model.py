@@ -15,6 +15,21 @@ LET_HARDWARE = "use auto to let the hardware choose"
 TINY_CONTEXT = 512  # tokens of prompt and response together that a model made on the spot has positions for
 
 
+def type_of_head(head: str, engine: str, products: str) -> str:
+    """Number type of what the output head multiplies, of `model.head`, `rollout.engine` and the type of products.
+
+    vLLM keeps its head's weights in the type of its products and sums in float32 (0.32, logits_processor.py:
+    `torch.mm(hidden, weight, out_dtype=float32)` on a GPU; on a processor it makes float32 of the rounded numbers).
+    The in-process engine samples with the trainer's own head.
+
+    >>> type_of_head("auto", "vllm", "bfloat16"), type_of_head("auto", "hf", "bfloat16")
+    ('bfloat16', 'float32')
+    """
+    if head == "auto":
+        return products if engine == "vllm" else "float32"
+    return head
+
+
 @dataclass
 class WarmStartConfig:
     """The short SFT that gives a model made on the spot its habits. `steps=0` leaves it out."""
@@ -53,11 +68,16 @@ class ModelConfig:
     name: str = MISSING  # of the option, for records
     # Number type of matrix products; auto: bfloat16 on a GPU, float32 on a processor.
     dtype: str = choice("auto", "float32", "bfloat16", default="auto", cure=LET_HARDWARE)
+    # Number type of what the output head multiplies, its weights rounded for the product alone; sums, logits and
+    # log-sum-exps are float32 always. auto: as the engine's head does, bfloat16 with vLLM in bfloat16, else float32.
+    head: str = choice("auto", "float32", "bfloat16", default="auto", cure="use auto to do as the engine does")
     # Number type of the weights; bfloat16: half the memory, but small updates are rounded away.
     weights: str = choice("float32", "bfloat16", default="float32")
     # Kernel of attention over packed sequences; the header of a run says which auto took, and why.
     attention: str = choice("auto", "sdpa", "varlen", "flash_attention_2", default="auto", cure=LET_HARDWARE)
     gradient_checkpointing: bool = False  # less memory, a third more work: activations are computed again
+    # A run that surely needs more memory than its GPU has is refused; false: it starts all the same.
+    check_memory: bool = True
     freeze: list[str] = field(default_factory=list)  # patterns on names of weights that are not trained
     lora: LoRAConfig = field(default_factory=LoRAConfig)
 
@@ -73,6 +93,11 @@ class ModelConfig:
             bad.append(
                 "model.dtype=float32 with model.weights=bfloat16: products cannot be more exact than their weights: "
                 "set model.dtype=auto, or model.weights=float32"
+            )
+        if self.head == "bfloat16" and self.dtype == "float32":
+            bad.append(
+                "model.head=bfloat16 with model.dtype=float32: the engine's head multiplies as its other layers do, in "
+                "float32: set model.head=auto, or model.dtype=bfloat16"
             )
         if self.freeze and self.lora.rank:
             bad.append(

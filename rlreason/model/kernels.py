@@ -48,12 +48,14 @@ def choose_kernel(requested: str, hardware: Hardware) -> tuple[str, str]:
     obstacle, cure = None, "choose model.attention=auto"
     if hardware.device != "cuda":
         obstacle = "no GPU"
+    elif hardware.capability is not None and hardware.capability < OLDEST_GPU:
+        capability, oldest = ("{}.{}".format(*version) for version in (hardware.capability, OLDEST_GPU))
+        obstacle = f"a GPU of compute capability {capability}, below {oldest}"
     elif hardware.dtype not in HALF:
         obstacle = f"products in {str(hardware.dtype).removeprefix('torch.')}"
         cure = "set model.dtype=bfloat16, or model.attention=auto"
-    elif hardware.capability is None or hardware.capability < OLDEST_GPU:
-        capability = "unknown" if hardware.capability is None else "{}.{}".format(*hardware.capability)
-        obstacle = f"a GPU of compute capability {capability}, below {OLDEST_GPU[0]}.{OLDEST_GPU[1]}"
+    elif hardware.capability is None:
+        obstacle = "a GPU of unknown compute capability"
     elif kernel in hardware.absent:
         obstacle = hardware.absent[kernel]
     if obstacle is None:

@@ -1,8 +1,9 @@
 """The model being trained: load it, encode text for it, compute log-probabilities under it, save it."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -12,37 +13,30 @@ from transformers.cache_utils import Cache
 
 from rlreason.errors import ConfigError
 from rlreason.model.alone import alone
+from rlreason.model.devices import DTYPES, pick_device, pick_dtype
 from rlreason.model.kernels import select_kernel
 from rlreason.model.logprobs import chunked_log_probs
 from rlreason.model.lora import merged_weights
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
 from rlreason.model.parameters import model_size, round_weights
-from rlreason.model.policy_checks import check_kernel, check_model, check_sharing
-from rlreason.model.products import linear, use_fast_products
+from rlreason.model.policy_checks import check_head, check_kernel, check_model, check_sharing
+from rlreason.model.products import operand, product, use_fast_products
 from rlreason.runtime.atomic_files import whole
 from rlreason.runtime.lock import alive
 from rlreason.runtime.text import first_line
 
+if TYPE_CHECKING:
+    from rlreason.model.scoring import LogProbScorer, TokenScores
+
 #: A model is text and numbers: no program that comes with it is run, and no pickle is read, which would run one.
 NOTHING_RUNS = {"trust_remote_code": False, "use_safetensors": True}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def pick_device() -> torch.device:
-    """The GPU where there is one, else the processor."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products; `auto`: bfloat16 on a GPU that computes it natively, else float32."""
-    if name == "auto":
-        half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if half else torch.float32
-    return DTYPES[name]
 
 
 class Policy:
     """A causal language model with its tokenizer; everything that turns token ids into log-probabilities uses it."""
+
+    #: (scorer, pairs, whether entropies are wanted) -> scores by all ranks, where several train this policy.
+    deal: "Callable[[LogProbScorer, Sequence[Pair], bool], list[TokenScores]] | None" = None
 
     def __init__(
         self,
@@ -52,17 +46,19 @@ class Policy:
         device: torch.device | None = None,
         weights: torch.dtype = torch.float32,
         attention: str = "auto",
+        head_dtype: torch.dtype = torch.float32,
     ) -> None:
         """Move the model to `device` and check it: `ConfigError` where packed sequences would be scored wrongly.
 
         `compute_dtype` is that of matrix products; `weights` of lower precision than float32 set it, too, and the
         output head keeps float32. `attention`: the kernel for packed sequences, auto or one of `attention.NAMES`.
+        `head_dtype`: that of what the output head multiplies; its sums and its weights are float32 whatever it is.
         """
         self.device = device or pick_device()
         self.tokenizer = tokenizer
         self.remarks: list[str] = []  # what was done to the model to save memory, for `describe`
         self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
-        self.weights, self.compute_dtype = weights, compute_dtype
+        self.weights, self.compute_dtype, self.head_dtype = weights, compute_dtype, head_dtype
         # Of packed rows, whose layout says all: without one, transformers looks for them in positions that it reads.
         self._no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         products = compute_dtype if weights == torch.float32 else weights
@@ -77,6 +73,8 @@ class Policy:
             round_weights(self.model, weights)
             self.compute_dtype = weights
             self._move()
+        if head_dtype != torch.float32:
+            check_head(self)
         if self.attention != "sdpa":
             check_kernel(self)
             if self.shares_prompts:
@@ -127,9 +125,9 @@ class Policy:
         return torch.autocast(self.device.type, dtype=self.compute_dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(rows, width) -> (rows, vocab) float32. The head's product is never rounded to half precision."""
+        """(rows, width) -> (rows, vocab) float32, by the product that `log_probs` takes: sums are never rounded."""
         with torch.autocast(self.device.type, enabled=False):
-            return linear(hidden.to(self.head.dtype), self.head).float()
+            return product(*(operand(x, self.head_dtype) for x in (hidden, self.head)))
 
     def hidden_states(self, batch: PackedBatch, cache: Cache | None = None) -> Tensor:
         """Hidden states (total, width) of packed sequences; keys and values go into `cache` where one is given."""
@@ -162,9 +160,10 @@ class Policy:
         alive()
         with self.autocast():
             hidden = self.hidden_states(batch)
-        scored = hidden.index_select(0, batch.score_at).to(self.head.dtype)
+        scored, head = hidden.index_select(0, batch.score_at), self.head_dtype
+        products = self.compute_dtype if head == torch.float32 else head
         return chunked_log_probs(
-            scored, self.head, batch.labels, temperature, want_entropy=want_entropy, products=self.compute_dtype
+            scored, self.head, batch.labels, temperature, want_entropy=want_entropy, head=head, products=products
         )
 
     def describe(self) -> str:
@@ -173,9 +172,15 @@ class Policy:
             torch.cuda.get_device_name() if self.device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
         )
         size = f"{model_size(self.model) / 1e6:.3g} M parameters"
-        products = f"{str(self.compute_dtype).removeprefix('torch.')} products"
+        products = f"{str(self.compute_dtype).removeprefix('torch.')} products{self._describe_head()}"
         attention = f"attention by {self.attention} ({self.why_attention})"
         return "; ".join([f"{size}, {products}, {where}", attention, *self.remarks])
+
+    def _describe_head(self) -> str:
+        """Empty where the output head is like the rest, in float32."""
+        if self.head_dtype == torch.float32:
+            return "" if self.compute_dtype == torch.float32 else ", output head in float32"
+        return f", output head in {str(self.head_dtype).removeprefix('torch.')} products, float32 sums"
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a prompt, with what the tokenizer puts in front (a beginning-of-text token); at least one."""
@@ -242,14 +247,21 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_policy(path: str, dtype: str = "auto", weights: str = "float32", attention: str = "auto") -> Policy:
+def load_policy(
+    path: str,
+    dtype: str = "auto",
+    weights: str = "float32",
+    attention: str = "auto",
+    head_dtype: torch.dtype = torch.float32,
+) -> Policy:
     """A policy from a model folder or a hub name; `ConfigError` where it cannot be loaded or fails a check.
 
-    `dtype` is that of matrix products (auto, or one of `DTYPES`), `weights` that of the weights in memory.
+    `dtype` is that of matrix products (auto, or one of `DTYPES`), `weights` that of the weights in memory, `head_dtype`
+    that of what the output head multiplies.
     """
     device, tokenizer = pick_device(), load_tokenizer(path)
     with alone(), _loading(path):
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="sdpa", **NOTHING_RUNS
         )
-    return Policy(model, tokenizer, pick_dtype(dtype, device), device, DTYPES[weights], attention)
+    return Policy(model, tokenizer, pick_dtype(dtype, device), device, DTYPES[weights], attention, head_dtype)

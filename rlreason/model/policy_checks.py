@@ -28,13 +28,14 @@ def check_model(policy: "Policy") -> None:
     logits = [policy.model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1) for ids in plain]
     theirs = [lp[len(p) + t - 1, y] for lp, (p, r) in zip(logits, pairs, strict=True) for t, y in enumerate(r)]
     policy.model.set_attn_implementation(NAMES[policy.attention])
-    dtype, policy.compute_dtype = policy.compute_dtype, torch.float32
+    types = policy.compute_dtype, policy.head_dtype
+    policy.compute_dtype = policy.head_dtype = torch.float32
     ours, _ = policy.log_probs(pack(pairs, here))
     if policy.shares_prompts and here.type == "cpu":  # on a GPU in half precision: `check_sharing`
         shared, _ = policy.log_probs(pack(pairs, here, share_prompts=True))
         if not (apart := (shared - ours).abs().max().item()) < 1e-3:
             policy.stop_sharing(f"log-probabilities differ by {apart:.2g}")
-    policy.compute_dtype = dtype
+    policy.compute_dtype, policy.head_dtype = types
     worst = (ours - torch.stack(theirs)).abs().max().item()
     if math.isnan(worst):
         raise ConfigError(
@@ -75,6 +76,26 @@ def check_kernel(policy: "Policy") -> None:
         )
 
 
+def check_head(policy: "Policy") -> None:
+    """`ConfigError` where the output head in its own number type gives other log-probabilities or gradients than in
+    float32, or cannot be computed here.
+    """
+    head, why = policy.head_dtype, ""
+    try:
+        (ours, slope), policy.head_dtype = _slope(policy, share=False), torch.float32
+        plain, expected = _slope(policy, share=False)
+        worst, apart = (ours - plain).abs().max().item(), ((slope - expected).norm() / expected.norm()).item()
+        if not (worst < 0.5 and apart < 0.1):  # rounding stays below a tenth of both
+            why = f"log-probabilities differ by up to {worst:.2g} nats from those in float32, gradients by {apart:.2g}"
+    except RuntimeError as error:  # this GPU or this torch has no such product
+        why = first_line(error)
+    finally:
+        policy.head_dtype = head
+    if why:
+        name = str(head).removeprefix("torch.")
+        raise ConfigError(f"the output head cannot multiply in {name} here ({why}): set model.head=float32")
+
+
 def check_sharing(policy: "Policy") -> None:
     """Have prompts repeated where a prompt that responses share gives other log-probabilities or gradients than that.
 
@@ -94,7 +115,12 @@ def check_sharing(policy: "Policy") -> None:
 
 def _slope(policy: "Policy", share: bool) -> tuple[Tensor, Tensor]:
     """Log-probabilities of short sequences, and the gradient of their sum by the input embeddings, in float32."""
-    found, _ = policy.log_probs(pack(_short_pairs(policy), policy.device, share))
     weight = policy.model.get_input_embeddings().weight
-    (gradient,) = torch.autograd.grad(found.sum(), [weight])
+    is_trained = weight.requires_grad
+    weight.requires_grad_(True)  # also of a reference model, which is frozen
+    try:
+        found, _ = policy.log_probs(pack(_short_pairs(policy), policy.device, share))
+        (gradient,) = torch.autograd.grad(found.sum(), [weight])
+    finally:
+        weight.requires_grad_(is_trained)
     return found.detach(), gradient.float()

@@ -45,6 +45,33 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _onednn(x, weight, bias)
 
 
+def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x with its numbers rounded to `dtype`, as `product` takes them: off a GPU half-precision ones lie in float32.
+
+    >>> operand(torch.tensor([1 / 3]), torch.bfloat16)
+    tensor([0.3340])
+    """
+    rounded = x.to(dtype)
+    return rounded if x.is_cuda or dtype.itemsize > 2 else rounded.float()
+
+
+def product(a: Tensor, b: Tensor, add_to: Tensor | None = None) -> Tensor:
+    """The output head's product of operands a (n, k) and b (m, k) -> (n, m); added to `add_to`, in place, where given.
+
+        a b^T: out_ij = sum over k of a_ik b_jk
+
+    Numbers in half precision are multiplied on a GPU as they are and summed in float32, which the result has: what
+    vLLM's head computes there (0.32: LogitsProcessor._apply_head). The kernel is CUDA's alone. Elsewhere the same
+    numbers are float32 (see `operand`), whose products of two of them are exact: the same sum in another order.
+    """
+    if a.is_cuda and a.dtype.itemsize == 2:
+        if add_to is None:
+            return torch.mm(a, b.t(), out_dtype=torch.float32)
+        return torch.addmm(add_to, a, b.t(), out_dtype=torch.float32, out=add_to)
+    found = linear(a, b)
+    return found if add_to is None else add_to.add_(found)
+
+
 class _Linear(torch.autograd.Function):
     """y = x W^T + b,   dL/dx = g W,   dL/dW = g^T x,   dL/db = sum of g over rows, where g = dL/dy."""
 

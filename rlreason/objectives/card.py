@@ -30,6 +30,24 @@ class Card:
         """The text in at most `width` columns."""
         return "\n".join(["Objective", *(_entry(title, text, width) for title, text in self.entries)]) + "\n"
 
+    def with_head(self, head: str) -> "Card":
+        """The card of a run whose output head multiplies numbers of this type; as it is for float32.
+
+        >>> print(objective_card(Objective(std_norm="none")).with_head("bfloat16").text.splitlines()[-2])
+                         h and W rounded to bfloat16; sums, logits and log-sum-exps in float32
+        """
+        if head == "float32":
+            return self
+        row = Row(
+            "Output head",
+            "log pi = log softmax(h W^T / T)",
+            r"\log \pi_\theta = \log \operatorname{softmax}\!\left(h W^\top / T\right)",
+            f"h and W rounded to {head}; sums, logits and log-sum-exps in float32",
+        )
+        place = [label for label, _ in self.entries].index("Equals")
+        entries = (*self.entries[:place], *_of_row(row), *self.entries[place:])
+        return Card(entries, self.markdown.replace("## Equals", "\n\n".join([*_sections(row), "## Equals"]), 1))
+
 
 def objective_card(objective: Objective) -> Card:
     """The card of an objective; `ValueError` where its settings contradict each other.
@@ -65,11 +83,13 @@ def imitation_card(length_norm: LengthNormConfig, sampled: bool) -> Card:
 
 
 def _entries(rows: list[Row], equal: list[str], differs: list[str]) -> tuple[tuple[str, str], ...]:
-    entries = []
-    for row in rows:
-        entries += [(row.title, row.plain), *([("", row.note)] if row.note else [])]
+    entries = [entry for row in rows for entry in _of_row(row)]
     entries.append(("Equals", "; ".join(equal) or "no named or published objective"))
     return (*entries, *(("Note", sentence) for sentence in differs))
+
+
+def _of_row(row: Row) -> list[tuple[str, str]]:
+    return [(row.title, row.plain), *([("", row.note)] if row.note else [])]
 
 
 def _entry(title: str, text: str, width: int) -> str:
@@ -78,11 +98,13 @@ def _entry(title: str, text: str, width: int) -> str:
     return textwrap.fill(text, width, initial_indent=label, subsequent_indent=" " * len(label))
 
 
+def _sections(row: Row) -> list[str]:
+    formula = f"$$\n{row.latex}\n$$" if row.latex else row.plain[:1].upper() + row.plain[1:] + "."
+    return [f"## {row.title}", formula, *([row.note] if row.note else [])]
+
+
 def _as_markdown(rows: list[Row], equal: list[str], differs: list[str]) -> str:
-    parts = ["# Objective"]
-    for row in rows:
-        formula = f"$$\n{row.latex}\n$$" if row.latex else row.plain[:1].upper() + row.plain[1:] + "."
-        parts += [f"## {row.title}", formula, *([row.note] if row.note else [])]
+    parts = ["# Objective", *(part for row in rows for part in _sections(row))]
     parts += ["## Equals", "\n".join(f"- {title}" for title in equal) or "No named or published objective."]
     parts += ["## Differences worth knowing", "\n".join(f"- {sentence}" for sentence in differs)] if differs else []
     return "\n\n".join(parts) + "\n"

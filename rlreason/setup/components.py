@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from rlreason.setup.fits import Part, parts, room_of, too_long
 from rlreason.setup.graders import Graders, make_graders
 from rlreason.setup.lengths import lengths
 from rlreason.setup.model import (
-    check_attention,
+    check_hardware,
     choose_threads,
     choose_trained,
     make_policy,
@@ -93,7 +93,7 @@ def build_components(
     `clock`: the run's, which times sampling and grading.
     """
     began, clock = time.monotonic(), clock or Clock()
-    prepare(run)
+    prepare(run, console.say)
     loggers = Loggers(console.say)
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
     with given_up(graders, loggers):
@@ -140,10 +140,10 @@ def start_loggers(
             loggers.start(run.logger, folder, asdict(run), resumed)
 
 
-def prepare(run: RunConfig) -> None:
+def prepare(run: RunConfig, say: Callable[[str], None]) -> None:
     """Check what can be checked with nothing loaded, and set this process's threads and environment."""
     check_engine(run)
-    check_attention(run.model)
+    check_hardware(run, say)
     choose_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
     check_prompts(run)

@@ -1,6 +1,6 @@
 """The model of a run, from its `model` settings: loaded, or made on the spot and taught habits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -9,10 +9,11 @@ from rlreason.config.model import ModelConfig, TinyModelConfig
 from rlreason.config.run import RunConfig
 from rlreason.data.stories_habits import taught
 from rlreason.model.checkpointing import checkpoint_layers
+from rlreason.model.devices import DTYPES, check_types, choose_types, hardware_here, pick_device, remarks
 from rlreason.model.kernels import select_kernel
 from rlreason.model.lora import add_lora
 from rlreason.model.parameters import freeze, model_size
-from rlreason.model.policy import DTYPES, Policy, load_policy, pick_device, pick_dtype
+from rlreason.model.policy import Policy, load_policy
 from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.model.tiny_formats import VOCABULARY, texts_in
 from rlreason.model.weight_cache import checksum, copied
@@ -40,22 +41,28 @@ def choose_threads(run: RunConfig, policy: Policy | None = None) -> None:
         torch.set_num_threads(default_threads(torch.get_num_threads()))
 
 
-def check_attention(model: ModelConfig) -> None:
-    """`ConfigError`, before anything slow, where the kernel that is asked for cannot run here."""
-    device = pick_device()
-    dtype = pick_dtype(model.dtype if model.weights == "float32" else model.weights, device)
-    select_kernel(model.attention, device, dtype)
+def check_hardware(run: RunConfig, say: Callable[[str], None] = print) -> None:
+    """`ConfigError`, before anything slow, where number types or a kernel that are asked for cannot be had here.
+
+    Says where the GPU is not used, or lacks what makes it fast.
+    """
+    here = hardware_here()
+    products = check_types(run.model, run.rollout.engine, here)
+    select_kernel(run.model.attention, pick_device(), products)
+    for line in remarks(run.model, here):
+        say(line)
 
 
 def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     """The model as it is before any training: loaded, or made on the spot with random weights."""
-    if run.model.folder is not None:
-        return load_policy(run.model.folder, run.model.dtype, run.model.weights, run.model.attention)
-    assert isinstance(run.model, TinyModelConfig)
-    tiny, device = run.model, pick_device()
+    model, (products, head) = run.model, choose_types(run.model, run.rollout.engine, hardware_here())
+    if model.folder is not None:
+        return load_policy(model.folder, model.dtype, model.weights, model.attention, head)
+    assert isinstance(model, TinyModelConfig)
+    tiny, device = model, pick_device()
     tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
-    model = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=tiny.seed)
-    return Policy(model, tokenizer, pick_dtype(tiny.dtype, device), device, DTYPES[tiny.weights], tiny.attention)
+    built = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=tiny.seed)
+    return Policy(built, tokenizer, products, device, DTYPES[tiny.weights], tiny.attention, head)
 
 
 def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], console: Console) -> Start | None:

@@ -18,6 +18,7 @@ from rlreason.engines.base import Engine, Sampling
 from rlreason.engines.stops import Stops
 from rlreason.engines.vllm.arguments import sampling_arguments
 from rlreason.engines.vllm.engine import VLLMEngine
+from rlreason.engines.vllm.many import ManyEngines
 from rlreason.model.parameters import model_size
 from rlreason.model.policy import Policy
 from rlreason.model.weights_hash import weights_hash
@@ -77,6 +78,7 @@ def device_facts(policy: Policy) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "type": device.type,
         "products": str(policy.compute_dtype).removeprefix("torch."),
+        "head": str(policy.head_dtype).removeprefix("torch."),
         "weights": str(policy.weights).removeprefix("torch."),
         "attention": policy.attention,
         "threads": torch.get_num_threads(),
@@ -119,7 +121,7 @@ def _sampling(sampling: Sampling, policy: Policy) -> dict[str, Any]:
 def _engine(run: RunConfig, engine: Engine, sampling: Sampling, policy: Policy) -> dict[str, Any]:
     """What the engine was told; of vLLM every argument, also those that were left at what they are."""
     facts: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
-    if isinstance(engine, VLLMEngine):
+    if isinstance(engine, VLLMEngine | ManyEngines):
         stops = Stops(policy.tokenizer, sampling.stop, sampling.min_tokens)
         ends = policy.end_ids | sampling.end_ids
         facts |= {"arguments": engine.arguments, "sampling": sampling_arguments(sampling, ends, stops.sees_special)}

@@ -24,9 +24,9 @@ Recipe = dict[str, Any]
 SHIPPED = Path(__file__).resolve().parents[1] / "model" / "shipped"
 
 #: Settings of the model that change how numbers are rounded, and no more.
-ROUNDING = ("dtype", "attention")
+ROUNDING = ("dtype", "head", "attention")
 #: Settings of the model that act after its warm start, or not on its weights.
-AFTERWARDS = ("name", "cache", "gradient_checkpointing", "freeze", "lora")
+AFTERWARDS = ("name", "cache", "gradient_checkpointing", "check_memory", "freeze", "lora")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe
 
 def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
     """What makes the model: other code, libraries, devices and numbers of threads round otherwise."""
-    names = [f.name for f in fields(tiny) if f.name in ROUNDING and f.name != "dtype"]
+    names = [f.name for f in fields(tiny) if f.name in ROUNDING and f.name not in ("dtype", "head")]
     on_gpu = policy.device.type == "cuda"
     return {
         "code": code_hash(),
@@ -68,6 +68,7 @@ def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
         "transformers": version("transformers"),
         "device": torch.cuda.get_device_name() if on_gpu else f"cpu {torch.backends.cpu.get_cpu_capability()}",
         "products": str(policy.compute_dtype),
+        "head": str(policy.head_dtype),
         "threads": torch.get_num_threads(),
         **{name: getattr(tiny, name) for name in names},
     }

@@ -1,0 +1,110 @@
+"""Which device and number types a run gets, and what is said of it; for cards that are not here, by their facts."""
+
+import pytest
+import torch
+
+from rlreason.config.model import PretrainedModelConfig
+from rlreason.errors import ConfigError
+from rlreason.model.devices import Hardware, choose_dtype, choose_types, hardware_here, pick_device, remarks
+from rlreason.model.kernels import Hardware as ForKernel
+from rlreason.model.kernels import choose_kernel
+from rlreason.runtime.gpus import divide_memory_finely, driver_gpus, why_unseen
+
+A100, T4 = Hardware("A100", (8, 0)), Hardware("Tesla T4", (7, 5), bf16=False)
+HALF, FULL = torch.bfloat16, torch.float32
+
+
+def model(**settings):
+    return PretrainedModelConfig("local", path="/m", **settings)
+
+
+def test_the_driver_lists_its_gpus(tmp_path):
+    assert driver_gpus(tmp_path / "driver", tmp_path / "dev") == []
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / "dev" / name).touch()
+    assert driver_gpus(tmp_path / "driver", tmp_path / "dev") == ["a GPU", "a GPU"]
+    for place in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / "driver/gpus" / place).mkdir(parents=True)
+        (tmp_path / "driver/gpus" / place / "information").write_text("Model: \t\t NVIDIA A10\nIRQ: 1\n")
+    assert driver_gpus(tmp_path / "driver", tmp_path / "dev") == ["NVIDIA A10", "NVIDIA A10"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "built_for", "says", "cure", "by_setting"),
+    [
+        ("", "13.0", "CUDA_VISIBLE_DEVICES= hides A10, A10: ", "unset CUDA_VISIBLE_DEVICES", True),
+        ("-1", "13.0", "CUDA_VISIBLE_DEVICES=-1 hides A10, A10: ", "unset CUDA_VISIBLE_DEVICES", True),
+        ("2,0", "13.0", "CUDA_VISIBLE_DEVICES=2,0 names no GPU of this machine", "set it to 0 to 1", True),
+        (None, None, "torch 2.13.0 is built for processors alone", "pip install", False),
+        ("1", "13.0", "does not reach A10, A10: the driver is too old", "update the driver", False),
+        ("GPU-5e1c", "13.0", "does not reach A10, A10: the driver is too old", "update the driver", False),
+    ],
+)
+def test_a_machine_whose_gpus_are_not_reached_is_told_why(visible, built_for, says, cure, by_setting):
+    unseen = why_unseen(["A10", "A10"], visible, "2.13.0", built_for)
+    assert says in unseen.words
+    assert unseen.words.endswith("everything runs on the processor")
+    assert cure in unseen.cure
+    assert unseen.by_setting == by_setting
+    (line,) = remarks(
+        model(), Hardware(gpus=("A10", "A10"), visible=visible, torch_version="2.13.0", built_for=built_for)
+    )
+    assert line == f"! {unseen.words}: {unseen.cure}"
+
+
+def test_a_machine_without_gpus_and_one_that_is_used_are_told_nothing():
+    assert why_unseen([], "", "2.13.0", None) is None
+    assert remarks(model(), Hardware()) == remarks(model(), A100) == []
+    assert remarks(model(), Hardware("A100", (8, 0), gpus=("A100", "A100"), visible="1")) == []
+
+
+def test_a_card_without_bfloat16_is_named_where_float32_was_taken_for_it():
+    assert remarks(model(), T4) == [
+        "Tesla T4 (compute capability 7.5) has no bfloat16: products in float32, which take several times as long"
+    ]
+    assert remarks(model(dtype="float32"), T4) == []  # as asked
+    assert choose_types(model(), "vllm", T4) == (FULL, FULL)
+
+
+@pytest.mark.parametrize("setting", ["dtype", "weights", "head"])
+def test_bfloat16_is_refused_where_there_is_none(setting):
+    asked = model(**{setting: "bfloat16"})
+    with pytest.raises(
+        ConfigError, match=rf"^model\.{setting}=bfloat16: Tesla T4 \(compute capability 7\.5\)"
+    ) as caught:
+        choose_types(asked, "hf", T4)
+    assert f"set model.{setting}=float32" in str(caught.value)
+    choose_types(asked, "hf", A100)
+    choose_types(asked, "hf", Hardware())  # a processor computes it, if slowly
+
+
+def test_auto_takes_what_the_device_computes():
+    assert [choose_dtype("auto", here) for here in (A100, T4, Hardware())] == [HALF, FULL, FULL]
+    assert [choose_dtype("float32", here) for here in (A100, T4, Hardware())] == [FULL] * 3
+
+
+def test_a_kernel_on_an_old_card_is_not_promised_by_another_number_type():
+    with pytest.raises(ConfigError, match=r"capability 7\.5, below 8\.0\): choose model\.attention=auto"):
+        choose_kernel("varlen", ForKernel("cuda", FULL, (7, 5)))
+    with pytest.raises(ConfigError, match=r"products in float32\): set model\.dtype=bfloat16"):
+        choose_kernel("varlen", ForKernel("cuda", FULL, (8, 0)))
+
+
+def test_memory_is_divided_finely_where_there_is_a_gpu_and_nobody_has_said_how():
+    for given in ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}):
+        kept = dict(given)
+        divide_memory_finely(kept, ["A100"])
+        assert kept == given
+    alone: dict[str, str] = {}
+    divide_memory_finely(alone, [])
+    assert alone == {}
+    divide_memory_finely(alone, ["A100"])
+    assert alone == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
+def test_this_machine():
+    here = hardware_here()
+    assert (here.card, here.built_for) == ("", torch.version.cuda)
+    assert pick_device().type == "cpu"

@@ -1,0 +1,210 @@
+"""The output head's product: rounded operands, float32 sums, and the same numbers in training and in sampling."""
+
+import json
+
+import pytest
+import torch
+from conftest import random_pairs
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlreason.config.model import PretrainedModelConfig, type_of_head
+from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.hf.engine import HFEngine
+from rlreason.errors import ConfigError
+from rlreason.model.devices import Hardware, check_types, choose_types
+from rlreason.model.logprobs import chunked_log_probs
+from rlreason.model.policy import Policy
+from rlreason.model.products import operand, product
+from rlreason.model.scoring import LogProbScorer
+from rlreason.model.tiny import build_model
+from rlreason.objectives.card import imitation_card, objective_card
+from rlreason.objectives.objective import LengthNormConfig, Objective
+from tests.starts import SMALL, rlreason
+
+HALF, FULL = torch.bfloat16, torch.float32
+CPU, A100, T4 = Hardware(), Hardware("A100", (8, 0)), Hardware("T4", (7, 5), bf16=False)
+
+
+def given(positions=48, width=64, vocab=300):
+    g = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(positions, width, generator=g), torch.randn(vocab, width, generator=g) / 4
+    return hidden, weight, torch.randint(vocab, (positions,), generator=g), torch.randn(positions, generator=g)
+
+
+def exact(hidden, weight, labels, along):
+    """Log-probabilities and the gradients of their weighted sum, all in float64."""
+    hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
+    found = F.log_softmax(hidden @ weight.t() / 0.7, -1).gather(1, labels[:, None])[:, 0]
+    return found.detach(), *torch.autograd.grad(found @ along.double(), [hidden, weight])
+
+
+def computed(hidden, weight, labels, along, **types):
+    hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    found, _ = chunked_log_probs(hidden, weight, labels, 0.7, types.pop("chunk", 16), want_entropy=False, **types)
+    return found.detach(), *torch.autograd.grad(found @ along, [hidden, weight])
+
+
+def apart(a, b):
+    """The distance of a from b as a share of b's norm."""
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+def test_operands_are_rounded_and_sums_are_not():
+    a, b, *_ = given()
+    found = product(operand(a, HALF), operand(b, HALF))
+    assert found.dtype == FULL
+    assert apart(found, a.to(HALF).double() @ b.to(HALF).double().t()) < 1e-6
+    assert apart(found, a.double() @ b.double().t()) > 1e-3  # operands were rounded
+    assert apart(found.to(HALF), found) > 1e-3  # and rounded sums would have shown
+    into = torch.ones(len(a), len(b))
+    assert product(operand(a, HALF), operand(b, HALF), add_to=into) is into
+    torch.testing.assert_close(into, found + 1, atol=1e-5, rtol=0)
+
+
+def test_log_probabilities_are_those_of_rounded_numbers():
+    hidden, weight, labels, along = given()
+    found, *_ = computed(hidden, weight, labels, along, head=HALF)
+    expected, *_ = exact(hidden.to(HALF), weight.to(HALF), labels, along)
+    plain, *_ = exact(hidden, weight, labels, along)
+    assert found.dtype == FULL
+    assert (found - expected).abs().max() < 1e-5
+    assert (found - plain).abs().max() > 1e-3
+
+
+def test_the_error_of_gradients_is_that_of_rounding_and_does_not_grow_with_the_chunks():
+    """As the docstring says: about 0.2%, of three roundings to 8 bits, whatever the number of chunks."""
+    hidden, weight, labels, along = given(positions=256)
+    _, *expected = exact(hidden.to(HALF), weight.to(HALF), labels, along)
+    errors = {chunk: computed(hidden, weight, labels, along, head=HALF, chunk=chunk)[1:] for chunk in (256, 64, 4)}
+    for found in errors.values():
+        for mine, theirs in zip(found, expected, strict=True):
+            assert 1e-4 < apart(mine, theirs) < 4e-3
+    for one, other in zip(errors[256], errors[4], strict=True):
+        assert apart(one, other) < 1e-6  # summed in float32: sums in bfloat16 lose 1e-2 over 64 chunks
+    _, *full = computed(hidden, weight, labels, along)
+    assert all(apart(mine, theirs) < 2e-2 for mine, theirs in zip(errors[64], full, strict=True))
+
+
+def test_in_float32_nothing_is_rounded():
+    hidden, weight, labels, along = given()
+    for mine, theirs in zip(computed(hidden, weight, labels, along), exact(hidden, weight, labels, along), strict=True):
+        assert apart(mine, theirs) < 1e-6
+    half, *gradients = computed(hidden, weight, labels, along, head=FULL, products=HALF)
+    torch.testing.assert_close(half, computed(hidden, weight, labels, along)[0], atol=0, rtol=0)
+    assert [g.dtype for g in gradients] == [FULL, FULL]
+
+
+class Casts(TorchDispatchMode):
+    """Counts copies to half precision of a tensor of one shape."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        is_cast = func is torch.ops.aten._to_copy.default and result.dtype == HALF
+        self.count += is_cast and tuple(result.shape) == self.shape
+        return result
+
+
+def test_the_weight_is_rounded_once_there_and_once_back():
+    hidden, weight, labels, along = given()
+    with Casts(tuple(weight.shape)) as casts:
+        computed(hidden, weight, labels, along, head=HALF, chunk=5)  # 10 chunks
+    assert casts.count == 2
+
+
+@pytest.fixture
+def rounding(tokenizer):
+    """A policy whose head multiplies in bfloat16, and everything else in float32."""
+    return Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer, head_dtype=HALF)
+
+
+def test_the_engine_in_this_process_samples_with_the_trainers_head(rounding, policy):
+    prompts = [Prompt(str(i), p, seed=i) for i, (p, _) in enumerate(random_pairs(policy.head.shape[0], 4))]
+    responses = HFEngine(rounding).generate(prompts, Sampling(0.8, 0, 12), n=3)
+    pairs = [(r.prompt_ids, r.token_ids) for r in responses]
+
+    def gap(scored_by):
+        """The median: a number that lies between two of bfloat16's is rounded up in one pass and down in the other."""
+        scores = LogProbScorer(scored_by, 256, 0.8).log_probs(pairs)
+        gaps = [abs(a - b) for r, s in zip(responses, scores, strict=True) for a, b in zip(r.log_probs, s, strict=True)]
+        return sorted(gaps)[len(gaps) // 2]
+
+    assert gap(rounding) < 5e-5
+    assert gap(policy) > 5e-4  # the same weights under the other head
+
+
+def test_the_header_and_the_card_say_which_head_it_is(rounding, policy):
+    assert "output head in bfloat16 products, float32 sums" in rounding.describe()
+    assert "head" not in policy.describe()
+    policy.compute_dtype = HALF
+    assert "bfloat16 products, output head in float32" in policy.describe()
+    for card in (objective_card(Objective()), imitation_card(LengthNormConfig("token"), sampled=True)):
+        assert card.with_head("float32") is card
+        told = card.with_head("bfloat16")
+        assert "h and W rounded to bfloat16; sums, logits and log-sum-exps in float32" in told.text
+        assert told.markdown.index("## Output head") < told.markdown.index("## Equals")
+        assert told.markdown.replace("## Output head", "").count("## ") == card.markdown.count("## ")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"), [(torch.float8_e5m2, "differ by up to .* gradients by"), (torch.int64, "cannot multiply in int64 here")]
+)
+def test_a_head_that_computes_something_else_is_refused(wrong, says, tokenizer):
+    model = build_model(len(tokenizer), width=32, init_scale=1.0, seed=1)
+    with pytest.raises(ConfigError, match=says) as caught:
+        Policy(model, tokenizer, head_dtype=wrong)
+    assert str(caught.value).endswith("set model.head=float32")
+    frozen = build_model(len(tokenizer), width=32, init_scale=0.3, seed=1).requires_grad_(False)
+    assert not any(p.requires_grad for p in Policy(frozen, tokenizer, head_dtype=HALF).model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("head", "engine", "products", "expected"),
+    [
+        ("auto", "vllm", "bfloat16", "bfloat16"), ("auto", "vllm", "float32", "float32"),
+        ("auto", "hf", "bfloat16", "float32"), ("float32", "vllm", "bfloat16", "float32"),
+        ("bfloat16", "hf", "bfloat16", "bfloat16"),
+    ],
+)  # fmt: skip
+def test_auto_does_what_the_engine_does(head, engine, products, expected):
+    assert type_of_head(head, engine, products) == expected
+
+
+def model(**settings):
+    return PretrainedModelConfig("local", path="/m", **settings)
+
+
+def test_types_follow_settings_engine_and_card():
+    assert choose_types(model(), "vllm", A100) == (HALF, HALF)
+    assert choose_types(model(), "hf", A100) == (HALF, FULL)
+    assert choose_types(model(), "vllm", CPU) == choose_types(model(), "vllm", T4) == (FULL, FULL)
+    assert choose_types(model(dtype="bfloat16"), "vllm", CPU) == (HALF, HALF)
+    assert choose_types(model(weights="bfloat16"), "vllm", A100) == (HALF, HALF)
+    assert choose_types(model(head="bfloat16"), "hf", CPU) == (FULL, HALF)
+    assert check_types(model(head="float32"), "vllm", A100) == HALF
+
+
+def test_a_head_unlike_vllms_is_refused():
+    with pytest.raises(ConfigError, match=r"^model\.head=bfloat16 with rollout=vllm: .* set model\.head=auto"):
+        check_types(model(head="bfloat16"), "vllm", CPU)
+    assert check_types(model(head="bfloat16"), "hf", CPU) == FULL
+    (line,) = [line for line in model(head="bfloat16", dtype="float32").problems() if "head" in line]
+    assert line.startswith("model.head=bfloat16 with model.dtype=float32: ")
+    assert not [line for line in model(head="bfloat16").problems() if "head" in line]
+
+
+def test_a_run_records_its_head_and_measures_its_gap_with_it(tmp_path):
+    done = rlreason(*SMALL, "model.head=bfloat16", "hydra.run.dir=run", "save_model=false", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "output head in bfloat16 products, float32 sums" in " ".join(done.stdout.split())
+    told = json.loads((tmp_path / "run/provenance.json").read_text())
+    assert told["device"]["head"] == "bfloat16"
+    assert "## Output head" in (tmp_path / "run/objective.md").read_text()
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    gaps = [row["rollout/mismatch_max"] for row in rows if "rollout/mismatch_max" in row]
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-4
