@@ -1,165 +1,167 @@
-"""What only a GPU can show of rollout=vllm, in one command: `python benchmarks/gpu_check.py --model DIR`.
+"""The first hour on a card, in one command: `python benchmarks/gpu_check.py --model DIR`.
 
-1. hf and vllm side by side: train-inference mismatch, in float32 and bfloat16.
-2. Twenty rounds of generate, sleep, wake, weight sync: seconds of each sync, and memory in use, which must not grow.
-3. vLLM in a process and on a GPU of its own (`rollout.placement=second_gpu`), where there are two: twenty weight syncs,
-   each verified, and the mismatch after them.
-4. Two short GRPO runs, `rollout.async_level=0` and `1`: seconds per step.
+Every line of the table is a check in a process of its own, so that one that crashes leaves the others. It says what
+was measured, whether that passes, and where it does not, the likely cause. `--quick` takes a quarter of the rounds,
+`--only kernels,head` some of the checks, `--json FILE` writes all figures. Exits with 1 where a check fails.
 
-Exits with 1 when a check fails. It has not been run on a GPU yet; without one it prints that and does the first three
-on the CPU, where sleeping frees no memory and weights reach the other process through a memory file.
+It has not been run on a GPU yet. Without one it does what a processor allows, and says what it left out: sleeping frees
+no memory there, weights reach another process through a memory file, and two ranks share the processor.
 """
 
 import argparse
+import importlib
 import json
-import statistics
+import os
 import subprocess
 import sys
 import tempfile
-from itertools import pairwise
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
-import psutil  # noqa: E402
-import torch  # noqa: E402
-
-from rlreason.config.rollout import RolloutConfig  # noqa: E402
-from rlreason.engines.base import Demand, Engine, Prompt, Sampling, seed_for  # noqa: E402
-from rlreason.engines.hf.engine import HFEngine  # noqa: E402
-from rlreason.engines.vllm.engine import VLLMEngine  # noqa: E402
-from rlreason.engines.vllm.process import NCCLTransfer, engine_processes  # noqa: E402
-from rlreason.engines.vllm.weight_transfer import InProcessTransfer, WeightTransfer  # noqa: E402
-from rlreason.engines.weight_check import mismatch_bound  # noqa: E402
-from rlreason.model.policy import Policy, load_policy  # noqa: E402
-from rlreason.model.scoring import LogProbScorer  # noqa: E402
-
-ROUNDS = 20
-GROWTH_ALLOWED = 0.1  # GB between the fifth and the last round; the first rounds still fill allocators
+PATIENCE_S = 900.0  # for one check: a start of vLLM with CUDA graphs takes one or two minutes
+LAST = 400  # characters that are told of what a check said before it crashed
 
 
-def used_gb() -> float:
-    """GPU memory in use by all processes; without a GPU, this process's main memory."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()
-        return (total - free) / 2**30
-    return psutil.Process().memory_info().rss / 2**30
+class Check(NamedTuple):
+    """A check: where it is, and what is most likely wrong where it fails."""
+
+    module: str
+    cause: str
 
 
-def prompts_for(policy: Policy, count: int = 32) -> list[Prompt]:
-    """`count` different prompts with their seeds."""
-    texts = [f"Question: What is {i} + {2 * i + 3}? Let us think step by step." for i in range(count)]
-    return [Prompt(str(i), policy.encode_prompt(text), seed_for("gpu check", i)) for i, text in enumerate(texts)]
+CHECKS = {
+    "parity_float32": Check(
+        "engines",
+        "vLLM's attention multiplies in TF32: TRITON_F32_DEFAULT=ieee must be set before Triton compiles; or float32 "
+        "products of the trainer are TF32 (torch.get_float32_matmul_precision() must be highest)",
+    ),
+    "parity_bfloat16": Check(
+        "engines", "vLLM's head is not bfloat16 x bfloat16 into float32 (hf_overrides.head_dtype), or a fused kernel"
+    ),
+    "kernels": Check("training", "the variable-length kernel: choose model.attention=sdpa, and report torch's version"),
+    "head": Check("training", "torch.mm with out_dtype is slow or missing here: choose model.head=float32"),
+    "memory": Check(
+        "training", "the plan counts other tensors than torch keeps: lower micro_batch_tokens by the difference"
+    ),
+    "sleep": Check("engines", "vLLM keeps memory over a sleep: set rollout.sleep=false and rollout.kv_cache_gb=4"),
+    "hand_overs": Check(
+        "engines", "weights are copied before the optimizer has written them: a stream that nobody waits for"
+    ),
+    "overlap": Check("runs", "sampling and learning wait for each other: the GPU is full with one of them"),
+    "second_gpu": Check("engines", "NCCL between two processes: try NCCL_P2P_DISABLE=1, and rlreason doctor"),
+    "ranks": Check("runs", "NCCL, or a rank that has other micro-batches: read ranks.log in the run's folder"),
+}
 
 
-def make_vllm(policy: Policy, transfer: WeightTransfer, log: Path, sleep: bool = False) -> VLLMEngine:
-    return VLLMEngine(policy, RolloutConfig("vllm", sleep=sleep, kv_cache_gb=2), transfer, log, Demand(512, 128))
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a model folder; without it a random model of 5 M parameters is made")
+    parser.add_argument("--only", default=",".join(CHECKS), help="names of checks, with commas between them")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the rounds")
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, metavar="S", help="seconds for one check")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(words)
+    if unknown := [name for name in args.only.split(",") if name not in CHECKS]:
+        parser.error(f"--only {unknown[0]}: the checks are {', '.join(CHECKS)}")
+    return args
 
 
-def mismatch(engine: Engine, policy: Policy, temperature: float) -> float:
-    """Mean |log p_engine - log p_trainer|, nats per sampled token."""
-    responses = engine.generate(prompts_for(policy), Sampling(temperature, 0, 64), 4)
-    scores = LogProbScorer(policy, temperature, 8192).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
-    pairs = zip(responses, scores, strict=True)
-    return statistics.fmean(abs(a - b) for r, score in pairs for a, b in zip(r.log_probs, score, strict=True))
+def one(name: str, model: str, folder: Path, quick: bool) -> None:
+    """Do one check here, and leave what it found in its folder."""
+    from gpu_checks.common import Asked
+
+    check = getattr(importlib.import_module(f"gpu_checks.{CHECKS[name].module}"), name)
+    found = check(Asked(model, folder, quick))
+    (folder / f"{name}.json").write_text(json.dumps(asdict(found)), encoding="utf-8")
 
 
-def check_mismatch(model: str, dtype: str, log: Path) -> bool:
-    """Whether vllm's mismatch is within the bound, or at most twice that of hf, at three temperatures."""
-    policy, ok = load_policy(model, dtype), True
-    engine = make_vllm(policy, InProcessTransfer(), log)
-    for temperature in (0.7, 1.0, 1.3):
-        ours, theirs = (mismatch(e, policy, temperature) for e in (HFEngine(policy), engine))
-        bound = max(mismatch_bound(policy.compute_dtype) / 5, 2 * ours)
-        ok &= theirs <= bound
-        print(f"{dtype:9} T={temperature}: mean mismatch, hf {ours:.2g}, vllm {theirs:.2g} (bound {bound:.2g})")
-    engine.close()
-    return ok
+def apart(name: str, model: str, folder: Path, quick: bool, patience_s: float) -> dict[str, Any]:
+    """What a check finds in a process of its own: {passed, words, figures, seconds}."""
+    command = [sys.executable, __file__, "--one", name, "--model", model, "--folder", str(folder)]
+    log, began = folder / f"{name}.out", time.monotonic()
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            command + ["--quick"] * quick, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code: int | str = child.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            code = f"no end within {patience_s:g} s"
+        finally:
+            end(child)
+    told = {"seconds": round(time.monotonic() - began, 1)}
+    result = folder / f"{name}.json"
+    if result.exists():
+        return json.loads(result.read_text(encoding="utf-8")) | told
+    said = log.read_text(encoding="utf-8", errors="replace").strip()[-LAST:]
+    lines = said.splitlines()
+    return {
+        "passed": False,
+        "words": f"crashed ({code}): {lines[-1] if lines else ''}",
+        "figures": {"said": said},
+    } | told
 
 
-def change_weights(policy: Policy) -> None:
-    """A small change of every weight, in place of an optimizer step."""
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.mul_(1.0001)
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End a check and all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, 9)
+    child.wait()
 
 
-def check_sleep(model: str, log: Path) -> bool:
-    """Whether memory in use stays the same over rounds of sleeping and waking."""
-    policy = load_policy(model)
-    engine = make_vllm(policy, InProcessTransfer(), log, sleep=True)
-    prompts, memory, asleep, seconds = prompts_for(policy), [], [], []
-    for _ in range(ROUNDS):
-        engine.generate(prompts, Sampling(1.0, 0, 32), 4)
-        asleep.append(used_gb())
-        change_weights(policy)
-        seconds.append(engine.load_weights(policy)["time/weight_sync"])
-        memory.append(used_gb())
-    engine.close()
-    growth = memory[-1] - memory[4]
-    print(f"{ROUNDS} rounds: weight sync {statistics.median(seconds):.2f} s (largest {max(seconds):.2f})")
-    print(f"GB in use: {memory[-1]:.2f} awake, {asleep[-1]:.2f} asleep, {used_gb():.2f} closed; growth {growth:+.3f}")
-    return growth < GROWTH_ALLOWED
-
-
-def check_process(model: str, log: Path) -> bool:
-    """Whether an engine in a process of its own gets every weight sync, and ends with its process."""
-    from host_transport import HostTransfer  # imports vLLM
-
-    policy, seconds, checks = load_policy(model), [], []
-    transfer = NCCLTransfer() if torch.cuda.is_available() else HostTransfer()
-    engine = make_vllm(policy, transfer, log)
-    for _ in range(ROUNDS):
-        change_weights(policy)
-        metrics = engine.load_weights(policy)  # raises when the weight check fails
-        seconds.append(metrics["time/weight_sync"])
-        checks.append(metrics["time/weight_check"])
-    theirs, bound = mismatch(engine, policy, 1.0), mismatch_bound(policy.compute_dtype) / 5
-    engine.close()
-    print(f"own process, {transfer.backend}: {ROUNDS} weight syncs of {statistics.median(seconds):.2f} s and", end=" ")
-    print(f"{statistics.median(checks):.2f} s of checking; mean mismatch {theirs:.2g} (bound {bound:.2g})")
-    return theirs <= bound and not engine_processes()
-
-
-def time_async(model: str, folder: Path) -> bool:
-    """Seconds per step of two short runs; whether both ran."""
-    for steps in (0, 1):
-        run = folder / f"async_{steps}"
-        chosen = ["model=local", f"model.path={model}", "rollout=vllm", "rollout.sleep=false", "data=stories"]
-        sizes = [f"rollout.async_level={steps}", "n_steps=6", "eval_problems=16", f"hydra.run.dir={run}"]
-        command = [sys.executable, "-m", "rlreason", *chosen, *sizes]
-        if subprocess.run(command, cwd=ROOT).returncode:
-            return False
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        ends = [row["time/total"] for row in rows if "train_step" in row]
-        seconds = statistics.median(b - a for a, b in pairwise(ends))
-        print(f"rollout.async_level={steps}: {seconds:.2f} s per step")
-    return True
+def lines_of(found: dict[str, dict[str, Any]]) -> list[str]:
+    """The table: a line for each check, with the likely cause below one that fails."""
+    lines = []
+    for name, row in found.items():
+        state = {True: "pass", False: "FAIL", None: "-"}[row["passed"]]
+        lines.append(f"{state:4}  {name:16} {row['seconds']:6.1f} s  {row['words']}")
+        if row["passed"] is False:
+            lines.append(f"{'':4}  {'':16} likely cause: {CHECKS[name].cause}")
+    return lines
 
 
 def main() -> None:
-    """Run the checks; exit code 1 where one fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a model folder")
-    model = str(Path(parser.parse_args().model).resolve())
-    gpu = torch.cuda.is_available()
-    print(torch.cuda.get_device_name() if gpu else "no GPU here: the CPU, and no fourth check")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        checks = {
-            "mismatch float32": lambda: check_mismatch(model, "float32", folder / "float32.log"),
-            "mismatch bfloat16": lambda: check_mismatch(model, "bfloat16", folder / "bfloat16.log"),
-            "sleep": lambda: check_sleep(model, folder / "sleep.log"),
-        }
-        if torch.cuda.device_count() != 1:
-            checks["own process"] = lambda: check_process(model, folder / "process.log")
-        if gpu:
-            checks["async"] = lambda: time_async(model, folder)
-        failed = [name for name, check in checks.items() if not check()]
-    print("failed: " + ", ".join(failed) if failed else "all checks passed")
+    """Run the checks that are asked for; exit code 1 where one fails."""
+    args = arguments()
+    if args.one:
+        one(args.one, args.model, args.folder, args.quick)
+        return
+    import torch
+
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    print(", ".join(gpus) if gpus else "no GPU here: what a processor allows", flush=True)
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as place:
+        model = str(Path(args.model).resolve()) if args.model else small_model(Path(place) / "model")
+        for name in args.only.split(","):
+            found[name] = apart(name, model, Path(place), args.quick, args.patience)
+            print("\n".join(lines_of({name: found[name]})), flush=True)
+    failed = [name for name, row in found.items() if row["passed"] is False]
+    if args.json:
+        about = {"gpus": gpus, "torch": str(torch.__version__), "model": args.model, "quick": args.quick}
+        args.json.write_text(json.dumps(about | {"checks": found}, indent=2) + "\n", encoding="utf-8")
+    print(f"failed: {', '.join(failed)}" if failed else "no check failed")
     sys.exit(bool(failed))
+
+
+def small_model(folder: Path) -> str:
+    """A random model with its tokenizer, for whoever has none at hand."""
+    from against_trl import save_small
+
+    from rlreason.data.stories import make_stories
+
+    save_small(folder, [f"{p.question} {p.solution}" for p in make_stories(200, seed=0)])
+    return str(folder)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ The comparison with TRL itself, and the minutes of growth's measuring, are for w
 import json
 import math
 import mmap
+import os
+import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -22,6 +24,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import grpo_vs_trl  # noqa: E402
 import sft_vs_trl  # noqa: E402
 from against_trl import Step, digest, gsm8k, save_small, summed_up, table  # noqa: E402
+from gpu_check import CHECKS  # noqa: E402
 from growth import evaluation, generate, measured, update  # noqa: E402
 from growth_report import Axis, Point, draw, fitted, verdict  # noqa: E402
 from growth_report import table as growth_table  # noqa: E402
@@ -124,6 +127,42 @@ def test_the_work_of_growth_runs():
 @pytest.mark.long
 def test_an_evaluation_of_growth_runs(tmp_path):
     evaluation(16)()
+
+
+def gpu_check(*words: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, dict]]:
+    """The finished process of benchmarks/gpu_check.py, and what each check found."""
+    argv = [sys.executable, str(ROOT / "benchmarks" / "gpu_check.py"), *words, "--quick", "--json", "out.json"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert (cwd / "out.json").exists(), done.stderr
+    return done, json.loads((cwd / "out.json").read_text())["checks"]
+
+
+def test_the_checks_for_a_card_do_here_what_a_processor_allows(tmp_path):
+    done, found = gpu_check("--only", "kernels,memory", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert found["kernels"]["passed"] is True
+    assert found["kernels"]["figures"]["sdpa, prompt shared"]["mean"] < 1e-5
+    assert found["memory"]["passed"] is None  # left out, and said to be
+    assert "left out: torch counts a GPU's memory alone" in done.stdout
+    assert done.stdout.startswith("no GPU here")
+
+
+def test_a_check_that_crashes_leaves_the_others_and_names_a_likely_cause(tmp_path):
+    done, found = gpu_check("--only", "head,memory", "--model", str(tmp_path / "nowhere"), cwd=tmp_path)
+    assert done.returncode == 1
+    assert (found["head"]["passed"], found["memory"]["passed"]) == (False, None)
+    assert found["head"]["words"].startswith("crashed (1): ")
+    assert "likely cause: torch.mm with out_dtype" in done.stdout
+    assert done.stdout.splitlines()[-1] == "failed: head"
+
+
+@pytest.mark.long
+def test_every_check_for_a_card_passes_here_or_is_left_out(tmp_path):
+    done, found = gpu_check(cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert set(found) == set(CHECKS)
+    assert {name for name, row in found.items() if row["passed"] is None} == {"head", "memory", "overlap"}
 
 
 class Watch:

@@ -24,7 +24,7 @@ from rlreason.doctor.machine import Machine, disk_findings, machine_findings, re
 from rlreason.doctor.network import answered, dataset_in_cache, hub_findings, offline, unreachable, wandb_findings
 from rlreason.doctor.probing import Found, Probe, bounded, probe_findings
 from rlreason.doctor.tested import NEEDED, TESTED, VLLM
-from rlreason.doctor.this_run import run_findings
+from rlreason.doctor.this_run import gpus_used, run_findings
 from rlreason.doctor.versions import Installed, installed, python_finding, version_findings
 from rlreason.memory.machine import Device, Driver, asked_driver, believed_device
 from rlreason.setup.preflight import too_few_gpus
@@ -148,9 +148,38 @@ def test_several_gpus_are_asked_for_each_others_memory():
     assert (apart.name, apart.state) == ("peer access", WARN)
     assert gpu_findings({}, DRIVER, None, True) == []  # torch cannot be imported, which is said elsewhere
     assert gpu_findings(NONE, NO_DRIVER, None, True)[0].state == WARN
-    used = [gpu_findings(facts, DRIVER, None, True, two)[-2].words for two in (False, True)]
-    assert used[0].startswith("0 alone;")
-    assert used[1].startswith("0 and 1 (rollout.placement=second_gpu)")
+    alone = gpu_findings(facts, DRIVER, None, True)[-2]
+    assert (alone.name, alone.words[:8]) == ("GPUs used", "0 alone ")
+
+
+USED = [
+    ((), ""),
+    (("gpus=2",), "0 and 1 for training (gpus=2)"),
+    (("rollout=vllm",), ""),
+    (
+        ("rollout=vllm", "rollout.placement=second_gpu"),
+        "0 for training, 1 for vLLM (rollout.gpus=1 rollout.placement=second_gpu)",
+    ),
+    (
+        ("gpus=4", "rollout=vllm", "rollout.gpus=3", "rollout.placement=second_gpu"),
+        "0, 1, 2 and 3 for training (gpus=4), 4, 5 and 6 for vLLM (rollout.gpus=3 rollout.placement=second_gpu)",
+    ),
+    (
+        ("gpus=2", "rollout=vllm", "rollout.gpus=2"),
+        "0 and 1 for training (gpus=2), 0 and 1 for vLLM (rollout.gpus=2 rollout.placement=auto)",
+    ),
+    (("gpus=8", "rollout=vllm", "rollout.placement=second_gpu"), "0, 1, 2, 3, 4, 5, 6 and 7 for training (gpus=8)"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), USED)
+def test_the_gpus_that_a_run_uses_are_listed(words, says, composed):
+    run = typed(composed("model=qwen3_0_6b", "data.path=a/b", *words))
+    assert gpus_used(run, 8) == says
+    several = TORCH | {"gpus": [GPU] * 8, "apart": []}
+    (found,) = (one for one in gpu_findings(several, DRIVER, None, True, gpus_used(run, 8)) if one.name == "GPUs used")
+    assert found.words.startswith(says or "0 alone")
+    assert found.words.endswith("; 8 are here")
 
 
 SMI = {
@@ -282,6 +311,9 @@ def test_a_login_at_wandb_is_looked_for_and_never_shown(tmp_path, composed):
     assert wandb_findings(on, {"WANDB_BASE_URL": "https://other.example"}, tmp_path)[0].state == FAIL
 
 
+LARGE = ("model=qwen3_0_6b", "data.path=a/b", "rollout=hf")
+
+
 def test_what_a_run_will_use_is_said_with_the_reason(composed):
     def told(facts, has_vllm, *words):
         found = run_findings(typed(composed(*words)), Found(facts), has_vllm)
@@ -296,7 +328,8 @@ def test_what_a_run_will_use_is_said_with_the_reason(composed):
     assert told(cpu, False, "rollout=vllm")["engine"].state == FAIL
     assert "on the processor" in told(cpu, True, "rollout=vllm")["engine"].words
     assert told(cpu, True, "rollout=vllm", "rollout.placement=colocate")["engine"].state == FAIL
-    assert told(gpu, True)["engine"].cure.startswith("rollout=vllm")  # which is slow there
+    assert told(gpu, True, *LARGE)["engine"].cure.startswith("rollout=vllm")  # hf is slow there
+    assert told(gpu, True)["engine"].state == OK  # but of the built-in model
     second = told(gpu | {"gpus": [GPU, GPU]}, True, "rollout=vllm", "rollout.placement=second_gpu")
     assert second["weight sync"].words.startswith("NCCL")
     assert second["engine"].state == second["weight sync"].state == OK

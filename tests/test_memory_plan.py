@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +15,7 @@ import torch
 import yaml
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Olmo2Config, Qwen2Config, Qwen3Config
+from transformers.initialization import no_init_weights
 
 from rlreason.config.store import typed
 from rlreason.engines.base import Demand, Prompt, Sampling
@@ -23,13 +24,15 @@ from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.hf.kv_cache import HEADROOM, PreallocatedLayer
 from rlreason.learner import Learner
 from rlreason.memory import formula as f
-from rlreason.memory.fitting import CHANGES, fits, fitting, with_changes
+from rlreason.memory import head
+from rlreason.memory.fitting import CHANGES, fitting, with_changes
 from rlreason.memory.machine import Device, believed_device, group_limits, parsed_gpus, processor
-from rlreason.memory.plan import CONTEXT, PROMPT, Plan, Sampled, held_later, plan_of, planned_cache, work_of
+from rlreason.memory.plan import CONTEXT, Plan, fits, held_later, plan_of, planned_cache
 from rlreason.memory.shapes import PUBLISHED, TINY_VOCABULARY, shape_from, shape_of, tiny_shape
 from rlreason.memory.words import conclusion, figures, planned, table
+from rlreason.memory.work import PROMPT, Sampled, Work, work_of
 from rlreason.model.checkpointing import checkpoint_layers
-from rlreason.model.logprobs import CHUNK
+from rlreason.model.logprobs import CHUNK, chunked_log_probs
 from rlreason.model.policy import Policy
 from rlreason.model.tiny_formats import TAGS, VOCABULARY
 from rlreason.setup.engine import reserve_of, with_planned_cache
@@ -80,14 +83,18 @@ def bytes_of(tensors) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def kept_for_gradient(policy: Policy, batch) -> int:
-    """Bytes of what autograd keeps of a forward pass, each storage once, without the weights."""
+def kept_for_gradient(policy: Policy, batch, sides: Collection[int] = ()) -> int:
+    """Bytes of what autograd keeps of a forward pass, each storage once, without the weights and their copies.
+
+    `sides`: numbers of rows of the weights' matrices, by which copies are known.
+    """
+    sides = sides or SIDES
     weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
     seen: dict[int, int] = {}
 
     def note(tensor):
         storage = tensor.untyped_storage()
-        cast = tensor.shape[-1:] != batch.input_ids.shape[1:] and tensor.dim() == 2 and len(tensor) in SIDES
+        cast = tensor.shape[-1:] != batch.input_ids.shape[1:] and tensor.dim() == 2 and len(tensor) in sides
         if storage.data_ptr() not in weights and not (cast and tensor.dtype == torch.bfloat16):
             seen[storage.data_ptr()] = storage.nbytes()
         return tensor
@@ -235,6 +242,28 @@ def test_training_a_model_of_135m_takes_what_the_plan_says(tmp_path, composed, t
     _sampling_agrees(policy, shape, prompts=2, group=4, prompt=60, response=16, rows=8)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("words", [(), ("model.gradient_checkpointing=true",), ("model.lora.rank=8",)], ids=str)
+def test_copies_of_weights_in_half_precision_last_as_long_as_the_plan_says(words, tmp_path, composed, tokenizer):
+    """Without checkpointing the graph holds all of them, frozen weights too; with it they end with the forward pass."""
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM | {"num_hidden_layers": 12, "vocab_size": 2000}))
+    run = typed(
+        composed(
+            "model=local", f"model.path={tmp_path}", "micro_batch_tokens=200", "rollout_batch_size=4",
+            "train_batch_size=4", "group_size=2", "sampling.max_tokens=80", "data.path=a/b", "model.dtype=bfloat16",
+            *words,
+        )
+    )  # fmt: skip
+    policy = Policy(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)), tokenizer, torch.bfloat16)
+    choose_trained(run.model, policy, 0)
+    shape = shape_of(run.model).shape
+    plan = plan_of(work_of(run, shape, CPU), CPU)
+    assert ("cast weights" in plan.training) != run.model.gradient_checkpointing
+    found = measured_update(make_learner(run, policy), samples(4, 2, 40, 80))
+    passes = sum(plan.training.get(part, 0) for part in PASSES)
+    assert close(passes, found.peak), (plan.training, found)
+
+
 def _sampling_agrees(policy, shape, prompts, group, prompt, response, rows):
     caches: list[int] = []
 
@@ -287,6 +316,109 @@ def test_what_autograd_keeps_is_known_for_every_family(family, products, tokeniz
         assert bytes_of(policy.model.parameters()) == f.weight_bytes(shape, weights.itemsize)
 
 
+#: KiB of a token in a layer, products in bfloat16 and weights in float32, as an earlier version of this program kept
+#: them on the processor by torch's hooks; with gradient checkpointing. Its attention kept what it made once more.
+EARLIER = {
+    "Qwen/Qwen2.5-Math-1.5B": (118.6, 6),
+    "allenai/OLMo-2-0425-1B": (167, 8),
+    "Qwen/Qwen3-0.6B": (84, 4),
+    "Qwen/Qwen3-1.7B-Base": (134, 8),
+}
+KINDS = {"none": Qwen2Config, "head": Qwen3Config, "whole": Olmo2Config}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (PUBLISHED[name].width > 1600)) for name in EARLIER]
+)
+def test_a_layer_of_a_published_shape_keeps_what_the_formula_says(name, tokenizer):
+    """What two layers keep more than one, on the processor; a GPU's kernels save the same tensors, by their source."""
+    shape = PUBLISHED[name]
+    sizes = {
+        "vocab_size": 300, "hidden_size": shape.width, "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tied, "eos_token_id": 0, "pad_token_id": 1,
+    }  # fmt: skip
+    kept = []
+    for layers in (1, 2):
+        config = KINDS[shape.qk_norm](**sizes, num_hidden_layers=layers)
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(config)
+        for weight in model.parameters():
+            weight.data.fill_(0.001)
+        policy = Policy(model, tokenizer, torch.bfloat16)
+        sides = {len(p) for p in model.parameters() if p.dim() == 2}
+        batch = policy.pack([_pair(s) for s in samples(2, 2, 6, 9)])
+        kept.append(kept_for_gradient(policy, batch, sides))
+    measured = (kept[1] - kept[0]) / batch.input_ids.numel()
+    assert f.saved_by_layer(shape, 2) == pytest.approx(measured, rel=0.01)
+    whole, checkpointed = EARLIER[name]
+    assert f.saved_by_layer(shape, 2) / 1024 == pytest.approx(whole, rel=0.05)
+    assert 4 * shape.width / 1024 == checkpointed
+
+
+HEADS = [(4, 4), (4, 2), (2, 2)]  # bytes of what makes logits, and of the backward pass's products
+
+
+@pytest.mark.parametrize(("size", "products"), HEADS)
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_output_head_takes_what_the_formula_says(size, products, trained):
+    shape = dataclasses.replace(PUBLISHED["Qwen/Qwen3-0.6B"], vocab=2500, width=64)
+    dtypes = {4: torch.float32, 2: torch.bfloat16}
+    settings = {"head": dtypes[size], "products": dtypes[products]}
+    for scored in (200, 2 * head.CHUNK + 76):
+        hidden = torch.randn(scored, shape.width, requires_grad=True)
+        weight = torch.randn(shape.vocab, shape.width, requires_grad=trained)
+        weight.grad = torch.zeros_like(weight) if trained else None
+        labels = torch.randint(shape.vocab, (scored,))
+        found, _ = chunked_log_probs(hidden, weight, labels, **settings)
+        forward = peak_of(lambda: chunked_log_probs(hidden, weight, labels, **settings))  # noqa: B023
+        backward = peak_of(lambda: found.sum().backward())  # noqa: B023
+        asked = head.Head(size, products, trained)
+        assert head.head_bytes(shape, scored, asked, with_gradient=False) == pytest.approx(forward, rel=0.02)
+        assert head.head_bytes(shape, scored, asked) == pytest.approx(backward, rel=0.02)
+
+
+def test_a_head_in_half_precision_takes_less_on_a_gpu():
+    shape, scored = PUBLISHED["Qwen/Qwen2.5-Math-1.5B"], 8192
+    here, exact, gpu = (
+        head.head_bytes(shape, scored, kind)
+        for kind in (head.Head(2, 2), head.Head(4, 2), head.Head(2, 2, on_gpu=True))
+    )
+    assert gpu < exact < here
+    assert gpu == pytest.approx(
+        4 * (scored + shape.vocab) * shape.width + 2 * shape.vocab * shape.width + 8 * 512 * shape.vocab
+    )
+
+
+#: GiB that torch had allocated at most in updates on one H200 (torch 2.11, AdamW, bfloat16 products, float32 head):
+#: docs/performance.md, by benchmarks/gpu_training.py. Of each: the shape, (tokens, scored) of the largest micro-batch,
+#: whether it followed another one, and the GiB. Where prompts are repeated, keys were too, for every query's head.
+ON_A_CARD = [
+    ("HuggingFaceTB/SmolLM2-135M-Instruct", 6573, 5805, False, 8.0),
+    ("HuggingFaceTB/SmolLM2-135M-Instruct", 12173, 5805, False, 13.3),
+    ("Qwen/Qwen2.5-Math-1.5B", 15710, 14366, True, 77),
+    ("Qwen/Qwen2.5-Math-1.5B", 16310, 10539, True, 81),
+]
+
+
+@pytest.mark.parametrize(("name", "tokens", "scored", "several", "measured"), ON_A_CARD)
+def test_the_trainers_memory_is_what_a_card_has_measured(name, tokens, scored, several, measured):
+    shape = PUBLISHED[name]
+    work = Work(
+        shape,
+        products=2,
+        trained=tuple(f.trained_tensors(shape, 4)),
+        tokens=tokens,
+        scored=scored,
+        several=several,
+        casts=f.cast_bytes(shape, 4, 2),
+        head=head.Head(4, 2, on_gpu=True),
+    )
+    parts = plan_of(work, CARD).training
+    planned_bytes = sum(parts.values()) - parts["libraries"]
+    assert planned_bytes == pytest.approx(measured * 2**30, rel=0.07)
+
+
 def test_published_shapes_have_the_published_numbers_of_parameters():
     millions = {name: round(shape.numbers / 1e6) for name, shape in PUBLISHED.items()}
     assert millions == {
@@ -301,7 +433,7 @@ def test_published_shapes_have_the_published_numbers_of_parameters():
 
 
 def test_the_table_of_constants_is_the_programs(composed):
-    assert (f.CHUNK, f.HEADROOM, f.PROMPT_TOKENS) == (CHUNK, HEADROOM, PROMPT_TOKENS)
+    assert (head.CHUNK, f.HEADROOM, f.PROMPT_TOKENS) == (CHUNK, HEADROOM, PROMPT_TOKENS)
     assert VOCABULARY + len(TAGS) == TINY_VOCABULARY
 
 

@@ -5,23 +5,22 @@ from typing import Any
 
 from rlreason.doctor.finding import FAIL, OK, WARN, Finding
 from rlreason.memory.machine import Driver, size
-
-GPU_TORCH = "pip install --force-reinstall 'torch>=2.11,<2.14'"
+from rlreason.runtime.gpus import why_unseen
 
 
 def gpu_findings(
-    facts: Mapping[str, Any], driver: Driver, visible: str | None, has_driver: bool, takes_two: bool = False
+    facts: Mapping[str, Any], driver: Driver, visible: str | None, has_driver: bool, used: str = ""
 ) -> list[Finding]:
     """`facts`: of torch's probe; `driver`: what nvidia-smi says; `visible`: CUDA_VISIBLE_DEVICES.
 
-    `has_driver`: nvidia-smi is installed. `takes_two`: the run has a GPU for the policy and one for vLLM.
+    `has_driver`: nvidia-smi is installed. `used`: which of several GPUs the run uses and for what; "": the first.
     """
     found = driver_findings(driver, facts)
     if "cuda" not in facts:
         return found
     gpus: list[dict[str, Any]] = facts.get("gpus") or []
     if gpus:
-        return [*found, *map(_seen, range(len(gpus)), gpus), *_together(gpus, facts.get("apart") or [], takes_two)]
+        return [*found, *map(_seen, range(len(gpus)), gpus), *_together(gpus, facts.get("apart") or [], used)]
     return [*found, _unseen(facts, driver, visible, has_driver)]
 
 
@@ -40,20 +39,10 @@ def _unseen(facts: Mapping[str, Any], driver: Driver, visible: str | None, has_d
         words = "nvidia-smi is here and lists none" if has_driver else "none: everything runs on the processor"
         cure = "nvidia-smi says why; after an update of the driver the machine must be started again"
         return Finding("GPU", WARN if has_driver else OK, words, cure * has_driver)
-    named = ", ".join(gpu.name + " (its memory is not told)" * (gpu.total is None) for gpu in driver.gpus)
-    if visible in ("", "-1"):
-        words = f"CUDA_VISIBLE_DEVICES={visible} hides {named}: everything runs on the processor"
-        return Finding("GPU", WARN, words, "unset CUDA_VISIBLE_DEVICES")
-    if not facts.get("built_for"):
-        words = f"{named} is here, and torch {facts.get('torch')} is built for processors alone"
-        return Finding("GPU", FAIL, words, f"{GPU_TORCH}, which brings CUDA's libraries")
-    words = (
-        f"torch {facts.get('torch')} for CUDA {facts['built_for']} does not reach {named}: the driver is too old for it"
-    )
-    cure = (
-        f"update the driver (nvidia-smi shows the newest CUDA it knows), or take a torch for an older CUDA; {GPU_TORCH}"
-    )
-    return Finding("GPU", FAIL, words, cure)
+    named = [gpu.name + " (its memory is not told)" * (gpu.total is None) for gpu in driver.gpus]
+    unseen = why_unseen(named, visible, str(facts.get("torch")), facts.get("built_for"))
+    assert unseen is not None  # there are some
+    return Finding("GPU", WARN if unseen.by_setting else FAIL, unseen.words, unseen.cure)
 
 
 def _seen(n: int, gpu: Mapping[str, Any]) -> Finding:
@@ -66,12 +55,12 @@ def _seen(n: int, gpu: Mapping[str, Any]) -> Finding:
     return Finding(f"GPU {n}", OK, f"{words}, bfloat16")
 
 
-def _together(gpus: Sequence[Mapping[str, Any]], apart: Sequence[Sequence[int]], takes_two: bool) -> list[Finding]:
+def _together(gpus: Sequence[Mapping[str, Any]], apart: Sequence[Sequence[int]], used: str) -> list[Finding]:
     """How many of several GPUs this run uses, and whether they reach each other's memory."""
     if len(gpus) < 2:
         return []
-    used = "0 and 1 (rollout.placement=second_gpu)" if takes_two else "0 alone; CUDA_VISIBLE_DEVICES chooses another"
-    uses = Finding("GPUs used", OK, f"{used}; {len(gpus)} are here")
+    alone = "0 alone (gpus=N trains on more, rollout.gpus=N samples on more; CUDA_VISIBLE_DEVICES chooses another)"
+    uses = Finding("GPUs used", OK, f"{used or alone}; {len(gpus)} are here")
     if not apart:
         return [uses, Finding("peer access", OK, f"all {len(gpus)} GPUs reach each other's memory")]
     pairs = ", ".join(f"{a}-{b}" for a, b in apart if a < b)

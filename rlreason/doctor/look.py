@@ -75,10 +75,10 @@ def _cure(name: str, there: Installed) -> str:
     return again if name == "torch" else f"{again}, or the torch that it was built for"
 
 
-def gpus_of(torch: Found, driver: Driver, takes_two: bool = False) -> list[Finding]:
+def gpus_of(torch: Found, driver: Driver, used: str = "") -> list[Finding]:
     """GPUs, by torch and by the driver."""
     has_driver = shutil.which("nvidia-smi") is not None
-    return gpu_findings(torch.facts, driver, os.environ.get("CUDA_VISIBLE_DEVICES"), has_driver, takes_two)
+    return gpu_findings(torch.facts, driver, os.environ.get("CUDA_VISIBLE_DEVICES"), has_driver, used)
 
 
 def seconds_of(results: dict[str, Found]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from rlreason.doctor.network import hub_findings, is_cached, wandb_findings
 from rlreason.doctor.probing import Found, Probe, bounded
 from rlreason.doctor.settings import AskedRun
 from rlreason.doctor.tested import VLLM
-from rlreason.doctor.this_run import run_findings
+from rlreason.doctor.this_run import gpus_used, run_findings
 from rlreason.doctor.versions import Installed
 from rlreason.errors import ConfigError
 from rlreason.memory.machine import Device, asked_driver, processor, with_second
@@ -45,11 +45,14 @@ def look_at_run(asked: AskedRun, there: Installed, patience_s: float) -> Looked:
     torch = results["torch"]
     told = planned(run, _device(torch, driver.gpus), measured.prompt, measured.vocab)
     wanted = ["flash-attn"] * (run.model.attention == "flash_attention_2") + ["vllm"] * uses_vllm
-    idle = {"flash-attn": f"model.attention={run.model.attention} takes torch's own kernels", "vllm": "rollout=hf"}
+    idle = {
+        "flash-attn": f"model.attention={run.model.attention} takes torch's own kernels",
+        "vllm": "the run samples in this process",
+    }
     memory = Finding("memory", STATES[told.verdict], verdict(told), cure(told))
     has_vllm = any(name in there.versions for name in VLLM)
     machine = [
-        *gpus_of(torch, driver, run.rollout.placement == "second_gpu"),
+        *gpus_of(torch, driver, gpus_used(run, len(torch.facts.get("gpus") or []))),
         *machine_findings(read_machine(), uses_vllm),
     ]
     machine += [*_disk(asked), temporary_finding(Path(tempfile.gettempdir()), uses_vllm), *network]

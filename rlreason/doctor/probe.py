@@ -35,17 +35,18 @@ def torch_facts(settings: dict[str, Any]) -> None:
 
     tell(transformers=transformers.__version__, reached="transformers")
     from rlreason.errors import ConfigError
+    from rlreason.model.devices import choose_dtype, hardware_here, pick_device
     from rlreason.model.kernels import select_kernel
-    from rlreason.model.policy import DTYPES, pick_device, pick_dtype
 
-    device = pick_device()
-    dtype = pick_dtype(settings["dtype"], device)
-    products = dtype if settings["weights"] == "float32" else DTYPES[settings["weights"]]
+    device, here, products, kernel = pick_device(), hardware_here(), "float32", ""
     try:
-        kernel, why = select_kernel(settings["attention"], device, products)
+        weights = choose_dtype(settings["weights"], here, "model.weights")
+        dtype = choose_dtype(settings["dtype"], here) if weights == torch.float32 else weights
+        products = str(dtype).removeprefix("torch.")
+        kernel, why = select_kernel(settings["attention"], device, dtype)
     except ConfigError as error:
-        kernel, why = "", str(error)
-    tell(device=device.type, products=str(products).removeprefix("torch."), kernel=kernel, why=why, reached="end")
+        why = str(error)
+    tell(device=device.type, products=products, kernel=kernel, why=why, reached="end")
 
 
 def _driver_cuda() -> str:

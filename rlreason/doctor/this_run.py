@@ -1,11 +1,14 @@
 """What a run of these settings will use here, and why: device, engine, attention, weight sync, graders."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rlreason.config.run import RunConfig
 from rlreason.doctor.finding import FAIL, OK, WARN, Finding
 from rlreason.doctor.probing import Found
+from rlreason.errors import ConfigError
+from rlreason.setup.placement import engine_gpus, in_words, ranks_here
 
 FAST = "rollout=vllm, which decodes several times faster on a GPU"
 
@@ -35,25 +38,27 @@ def engine_finding(run: RunConfig, device: str, has_vllm: bool, gpus: int) -> Fi
     """Which engine samples, where and why."""
     rollout = run.rollout
     if rollout.engine == "hf":
-        words = "hf, in this process (rollout=hf, the default): needs nothing but transformers"
-        if device == "cuda":
+        words = "hf, in this process: needs nothing but transformers (rollout=auto takes vLLM where there is a GPU)"
+        if run.model.made_on_the_spot:
+            words = "hf, in this process: the built-in model is sampled there"
+        elif device == "cuda":
             return Finding("engine", WARN, words, FAST + ("" if has_vllm else ", after pip install 'vllm>=0.26,<0.33'"))
         return Finding("engine", OK, words)
     if not has_vllm:
         cure = "pip install 'vllm>=0.26,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
         return Finding("engine", FAIL, "rollout=vllm, and vLLM is not installed", f"{cure}; or rollout=hf")
-    return placed(rollout.placement, device, gpus)
+    return placed(rollout.placement, device, gpus, rollout.gpus, ranks_here(run))
 
 
-def placed(placement: str, device: str, gpus: int = 0) -> Finding:
-    """Where vLLM runs; `gpus`: how many are visible.
+def placed(placement: str, device: str, gpus: int = 0, engines: int = 1, ranks: int = 1) -> Finding:
+    """Where vLLM runs; `gpus`: how many are visible; `ranks`: of the trainer.
 
     >>> placed("auto", "cpu").words, placed("second_gpu", "cpu").state
     ('vllm, in this process on the processor (rollout.placement=auto, and there is no GPU)', 'fail')
     """
     from rlreason.setup.preflight import too_few_gpus  # what a start asks, too
 
-    if why := too_few_gpus(placement, gpus):
+    if why := too_few_gpus(placement, gpus, engines, ranks):
         words, _, helps = why.rpartition(": ")
         return Finding("engine", FAIL, words, helps)
     if device != "cuda" and placement in ("colocate", "second_gpu"):
@@ -62,12 +67,35 @@ def placed(placement: str, device: str, gpus: int = 0) -> Finding:
     if device == "cuda" and placement == "cpu":
         words = "rollout.placement=cpu, and the policy is on the GPU, where vLLM belongs too"
         return Finding("engine", FAIL, words, "rollout.placement=auto")
+    if engines > 1 or ranks > 1:
+        return Finding("engine", OK, in_words(placement, engine_gpus(placement, engines, ranks, gpus), ranks))
     if placement == "second_gpu":
         return Finding("engine", OK, "vllm, in a process and on a GPU of its own (rollout.placement=second_gpu)")
     if device == "cuda":
         return Finding("engine", OK, f"vllm, in this process on the policy's GPU (rollout.placement={placement})")
     words = f"vllm, in this process on the processor (rollout.placement={placement}, and there is no GPU)"
     return Finding("engine", OK, words)
+
+
+def gpus_used(run: RunConfig, visible: int) -> str:
+    """Which of several GPUs the run uses, and for what; empty where it is the first alone."""
+    rollout, ranks = run.rollout, ranks_here(run)
+    trained = f"{_numbers(range(ranks))} for training (gpus={ranks})" if ranks > 1 else "0 for training"
+    engines = list[int]()
+    if rollout.engine == "vllm":
+        with suppress(ConfigError):  # too few, which a finding of the engine says
+            engines = engine_gpus(rollout.placement, rollout.gpus, ranks, visible)
+    if not engines:
+        return trained if ranks > 1 else ""
+    if ranks == 1 and engines == [0]:
+        return ""
+    return (
+        f"{trained}, {_numbers(engines)} for vLLM (rollout.gpus={rollout.gpus} rollout.placement={rollout.placement})"
+    )
+
+
+def _numbers(gpus: Sequence[int]) -> str:
+    return " and ".join(filter(None, (", ".join(map(str, gpus[:-1])), str(gpus[-1]))))
 
 
 def attention_finding(run: RunConfig, facts: Mapping[str, Any]) -> Finding:

@@ -1,5 +1,6 @@
 """One run, from its checked settings to the end of its records: started alike by the command line and from Python."""
 
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,9 @@ from rlreason.runtime.clock import Clock
 from rlreason.runtime.collector import loading
 from rlreason.runtime.generators import seed_generators
 from rlreason.runtime.lock import run_lock
+from rlreason.runtime.secrets import plainly_redacted
 from rlreason.runtime.stacks import stacks_in
+from rlreason.runtime.stderr_log import NAME as LOG
 
 Start = Callable[[Any, RunWriter, Console], float]
 
@@ -45,6 +48,10 @@ def run_job(
         except BaseException as error:
             if signals.asked() and not isinstance(error, KeyboardInterrupt):
                 error = KeyboardInterrupt()
+            elif (shortage := _shortage_of(run, error)) is not None:
+                log_error(folder, error)
+                shortage.__cause__ = error
+                error = shortage
             if written_at(folder) != before:  # the folder became this run's own
                 with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
                     mark_ended(folder, error)
@@ -87,6 +94,21 @@ def _started(
     accuracy = start(run, records, console)
     finish_provenance(folder)
     return accuracy
+
+
+def _shortage_of(run: AnyRunConfig, error: BaseException) -> ConfigError | None:
+    """What ends a run whose GPU had too little memory, in one line; None for any other error."""
+    if not works_on_a_model(run) or not isinstance(error, Exception):
+        return None
+    from rlreason.setup.out_of_memory import out_of_memory
+
+    return out_of_memory(run, error)
+
+
+def log_error(folder: Path, error: BaseException) -> None:
+    """Write an error with its traceback into the folder's log, for whoever looks closer than its one line."""
+    with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:
+        log.write(plainly_redacted("".join(traceback.format_exception(error))))
 
 
 def mark_ended(folder: Path, error: BaseException) -> None:

@@ -1,17 +1,17 @@
 """The overrides that make a run fit: found by the plan's own formula, the smallest set of changes first."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
 from rlreason.config.run import RunConfig
 from rlreason.memory.machine import Device
-from rlreason.memory.plan import Plan, plan_of, planned_cache, work_of
+from rlreason.memory.plan import all_fit, plan_of, planned_cache
 from rlreason.memory.shapes import ModelShape
+from rlreason.memory.work import ranks_of, work_of
 
-SHARE = 0.9  # of the free memory that a plan may take: allocators keep pieces that are too small
 STEP = 256  # micro_batch_tokens is cut in steps of so many
 RANK = 16  # of the adapters that are suggested
 
@@ -62,6 +62,11 @@ def _sleep(run: RunConfig, longest: int) -> list[Any]:
     return [] if asleep else [True]
 
 
+def _spread(run: RunConfig, longest: int) -> list[Any]:
+    whole = getattr(run, "parallel", "") == "replicate" and ranks_of(run) > 1
+    return ["shard"] if whole and run.rollout.engine == "vllm" else []
+
+
 def _eight_bit(run: RunConfig, longest: int) -> list[Any]:
     return ["adamw_8bit"] if run.optimizes_by == "adamw" else []
 
@@ -102,6 +107,7 @@ CHANGES = (
     Change("model.gradient_checkpointing", _checkpointing, True),
     Change("rollout.max_rows", _rows, True),
     Change("rollout.kv_cache_gb", _cache, True),
+    Change("parallel", _spread, True),
     Change("optimizer", _eight_bit, False),
     Change("model.weights", _half_weights, False),
     Change("model.lora.rank", _adapters, False),
@@ -123,33 +129,48 @@ class Fitting:
     same_result: bool
 
 
-def fits(peak: int, device: Device) -> bool:
-    """Whether a peak leaves a tenth of the free memory; true where nobody knows how much is free."""
-    return enough(peak, device.free)
+def divided(device: Device, ranks: int) -> Device:
+    """What each rank has of a device: all of its GPU, and of a processor's memory, which they share, a part."""
+    if device.kind != "cpu" or ranks == 1 or device.free is None or device.total is None:
+        return device
+    return replace(device, name=f"{device.name} for each of {ranks} ranks", free=device.free // ranks)
 
 
-def enough(needed: int, free: int | None) -> bool:
-    """The same of bytes that are free."""
-    return free is None or needed <= SHARE * free
-
-
-def all_fit(plan: Plan, device: Device) -> bool:
-    """Whether both the trainer's part and that of an engine with a GPU of its own fit."""
-    return fits(plan.peak, device) and enough(sum(plan.other_device.values()), device.second_free)
-
-
-def fitting(run: RunConfig, shape: ModelShape, device: Device, prompt: int | None = None) -> Fitting | None:
+def fitting(
+    run: RunConfig, shape: ModelShape, device: Device, prompt: int | None = None, but: Collection[str] = ()
+) -> Fitting | None:
     """A small set of changes with which the run fits; None where none of those tried does.
 
     The smallest set of what leaves the result as it is, else of all but the last resorts; else all, less what is not
-    needed. Of a number, the largest that fits.
+    needed. Of a number, the largest that fits. `but`: settings that stay as they are.
     """
     search = _Search(run, shape, device, prompt)
-    usual, last = search.offers(CHANGES), search.offers(LAST_RESORTS)
+    usual, last = (
+        search.offers([change for change in changes if change.key not in but]) for changes in (CHANGES, LAST_RESORTS)
+    )
     for offers in ([offer for offer in usual if offer[0].same_result], usual):
         if search.peak(offers, _dearest(offers)) is not None:
             return next(found for some in _sets(offers) if (found := search.largest(some)))
     return search.largest(search.needed([*usual, *last]))
+
+
+def next_saving(
+    run: RunConfig, shape: ModelShape, device: Device, prompt: int | None, sampling: bool
+) -> Fitting | None:
+    """The first change of the list that lowers the peak of sampling, or that of training; None where none does."""
+    search = _Search(run, shape, device, prompt)
+
+    def peak_with(settings: dict[str, Any]) -> int:
+        plan = plan_of(work_of(with_changes(run, settings), shape, device, prompt), device)
+        return sum((plan.sampling if sampling else plan.training).values()) + sum(plan.other_device.values())
+
+    now = peak_with({})
+    for change, values in search.offers(CHANGES):
+        settings = {change.key: values[0], **change.also}
+        if (less := peak_with(settings)) < now:
+            words = tuple(f"{key}={_word(value)}" for key, value in settings.items())
+            return Fitting(words, less, change.same_result)
+    return None
 
 
 def _sets(offers: list[Offer]) -> Iterator[tuple[Offer, ...]]:

@@ -1,15 +1,17 @@
 """The memory of a run, in bytes: the one formula, as pure functions of a model's shape and of numbers.
 
 What autograd keeps was read from the program and is held against it by tests/test_memory_plan.py on the processor, in
-float32 and in bfloat16. On a GPU the same sums are arithmetic: nobody has measured them there.
+float32 and in bfloat16. On a GPU updates of two models were measured on one H200, and are 1% to 6% above the same sums;
+all else is arithmetic there.
 """
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
+from rlreason.memory.head import Head, head_bytes
 from rlreason.memory.shapes import ModelShape
 
-CHUNK = 512  # positions whose logits exist at once: model/logprobs.py
 PROMPT_TOKENS = 8192  # of prompts that the in-process engine reads in one pass: engines/hf/decoding.py
 HEADROOM = 64  # columns that a cache without responses gets at most: engines/hf/kv_cache.py
 CACHE_BLOCK = (
@@ -28,9 +30,27 @@ def weight_bytes(shape: ModelShape, weights: int) -> int:
     return weights * (shape.numbers - head) + 4 * head
 
 
-def cast_bytes(shape: ModelShape, weights: int, products: int) -> int:
-    """What autocast keeps of float32 weights in half precision, one copy of every linear layer: 2 x their numbers."""
-    return 2 * sum(a * b for a, b in shape.linear_layers().values()) if products < weights else 0
+class Casts(NamedTuple):
+    """Bytes of the half-precision copies that autocast makes of float32 weights of linear layers, the head's aside."""
+
+    every: int = 0  # of all linear layers: what a pass with gradient holds, which needs them again in its backward pass
+    kept: int = 0  # of those that are trained: autocast keeps a copy until its block ends, and of no other weight
+    of_layer: int = 0  # of one decoder layer
+    largest: int = 0  # of the largest matrix that is not trained: cast anew at each use, and dropped behind it
+
+
+def cast_bytes(shape: ModelShape, weights: int, products: int, freeze: Sequence[str] = (), rank: int = 0) -> Casts:
+    """The copies of `weights` bytes a number that products of fewer bytes need: 2 bytes a number of a linear layer.
+
+    Only weights that require a gradient are kept within a block of autocast (torch/csrc: cached_cast); adapters of
+    `rank` leave every weight of the model without one.
+    """
+    if products >= weights:
+        return Casts()
+    sizes = {name: 2 * a * b for name, (a, b) in shape.linear_layers().items()}
+    frozen = [size for name, size in sizes.items() if rank or _matches(f"{name}.weight", freeze)]
+    every = sum(sizes.values())
+    return Casts(every, every - sum(frozen), every // shape.layers, max(frozen, default=0))
 
 
 def trained_tensors(
@@ -101,43 +121,29 @@ def saved_by_layer(shape: ModelShape, products: int, residual: int = 4) -> int:
     return 4 * (wide * d + normed - half + scales) + 2 * (narrow * d + attended + 4 * m + half)
 
 
-def saved_besides(shape: ModelShape, tokens: int, scored: int) -> int:
-    """Bytes that autograd keeps beside the layers: the last norm, the rotary table, the head's input. All float32."""
-    return 4 * (tokens * (2 * shape.width + 2 * shape.head_dim + 1) + scored * shape.width)
+def saved_besides(shape: ModelShape, tokens: int, scored: int, kept: int = 4) -> int:
+    """Bytes that autograd keeps beside the layers: the last norm and the rotary table in float32, the head's input.
+
+    `kept`: bytes of a number of that input.
+    """
+    return 4 * tokens * (2 * shape.width + 2 * shape.head_dim + 1) + kept * scored * shape.width
 
 
 def saved_bytes(
-    shape: ModelShape, tokens: int, scored: int, products: int, residual: int = 4, checkpointing: bool = False
+    shape: ModelShape,
+    tokens: int,
+    scored: int,
+    products: int,
+    residual: int = 4,
+    checkpointing: bool = False,
+    kept: int = 4,
 ) -> int:
     """Activations of a row of `tokens`, `scored` of which predict a response's token.
 
     With gradient checkpointing a layer keeps its input alone.
     """
     of_layer = residual * shape.width if checkpointing else saved_by_layer(shape, products, residual)
-    return shape.layers * tokens * of_layer + saved_besides(shape, tokens, scored)
-
-
-def head_bytes(
-    shape: ModelShape, scored: int, products: int, trains_head: bool, with_gradient: bool = True, entropy: bool = False
-) -> int:
-    """What the output head takes for a moment: logits of at most 512 positions, twice, or once and a chunk's gradient.
-
-        forward:  2 x 4 n V,    n = min(512, scored)
-        backward: 4 scored d + 4 V d + max(2 x 4 n V, 4 n V + products V d)
-        bfloat16: 2 (V d + scored d) beside them, and 2 n V beside the second of the two
-
-    The gradient of the weight is a sum over chunks: the sum and one chunk's, which is made when the logits are gone.
-    `entropy`: it has a gradient too, 4 n V beside the first of the two. V d: only where the head is trained.
-    """
-    n, v, d = min(CHUNK, scored), shape.vocab, shape.width
-    if not with_gradient:
-        return 2 * 4 * n * v
-    half = products < 4
-    of_weight = v * d if trains_head else 0
-    of_logits = (12 if entropy else 8) * n * v
-    of_products = (6 if half else 4) * n * v + products * of_weight
-    rounded = 2 * (v * d + scored * d) if half else 0
-    return 4 * scored * d + 4 * of_weight + rounded + max(of_logits, of_products)
+    return shape.layers * tokens * of_layer + saved_besides(shape, tokens, scored, kept)
 
 
 def backward_bytes(shape: ModelShape, tokens: int, products: int) -> int:
@@ -153,28 +159,30 @@ def training_bytes(
     *,
     residual: int = 4,
     checkpointing: bool = False,
-    trains_head: bool = True,
-    entropy: bool = False,
-) -> tuple[int, int]:
-    """(activations, what comes on top) where a forward and backward pass holds most; gradients are not in it.
+    head: Head = Head(),  # noqa: B008 - a tuple of numbers
+    casts: Casts = Casts(),  # noqa: B008 - a tuple of numbers
+) -> tuple[int, int, int]:
+    """(activations, casts, what comes on top) where a forward and backward pass holds most, without gradients.
 
     The most is held when the head's backward pass runs; or in that of a layer, where checkpointing has computed it
-    again; or at the end, where the gradients of head and embedding, if they are tied, are added.
+    again; or at the end, where the gradients of head and embedding, if they are tied, are added. The graph holds the
+    casts of all layers; with checkpointing there is none, and they last as long as the forward pass, or a layer's.
     """
-    kept = saved_bytes(shape, tokens, scored, products, residual, checkpointing)
-    waiting = 4 * shape.vocab * shape.width if trains_head and shape.tied else 0
+    kept = saved_bytes(shape, tokens, scored, products, residual, checkpointing, head.kept)
+    waiting = 4 * shape.vocab * shape.width if head.trained and shape.tied else 0
     layer = backward_bytes(shape, tokens, products) + waiting
-    if checkpointing:
-        layer += tokens * (saved_by_layer(shape, products, residual) - residual * shape.width)
-    most = max(head_bytes(shape, scored, products, trains_head, entropy=entropy), layer)
-    at_end = 2 * waiting - kept
-    return kept, max(most, at_end)
+    of_head = head_bytes(shape, scored, head)
+    if not checkpointing:
+        return kept, casts.every, max(of_head, layer, 2 * waiting - kept)
+    again = tokens * (saved_by_layer(shape, products, residual) - residual * shape.width)
+    first = casts.kept + again  # the last layer of the forward pass, whose own numbers are dropped behind it
+    return kept, 0, max(of_head, layer + again + casts.of_layer, first, 2 * waiting - kept)
 
 
-def forward_bytes(shape: ModelShape, tokens: int, scored: int, products: int) -> int:
+def forward_bytes(shape: ModelShape, tokens: int, scored: int, products: int, head: Head) -> int:
     """A pass that keeps nothing for a gradient: one layer's numbers, and the logits of a chunk."""
     layer = tokens * (3 * products * shape.intermediate + 4 * 3 * shape.width)
-    return max(layer, 4 * (tokens + scored) * shape.width + head_bytes(shape, scored, products, False, False))
+    return max(layer, 4 * (tokens + scored) * shape.width + head_bytes(shape, scored, head, with_gradient=False))
 
 
 def kv_of_token(layers: int, kv_width: int, size: int) -> int:
@@ -205,7 +213,14 @@ def in_process_cache(
 
 
 def decoding_bytes(
-    shape: ModelShape, rows: int, group: int, prompt: int, response: int, products: int, waiting: bool = False
+    shape: ModelShape,
+    rows: int,
+    group: int,
+    prompt: int,
+    response: int,
+    products: int,
+    waiting: bool = False,
+    head: Head = Head(),  # noqa: B008 - a tuple of numbers
 ) -> int:
     """What the in-process engine takes beside its cache: the most of a step, a compaction and the reading of prompts.
 
@@ -216,14 +231,15 @@ def decoding_bytes(
     """
     columns, prompts = prompt + response, -(-rows // max(1, group))
     logits = 4 * rows * shape.vocab
+    operands = head.rounded * shape.vocab * shape.width
     small = 8 * rows * shape.vocab if shape.vocab <= 8 * 256 else 0  # a cumulative sum in float64
-    step = 2 * logits + small + 3 * 4 * rows * shape.heads * columns
+    step = max(2 * logits, logits + operands) + small + 3 * 4 * rows * shape.heads * columns
     responses = rows * response * kv_bytes(shape, products)
     compaction = logits + (responses // shape.layers if waiting or response > HEADROOM else 0)
     read = min(PROMPT_TOKENS, prompts * prompt)
     # as they are read, keys are float32, which rotary positions make them, and values as products are
     as_read = prompts * prompt * kv_bytes(shape, 1) * (4 + products) // 2
-    reading = logits + as_read + forward_bytes(shape, read, prompts, products)
+    reading = logits + as_read + forward_bytes(shape, read, prompts, products, head)
     return rows * (20 * response + 4 * columns) + max(step, compaction, reading - (0 if waiting else responses))
 
 

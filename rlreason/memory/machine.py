@@ -1,6 +1,5 @@
 """The memory of the device that a run will use, read without loading torch."""
 
-import importlib.metadata
 import os
 import shutil
 import signal
@@ -9,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+
+from rlreason.runtime.gpus import torch_has_gpus
 
 FIELDS = "name,memory.total,memory.free,compute_cap,driver_version"
 QUERY = ("nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits")
@@ -114,12 +115,8 @@ def _number(text: str | None) -> int | None:
 
 def believed_device() -> Device:
     """Where torch will compute, as far as can be told without it: the first GPU that is visible, else the processor."""
-    try:
-        build = importlib.metadata.version("torch").partition("+")[2]
-    except importlib.metadata.PackageNotFoundError:
-        build = "cpu"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if build == "cpu" or visible in ("", "-1"):
+    if not torch_has_gpus() or visible in ("", "-1"):
         return processor()
     gpus = asked_driver().gpus
     numbers = [int(n) for n in (visible or "").split(",") if n.strip().isdecimal() and int(n) < len(gpus)]

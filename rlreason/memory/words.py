@@ -4,10 +4,11 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from rlreason.config.run import RunConfig
-from rlreason.memory.fitting import SHARE, Fitting, all_fit, enough, fitting
+from rlreason.memory.fitting import Fitting, divided, fitting
 from rlreason.memory.machine import Device, size
-from rlreason.memory.plan import Plan, Work, plan_of, work_of
+from rlreason.memory.plan import SHARE, Plan, all_fit, enough, plan_of
 from rlreason.memory.shapes import shape_of
+from rlreason.memory.work import Work, work_of
 
 LARGEST_ERROR = 0.15  # of a plan, as measured on the processor
 
@@ -57,6 +58,7 @@ def planned(run: RunConfig, device: Device, prompt: int | None = None, vocab: in
     if shape is None:
         return Planned(device, source)
     work = work_of(run, shape, device, prompt)
+    device = divided(device, work.ranks)
     plan = plan_of(work, device)
     cure = None if all_fit(plan, device) else fitting(run, shape, device, prompt)
     return Planned(device, source, work, plan, cure)
@@ -68,6 +70,26 @@ def in_one_line(told: Planned) -> str:
         return f"unknown: {told.source}"
     there = "" if told.device.free is None else f", {size(told.device.free)} free on {told.device.name}"
     return f"about {size(told.plan.peak)} in {told.plan.when}{there}"
+
+
+def at_start(told: Planned) -> list[str]:
+    """The plan as a run says it before it begins, in four lines at most; the cure stands in the last one."""
+    if told.plan is None:
+        return [f"memory: {in_one_line(told)}"]
+    lines = [f"memory: {verdict(told)}{_of_ranks(told.plan)}"]
+    for name, parts in ((told.plan.first, told.plan.training), ("sampling", told.plan.sampling)):
+        held = ", ".join(f"{part} {size(amount)}" for part, amount in parts.items())
+        lines.append(f"  {name} takes {size(sum(parts.values()))}: {held}")
+    return [*lines, *(f"  cure: {line}" for line in [cure(told)] if line)]
+
+
+def _of_ranks(plan: Plan) -> str:
+    """What each of several ranks has; empty where one process trains."""
+    if plan.ranks == 1:
+        return ""
+    has = "a part of the model" if plan.mode == "shard" else "the whole model"
+    copy = f"; rank 0 takes {size(plan.main_memory)} of main memory too" if plan.main_memory else ""
+    return f"; each of {plan.ranks} ranks has {has}{copy}"
 
 
 def table(told: Planned) -> list[str]:
@@ -82,6 +104,8 @@ def table(told: Planned) -> list[str]:
     rows.append(("together", size(sum(plan.training.values())), size(sum(plan.sampling.values()))))
     lines = [f"{shape.numbers / 1e6:.4g} M parameters, by {told.source}", described(told.work)]
     lines += [f"{part:<18}{first:>10}{second:>12}" for part, first, second in rows]
+    if plan.ranks > 1:
+        lines.append(f"the plan is of rank 0{_of_ranks(plan)}")
     if plan.other_device:
         lines.append("on the second GPU: " + ", ".join(f"{size(v)} of {k}" for k, v in plan.other_device.items()))
     return lines
@@ -147,6 +171,9 @@ def figures(told: Planned) -> dict[str, Any]:
         "training": told.plan.training,
         "sampling": told.plan.sampling,
         "second_gpu": told.plan.other_device,
+        "ranks": told.plan.ranks,
+        "parallel": told.plan.mode,
+        "main_memory": told.plan.main_memory,
         "peak": told.plan.peak,
         "peak_in": told.plan.when,
         "share_of_free_used_at_most": SHARE,

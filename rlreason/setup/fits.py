@@ -18,7 +18,7 @@ from rlreason.config.evaluation import sampling_key
 from rlreason.config.groups import PromptConfig
 from rlreason.config.model import TINY_CONTEXT
 from rlreason.config.run import RunConfig
-from rlreason.memory.plan import PROMPT
+from rlreason.memory.work import PROMPT
 from rlreason.model.tiny_formats import TAGS, VOCABULARY, texts_in, train_tokenizer
 from rlreason.setup.data import Loaded, load_data
 from rlreason.setup.read_data import read_splits

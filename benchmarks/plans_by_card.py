@@ -1,0 +1,117 @@
+"""Which model fits which card: the memory plan of the handouts' runs, as the table of docs/scale.md.
+
+    python benchmarks/plans_by_card.py            # prints it
+    python benchmarks/plans_by_card.py FILE.md    # writes it between the file's markers
+
+Nothing is loaded and no GPU is needed: it is arithmetic (docs/doctor.md), and nobody has measured it on a card.
+tests/test_plans_by_card.py makes the table again and holds the page against it.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from hydra import compose, initialize_config_dir  # noqa: E402
+
+from rlreason.config.run import RunConfig  # noqa: E402
+from rlreason.config.store import register, typed  # noqa: E402
+from rlreason.memory.fitting import Fitting, fitting  # noqa: E402
+from rlreason.memory.machine import Device, size  # noqa: E402
+from rlreason.memory.shapes import shape_of  # noqa: E402
+from rlreason.memory.words import Planned, planned  # noqa: E402
+from rlreason.setup.fits import assumed_prompt  # noqa: E402
+
+BEGIN, END = "<!-- plans by card: benchmarks/plans_by_card.py -->", "<!-- end of plans by card -->"
+CARDS = (16, 24, 40, 80)  # GB
+FREE = 0.98  # of a card's memory, when nothing runs on it
+EXPERIMENTS = {
+    "cs336_2025": "Qwen2.5-Math-1.5B, MATH",
+    "cs336_2026": "OLMo-2-1B, GSM8K",
+    "pku_hw3": "Qwen3-0.6B, GSM8K",
+}
+SCALES = ("paper", "laptop")
+WORDS = ("rollout=vllm", "data.path=a/b")  # what rollout=auto takes on a GPU; the data is not read
+HEAD = (
+    "| run | card | as it is | smallest set of overrides that fits | the same, all weights trained |",
+    "|---|---|---|---|---|",
+)
+
+
+@cache
+def table() -> list[str]:
+    """The table in lines of markdown."""
+    return [*HEAD, *(row for experiment in EXPERIMENTS for scale in SCALES for row in rows(experiment, scale))]
+
+
+def rows(experiment: str, scale: str) -> Iterator[str]:
+    """A row for each card, of one experiment at one scale."""
+    run = asked(f"experiment={experiment}", *([] if scale == "paper" else [f"scale={scale}"]), *WORDS)
+    name = f"`experiment={experiment}`" + f" `scale={scale}`" * (scale != "paper") + f" ({EXPERIMENTS[experiment]})"
+    for gigabytes in CARDS:
+        told = planned(run, card(gigabytes), assumed_prompt(run))
+        assert told.plan is not None
+        plan = f"{size(told.plan.peak)} in {told.plan.when}: {told.verdict}"
+        cells = (
+            name if gigabytes == CARDS[0] else "",
+            f"{gigabytes} GB",
+            plan,
+            _cell(told.cure, told),
+            _cell(*whole(run, told)),
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def whole(run: RunConfig, told: Planned) -> tuple[Fitting | None, Planned]:
+    """What fits without adapters, where the smallest set has them."""
+    has_adapters = told.cure is not None and any(word.startswith("model.lora") for word in told.cure.overrides)
+    if not has_adapters:
+        return told.cure, told
+    shape = shape_of(run.model).shape
+    assert shape is not None
+    return fitting(run, shape, told.device, assumed_prompt(run), but=("model.lora.rank",)), told
+
+
+def _cell(found: Fitting | None, told: Planned) -> str:
+    if told.verdict == "fits":
+        return "-"
+    if found is None:
+        return "none"
+    return f"`{' '.join(found.overrides)}`: {size(found.peak)}{'' if found.same_result else ' *'}"
+
+
+def card(gigabytes: int) -> Device:
+    """An empty card of so many GB that computes bfloat16."""
+    total = gigabytes << 30
+    return Device("cuda", f"a card of {gigabytes} GB", int(FREE * total), total)
+
+
+def asked(*words: str) -> RunConfig:
+    """The settings of a run of these words."""
+    register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        run = typed(compose("config", list(words)))
+    assert isinstance(run, RunConfig)
+    return run
+
+
+def put_between(text: str, lines: Sequence[str]) -> str:
+    """A page with these lines between its markers.
+
+    >>> put_between(f"a\\n{BEGIN}\\nold\\n{END}\\nb", ["new"]) == f"a\\n{BEGIN}\\nnew\\n{END}\\nb"
+    True
+    """
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        page = Path(sys.argv[1])
+        page.write_text(put_between(page.read_text(encoding="utf-8"), table()), encoding="utf-8")
+    else:
+        print("\n".join([BEGIN, *table(), END]))

@@ -1,0 +1,126 @@
+"""The plan of several ranks: whole models or shares of one, and engines on GPUs of their own."""
+
+import dataclasses
+
+import pytest
+
+from rlreason.config.store import typed
+from rlreason.memory import formula as f
+from rlreason.memory.fitting import divided
+from rlreason.memory.machine import Device
+from rlreason.memory.plan import CONTEXT, all_fit, plan_of
+from rlreason.memory.ranks import parallel_mode
+from rlreason.memory.shapes import PUBLISHED
+from rlreason.memory.sharing import BUCKET
+from rlreason.memory.words import at_start, figures, planned, table
+from rlreason.memory.work import work_of
+
+GIB = 1 << 30
+MODEL = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm")
+SHAPE = PUBLISHED["Qwen/Qwen2.5-Math-1.5B"]
+CARD = Device("cuda", "a card", int(79.1 * GIB), 80 * GIB)
+SMALL = Device("cuda", "a small card", int(39.4 * GIB), 40 * GIB)
+
+
+def plan(composed, *words, device=CARD):
+    return plan_of(work_of(typed(composed(*MODEL, *words)), SHAPE, device), device)
+
+
+def test_whole_models_take_what_one_takes_and_a_bucket(composed):
+    alone, two = plan(composed), plan(composed, "gpus=2", "parallel=replicate")
+    more = two.training.pop("sum over ranks")
+    for parts in (two.training, two.sampling):  # beside ranks, vLLM has a process and a context of its own
+        parts["libraries"] -= CONTEXT["cuda"]
+    assert more >= max(BUCKET, 4 * SHAPE.vocab * SHAPE.width)  # the embedding is summed in one piece
+    assert (two.training, two.sampling) == (alone.training, alone.sampling)
+    assert (two.ranks, two.mode, two.main_memory) == (2, "replicate", 0)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_shares_divide_what_is_held_and_not_what_is_computed(composed, ranks):
+    words = ("kl_placement=loss", "kl_coef=0.1")
+    alone = plan(composed, *words)
+    one = plan(composed, *words, f"gpus={ranks}", "parallel=shard")
+    for part in ("weights", "moments", "reference model", "gradients"):
+        assert one.training[part] == pytest.approx(alone.training[part] / ranks, rel=1e-6)
+    for part in ("activations", "cast weights", "logits, head"):
+        assert one.training[part] == alone.training[part]
+    root, layer = SHAPE.vocab * SHAPE.width, (SHAPE.numbers - SHAPE.vocab * SHAPE.width) // SHAPE.layers
+    assert one.training["gathered weights"] >= 4 * (root + layer)
+    assert one.main_memory == f.weight_bytes(SHAPE, 4)  # rank 0's whole copy
+    assert one.sampling["engine's weights"] == alone.sampling["engine's weights"]
+
+
+def test_the_mode_is_that_of_the_plan(composed):
+    def mode(device, world, *words):
+        return parallel_mode(typed(composed(*MODEL, *words)), SHAPE, device, world)
+
+    assert mode(CARD, 1) == ("replicate", "one process trains")
+    fits = mode(CARD, 2)
+    assert fits.mode == "replicate"
+    assert fits.why.startswith("a whole model takes about 57 GiB in training, and 79 GiB are free")
+    assert mode(SMALL, 2).mode == "shard"
+    assert mode(SMALL, 2, "parallel=replicate") == ("replicate", "as asked")
+    assert mode(CARD, 2, "parallel=shard") == ("shard", "as asked")
+    whole = mode(SMALL, 2, "optimizer=adamw_8bit")
+    assert whole.mode == "replicate"
+    assert whole.why.endswith("; optimizer=adamw_8bit cannot be spread")
+    in_process = mode(SMALL, 2, "rollout=hf")
+    assert in_process.mode == "replicate"
+    assert in_process.why.endswith("; rollout=hf samples from a whole one")
+    unknown = dataclasses.replace(CARD, free=None, total=None)
+    assert mode(unknown, 2) == ("replicate", "nobody can tell how much memory is free")
+    assert parallel_mode(typed(composed(*MODEL)), None, CARD, 2).mode == "replicate"
+
+
+def test_the_plan_and_the_mode_agree_whatever_the_card(composed):
+    run = typed(composed(*MODEL, "gpus=4"))
+    modes = set()
+    for gigabytes in range(16, 90, 6):
+        device = Device("cuda", "a card", gigabytes * GIB, gigabytes * GIB)
+        told, mode = planned(run, device), parallel_mode(run, SHAPE, device, 4).mode
+        assert told.plan.mode == mode
+        whole = plan_of(dataclasses.replace(told.work, parallel="replicate"), device)
+        assert (mode == "replicate") == all_fit(whole, device)
+        modes.add(mode)
+    assert modes == {"replicate", "shard"}
+
+
+def test_ranks_on_a_processor_share_its_memory(composed):
+    here = Device("cpu", "the processor", 64 * GIB, 64 * GIB)
+    assert divided(here, 4).free == 16 * GIB
+    assert divided(here, 1) is here
+    assert divided(CARD, 4) is CARD
+    told = planned(typed(composed(*MODEL, "gpus=4", "rollout=hf")), here)
+    assert "for each of 4 ranks" in told.device.name
+    assert told.device.free == 16 * GIB
+
+
+def test_what_each_rank_has_is_said(composed):
+    told = planned(typed(composed(*MODEL, "gpus=2", "parallel=shard")), CARD)
+    words = "each of 2 ranks has a part of the model; rank 0 takes 5.8 GiB of main memory too"
+    assert words in at_start(told)[0]
+    assert f"the plan is of rank 0; {words}" in table(told)
+    assert (figures(told)["ranks"], figures(told)["parallel"]) == (2, "shard")
+    alone = planned(typed(composed(*MODEL)), CARD)
+    assert "rank" not in "\n".join([*table(alone), *at_start(alone)])
+
+
+def test_a_model_that_is_said_to_be_whole_may_be_spread_to_fit(composed):
+    told = planned(typed(composed(*MODEL, "gpus=8", "parallel=replicate", "model.gradient_checkpointing=true")), SMALL)
+    small = dataclasses.replace(SMALL, free=24 * GIB)
+    assert told.verdict == "fits"
+    cure = planned(typed(composed(*MODEL, "gpus=8", "parallel=replicate", "micro_batch_tokens=2048")), small).cure
+    assert cure is not None
+    assert cure.same_result
+
+
+def test_several_engines_share_what_is_sampled(composed):
+    roomy = Device("cuda", "a card", 140 * GIB, 141 * GIB, second_free=140 * GIB)
+    one, four = (
+        plan(composed, "rollout.placement=second_gpu", "rollout.max_rows=4096", f"rollout.gpus={n}", device=roomy)
+        for n in (1, 4)
+    )
+    assert four.other_device["engine's weights"] == one.other_device["engine's weights"]
+    assert four.other_device["KV cache"] < one.other_device["KV cache"]
+    assert one.training == four.training

@@ -1,0 +1,158 @@
+"""Where memory does not suffice: refused before anything loads, and in one line where it runs out all the same."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from rlreason.config.store import typed
+from rlreason.errors import ConfigError, EngineError, ResourceError
+from rlreason.memory.fitting import CHANGES
+from rlreason.memory.machine import Device
+from rlreason.memory.words import planned
+from rlreason.records.resume import MAY_CHANGE, changed
+from rlreason.setup.memory import memory_for
+from rlreason.setup.out_of_memory import out_of_memory
+from tests.starts import SMALL, rlreason
+
+GIB = 1 << 30
+LARGE = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm")
+ROOMY = Device("cuda", "a card of 80 GB", int(79.1 * GIB), 80 * GIB)
+SMALLER = Device("cuda", "a card of 24 GB", int(23.5 * GIB), 24 * GIB)
+
+
+def test_on_a_gpu_the_plan_is_said_in_four_lines_at_most(composed):
+    (text,) = memory_for([typed(composed(*LARGE))], ROOMY)
+    first, training, sampling = text.splitlines()
+    assert first.startswith("memory: fits: about 55 GiB in training, and 79 GiB are free on a card of 80 GB")
+    assert "activations 26 GiB" in training
+    assert "KV cache" in sampling
+    tight = dataclasses.replace(ROOMY, free=57 * GIB)
+    (text,) = memory_for([typed(composed(*LARGE))], tight)
+    assert len(text.splitlines()) == 4
+    assert text.startswith("memory: may not fit: about 55 GiB")
+    assert text.splitlines()[3].startswith("  cure: micro_batch_tokens=4096 takes ")
+
+
+def test_a_run_that_surely_does_not_fit_its_gpu_is_refused_unless_asked_otherwise(composed):
+    with pytest.raises(ConfigError, match="memory: does not fit: about 55 GiB in training") as refused:
+        memory_for([typed(composed(*LARGE))], SMALLER)
+    line = str(refused.value)
+    assert "\n" not in line
+    assert "model.check_memory=false starts it all the same" in line
+    overrides = [word for word in line.split() if "=" in word and not word.startswith("model.check_memory")]
+    assert planned(typed(composed(*LARGE, *overrides)), SMALLER).verdict == "fits"
+    (said,) = memory_for([typed(composed(*LARGE, "model.check_memory=false"))], SMALLER)
+    assert said.startswith("memory: does not fit")
+    assert len(said.splitlines()) == 4
+
+
+def test_the_runs_of_a_sweep_are_held_against_the_whole_card_and_told_once(composed):
+    runs = [typed(composed(*LARGE, f"seed={seed}"), of_sweep=True) for seed in range(3)]
+    busy = dataclasses.replace(ROOMY, free=GIB)  # by the runs that are under way
+    (said,) = memory_for(runs, busy)
+    assert "80 GiB are free" in said
+    assert memory_for(runs, busy, shows=False) == []
+    other = typed(composed(*LARGE, "micro_batch_tokens=32768"), of_sweep=True)
+    with pytest.raises(ConfigError, match="does not fit"):
+        memory_for([*runs, other], busy)
+
+
+def test_the_built_in_model_and_a_roomy_processor_are_worth_no_word(composed):
+    built_in = typed(composed())
+    assert memory_for([built_in], ROOMY) == []
+    assert memory_for([built_in], Device("cpu", "here", 16 * GIB, 16 * GIB)) == []
+    large = typed(composed(*LARGE))
+    assert memory_for([large], Device("cpu", "here", 200 * GIB, 256 * GIB)) == []
+    (said,) = memory_for([large], Device("cpu", "here", 20 * GIB, 256 * GIB))
+    assert said.startswith("memory: does not fit")  # and is not refused: pages can be swapped
+
+
+def failing(error: Exception, note: str) -> Exception:
+    error.add_note(f"in: {note}")
+    return error
+
+
+ERRORS = [
+    failing(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.9 GiB"), "step 3: update 1/4"),
+    failing(EngineError("rollout=vllm failed: OutOfMemoryError: CUDA out of memory"), "starting the engine"),
+    failing(EngineError("rollout=vllm failed: ValueError: No available memory for the cache blocks."), "step 2"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error)[:50])
+def test_whatever_runs_out_of_memory_is_named_with_the_plan_and_its_cure(error, composed):
+    run = typed(composed(*LARGE, "model.check_memory=false"))
+    busy = dataclasses.replace(SMALLER, free=GIB)  # as it is when this very run has filled it
+    line = out_of_memory(run, error, busy)
+    assert isinstance(line, ResourceError)
+    words = str(line)
+    assert words.startswith(f"out of memory in {error.__notes__[0].removeprefix('in: ')}: the plan is about 55 GiB")
+    assert " ".join(planned(run, dataclasses.replace(SMALLER, free=24 * GIB)).cure.overrides) in words
+    assert "\n" not in words
+
+
+def test_where_the_plan_says_that_it_fits_the_next_saving_is_offered(composed):
+    run = typed(composed(*LARGE))
+    learning, starting = (str(out_of_memory(run, error, ROOMY)) for error in ERRORS[:2])
+    assert "which would fit: micro_batch_tokens=4096 takes " in learning
+    assert "which would fit: rollout.max_rows=128 takes " in starting
+    assert "or end other programs on it (nvidia-smi lists them)" in learning
+
+
+def test_a_rank_that_runs_out_of_memory_is_one_of_learning(composed):
+    run = typed(composed(*LARGE, "gpus=2"))
+    lost = "training on 2 ranks ended in update: rank 1 failed: OutOfMemoryError: CUDA out of memory"
+    assert "which would fit: micro_batch_tokens=4096 takes " in str(out_of_memory(run, EngineError(lost), ROOMY))
+
+
+def test_another_error_is_left_alone(composed):
+    run = typed(composed())
+    assert out_of_memory(run, RuntimeError("shapes differ")) is None
+    assert out_of_memory(run, ConfigError("out of memory is no word of it")) is None
+    wrapped = EngineError("rollout=vllm failed")
+    wrapped.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
+    assert "out of memory: the plan is about" in str(out_of_memory(run, wrapped))
+
+
+HEAVY = '''"""A loss that needs more memory than there is, from its third batch on."""
+
+import torch
+
+seen = []
+
+
+def heavy(advantages, policy_log_probs):
+    """-A log p"""
+    seen.append(len(policy_log_probs))
+    if len(policy_log_probs) > 3:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.90 GiB.")
+    return -advantages * policy_log_probs
+'''
+
+
+def test_a_real_run_that_runs_out_of_memory_ends_in_one_line_and_keeps_the_traceback(tmp_path):
+    (tmp_path / "heavy_loss.py").write_text(HEAVY)
+    words = ("loss=heavy_loss:heavy", *SMALL, "hydra.run.dir=out")
+    done = rlreason(*words, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{rlreason.__globals__['ROOT']}")
+    assert done.returncode == ResourceError.exit_code
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rlreason: out of memory in step 1: update 1/1: the plan is about ")
+    assert ", which would fit: model.gradient_checkpointing=true takes " in line
+    status = json.loads((tmp_path / "out/status.json").read_text())
+    assert (status["status"], status["reason"]) == ("failed", line.removeprefix("rlreason: "))
+    log = (tmp_path / "out/log.txt").read_text()
+    assert "Traceback" in log
+    assert "heavy_loss.py" in log
+    assert "Tried to allocate 2.90 GiB" in log
+
+
+def test_an_interrupted_run_goes_on_with_the_settings_that_save_memory():
+    """With all that the plan offers of what leaves the result as it is, and with no other."""
+    saving = {change.key for change in CHANGES if change.same_result}
+    for change in CHANGES:
+        before = {change.key: 1, "learning_rate": 1}
+        told = changed(before, before | {change.key: 2}, MAY_CHANGE)
+        assert (told == "") == (change.key in saving), change.key
+    assert changed({"learning_rate": 1}, {"learning_rate": 2}, MAY_CHANGE)

@@ -1,0 +1,112 @@
+"""`rollout=auto`, the default: what it stands for, and that a run, its records and its resumption see that engine."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlreason.cli.resume_word import continued
+from rlreason.config.rollout import chosen_engine, engine_here, usable_gpus
+from rlreason.config.sources import resource_dir
+from rlreason.config.store import typed
+from rlreason.config.unread import complaints
+from rlreason.errors import ConfigError
+from rlreason.runtime.gpus import VISIBLE
+from rlreason.sweeps.before import Composed, refuse_changed
+from rlreason.sweeps.design import Design, PlannedRun
+from tests.starts import SMALL, rlreason
+
+OTHER = {"hf": "vllm", "vllm": "hf"}
+PRETRAINED = ("model=qwen3_0_6b", "data.path=a/b")
+
+
+@given(st.none() | st.text(), st.lists(st.text(), max_size=3), st.booleans())
+def test_vllm_takes_a_model_in_files_a_gpu_and_vllm(path, gpus, has_vllm):
+    assert (chosen_engine(path, gpus, has_vllm) == "vllm") == (bool(path) and bool(gpus) and has_vllm)
+
+
+def test_hidden_gpus_count_as_none(monkeypatch):
+    for hidden in ("", "-1", " "):
+        monkeypatch.setenv(VISIBLE, hidden)
+        assert usable_gpus() == []
+
+
+def test_the_settings_of_a_run_hold_the_engine_that_was_chosen(composed):
+    for words, path in (((), None), (PRETRAINED, "Qwen/Qwen3-0.6B")):
+        run = typed(composed(*words))
+        assert run.rollout.engine == engine_here(path)
+        named = typed(composed(*words, f"rollout={run.rollout.engine}"))
+        assert named == run
+        assert complaints(run, resource_dir("conf")) == {}
+    assert typed(composed()).rollout.engine == "hf"  # the built-in model, whatever there is
+    assert typed(composed(*PRETRAINED, "rollout=vllm")).rollout.engine == "vllm"
+
+
+def test_the_option_files_differ_in_their_engine_alone():
+    options = {
+        name: yaml.safe_load((resource_dir("conf") / "rollout" / f"{name}.yaml").read_text())
+        for name in ("auto", "hf", "vllm")
+    }
+    assert options["hf"]["max_rows"] == options["vllm"]["max_rows"] == options["auto"]["max_rows"]
+    assert set(options["auto"]) == {"engine", "max_rows"}
+
+
+def test_what_only_one_engine_has_is_refused_by_the_engine_that_was_chosen(composed):
+    with pytest.raises(ConfigError, match="choose rollout=vllm"):
+        typed(composed("rollout.async_level=1"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run of the default settings, made small."""
+    place = tmp_path_factory.mktemp("auto")
+    done = rlreason(*SMALL, "checkpoint.every=1", "n_steps=1", "hydra.run.dir=run", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "rollout=auto" not in done.stdout  # the usual engine is worth no word
+    return place / "run"
+
+
+def test_the_records_name_the_engine_and_not_the_word(finished):
+    settings = yaml.safe_load((finished / "config.yaml").read_text())
+    assert settings["rollout"]["engine"] == "hf"
+    assert "engine_here" not in (finished / "config.yaml").read_text()
+    assert "rollout=" not in json.loads((finished / "provenance.json").read_text())["command"]
+
+
+def test_a_run_goes_on_with_the_engine_that_it_began_with(finished, monkeypatch):
+    monkeypatch.chdir(finished.parent)
+    assert not any(word.startswith("rollout=") for word in continued([f"resume={finished}", "n_steps=2"]).words)
+    text = (finished / "config.yaml").read_text()
+    settings = yaml.safe_load(text)
+    here = engine_here(None)
+    settings["rollout"]["engine"] = OTHER[here]  # as on a machine that has, or lacks, a GPU
+    (finished / "config.yaml").write_text(yaml.safe_dump(settings))
+    try:
+        again = continued([f"resume={finished}", "n_steps=2"]).words
+        assert f"rollout={OTHER[here]}" in again
+        given = continued([f"resume={finished}", "rollout=hf"]).words
+        assert [word for word in given if word.startswith("rollout=")] == ["rollout=hf"]
+    finally:
+        (finished / "config.yaml").write_text(text)
+
+
+def test_a_sweep_whose_nodes_chose_another_engine_goes_on_where_it_was_started(tmp_path):
+    """As behind a login node without a GPU; an engine that the words name is a setting like any other."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/config.yaml").write_text("rollout: {engine: vllm}\nn_steps: 3\n")
+    (tmp_path / "a/summary.json").write_text("{}")
+
+    def refused(word: str, config: str) -> str:
+        run = PlannedRun("a", [word], {}, 0)
+        try:
+            refuse_changed(Design("s", tmp_path, [run], [], {}), lambda run: Composed(config))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert refused("seed=0", "rollout: {engine: hf}\nn_steps: 3\n") == ""
+    assert "rollout.engine" in refused("rollout=hf", "rollout: {engine: hf}\nn_steps: 3\n")
+    assert "n_steps" in refused("seed=0", "rollout: {engine: hf}\nn_steps: 4\n")
