@@ -1,17 +1,25 @@
-"""A run with vLLM that is killed goes on with the same problems, seeds and schedule.
+"""A run with vLLM that is killed goes on with the same problems, seeds and schedule; one whose vLLM is killed ends.
 
 Its numbers need not be equal bit for bit: which responses share a batch of vLLM's is decided by timing.
 """
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.broken_runs import Runs, norms_of, parts_of
-from tests.run_records import lines_of, rows_of
+from tests.run_records import lines_of, rows_of, weights_of
+from tests.starts import SMALL
+from tests.test_exit_codes import wait_for
 
 pytest.importorskip("vllm")
+psutil = pytest.importorskip("psutil")
 VLLM = ("rollout=vllm", "rollout.kv_cache_gb=0.25", "rollout.max_rows=16", "eval_every=0")
 AHEAD = ("rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip")
 STEP = "rlreason.learner:Learner._step:{}:2"
@@ -50,3 +58,60 @@ def test_a_run_with_vllm_goes_on_with_the_same_problems(runs, more, by):
     assert asked_in(folder) == asked_in(whole)
     assert schedule_of(folder) == schedule_of(whole)
     assert min(norms_of(folder)) > 0
+
+
+def started(tmp_path: Path, *words: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """A run in the folder `run`, and what it prints; its temporary folder is `t`."""
+    rewards = str(Path(__file__).parent)  # where own_reward is
+    own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "t"), "PYTHONPATH": rewards}
+    out, env = tmp_path / "out", os.environ | own
+    (tmp_path / "t").mkdir(exist_ok=True)
+    argv = [sys.executable, "-m", "rlreason", *SMALL, "model.width=128", "rollout=vllm", "rollout.kv_cache_gb=0.25"]
+    argv.append("prompt.reward=own_reward:halves")
+    with out.open("w") as file:
+        return subprocess.Popen([*argv, *words], cwd=tmp_path, env=env, stdout=file, stderr=file), out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
+def test_one_killed_engine_of_two_ends_the_run_the_other_and_its_files(tmp_path, by):
+    process, out = started(tmp_path, "rollout.gpus=2", "n_steps=100000", "eval_every=0", "hydra.run.dir=run")
+    rows = tmp_path / "run/metrics.jsonl"
+    wait_for(lambda: process.poll() is not None or (rows.exists() and rows.read_text().count("\n") > 2), 600)
+    assert process.poll() is None, out.read_text()
+    family = psutil.Process(process.pid).children(recursive=True)
+    engines = [p for p in family if p.ppid() == process.pid and "spawn_main" in " ".join(p.cmdline())]
+    assert len(engines) == 2
+    began = time.monotonic()
+    os.kill(engines[1].pid, by)
+    code, said = process.wait(120), out.read_text()
+    took = time.monotonic() - began
+    assert code == 1, said
+    assert took < 60  # some seconds; this machine may be busy
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    reason = json.loads((tmp_path / "run/status.json").read_text())["reason"]
+    assert reason.startswith("vLLM on the processor (")
+    # At SIGTERM it ends in good order and gives its samples up, where it is just sampling.
+    assert "vLLM's process has ended (exit code" in reason or (by == signal.SIGTERM and "was asked to end" in reason)
+    assert "Traceback" not in said.partition("last lines of")[0]
+    assert [path.name for path in (tmp_path / "t").iterdir() if path.name.startswith("rlreason")] == []
+
+
+@pytest.mark.long
+def test_a_run_with_two_engines_is_the_run_with_one(tmp_path):
+    for engines in (1, 2):
+        words = (f"rollout.gpus={engines}", "n_steps=3", "eval_problems=4", f"hydra.run.dir=run_{engines}")
+        process, out = started(tmp_path, *words)
+        assert process.wait(600) == 0, out.read_text()
+    one, two = tmp_path / "run_1", tmp_path / "run_2"
+    assert asked_in(one) == asked_in(two)
+    assert [lines_of(path) for path in sorted((one / "rollouts").iterdir())] == [
+        lines_of(path) for path in sorted((two / "rollouts").iterdir())
+    ]
+    assert min(norms_of(one)) > 0  # so the second step samples with other weights than the first
+    assert weights_of(one) == weights_of(two)
+    ours, theirs = rows_of(one), rows_of(two)
+    for row in (*ours, *theirs):
+        row.pop("rollout/weight_check_tensors", None)  # of all engines
+    assert ours == theirs
+    assert {path.name for path in two.glob("vllm*.log")} == {"vllm.log", "vllm_2.log"}

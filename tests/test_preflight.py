@@ -25,8 +25,9 @@ from rlreason.records.writer import RunWriter
 from rlreason.setup.components import fitting
 from rlreason.setup.data import load_data
 from rlreason.setup.fits import Foreseen, Part, context_of, tokenizer_of
+from rlreason.setup.memory import memory_for
 from rlreason.setup.model import make_policy
-from rlreason.setup.preflight import memory_for, missing_packages, needed_by, preflight, room_for
+from rlreason.setup.preflight import missing_packages, needed_by, preflight, room_for
 from rlreason.setup.probe import own_functions, unusable
 from rlreason.setup.prompts import encoder
 from rlreason.setup.space import in_words, space_needed
@@ -363,11 +364,11 @@ def test_a_sweep_is_refused_before_its_first_run_and_leaves_nothing(tmp_path):
 
 def test_a_plan_that_surely_exceeds_the_memory_is_said_with_its_cure_and_refuses_nothing(composed):
     run = typed(composed("model=qwen3_0_6b", "data.path=a/b"))
-    small = Device("cuda", "a card", 8 << 30, 8 << 30)
+    small = Device("cpu", "a machine", 8 << 30, 8 << 30)
     (line,) = memory_for([run, run], small)
     assert line.startswith("! memory: does not fit: about ")
     assert "rollout.max_rows=" in line
     assert len(line.splitlines()) == 1
-    assert memory_for([run], Device("cuda", "a large card", 140 << 30, 141 << 30)) == []
+    assert memory_for([run], Device("cpu", "a large machine", 140 << 30, 141 << 30)) == []
     assert memory_for([run], Device("cpu", "a machine that tells nothing")) == []
     assert memory_for([typed(composed())], small) == []

@@ -14,7 +14,7 @@ from rlreason.config.rollout import RolloutConfig
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.process import engine_processes
+from rlreason.engines.vllm.process import HostTransfer, engine_processes
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import Policy
 from rlreason.model.scoring import LogProbScorer
@@ -23,7 +23,6 @@ from rlreason.setup.engine import check_engine
 
 pytest.importorskip("vllm")
 psutil = pytest.importorskip("psutil")
-from host_transport import HostTransfer  # noqa: E402  # imports vLLM
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

@@ -270,7 +270,7 @@ IN_A_PROCESS = """
 import sys
 if __name__ == "__main__":
     import rlreason.setup.engine
-    from host_transport import HostTransfer  # as on a second GPU, of which there is none here
+    from rlreason.engines.vllm.process import HostTransfer  # as on a second GPU, of which there is none here
     rlreason.setup.engine.InProcessTransfer = HostTransfer
     from rlreason.__main__ import main
     main()

@@ -141,6 +141,7 @@ RANGES: dict[str, Range] = {
     "budget.steps": Range(1, MOST, "null sets no bound"),
     "rollout.max_rows": Range(1, MADE, "try 256"),
     "rollout.async_level": Range(0, 1),
+    "rollout.gpus": Range(1, 16, "engines are those of one machine: try 1"),
     "rollout.kv_cache_gb": Range(0, LARGE, "null lets it be planned", above=True),
     "rollout.timeout_s": Range(0.1, 1e6, "try 600"),
     "model.width": Range(1, 1024, "it is a tiny model: try 128"),

@@ -16,6 +16,7 @@ from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.discover import DiscoverConfig
 from rlreason.config.grpo import GRPOConfig
 from rlreason.config.jobs import BestOfNConfig, EvaluateConfig
+from rlreason.config.rollout import engine_here
 from rlreason.config.rules import broken_rules
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.sft import EIConfig, SFTConfig
@@ -62,6 +63,7 @@ def register() -> None:
         "sweep_name", lambda name: "sweep" if name in (None, "None") else name, replace=True
     )
     OmegaConf.register_new_resolver("div", _divided, replace=True)
+    OmegaConf.register_new_resolver("engine_here", engine_here, replace=True)
 
 
 def run_name(overrides: Iterable[str]) -> str:

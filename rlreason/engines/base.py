@@ -47,7 +47,11 @@ class Engine(Protocol):
     """Samples responses to prompts with the weights that it was given last."""
 
     weight_version: int  # counts weight syncs; stamped on every response
-    drawn: int  # tokens since the newest `generate` began, for a person who waits; vLLM's are about so many
+
+    @property
+    def drawn(self) -> int:
+        """Tokens since the newest `generate` began, for a person who waits; vLLM's are about so many."""
+        ...
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None

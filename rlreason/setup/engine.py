@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,17 +14,19 @@ from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.arguments import plan_memory
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.installation import require_vllm
-from rlreason.engines.vllm.process import NCCLTransfer
-from rlreason.engines.vllm.weight_transfer import InProcessTransfer
+from rlreason.engines.vllm.many import ManyEngines
+from rlreason.engines.vllm.process import HostTransfer, NCCLTransfer
+from rlreason.engines.vllm.weight_transfer import InProcessTransfer, WeightTransfer
 from rlreason.engines.weight_check import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.errors import ConfigError
 from rlreason.memory.formula import gradient_bytes, moment_bytes
 from rlreason.memory.machine import Device
-from rlreason.memory.plan import held_later, work_of
+from rlreason.memory.plan import held_later
 from rlreason.memory.shapes import shape_from
+from rlreason.memory.work import work_of
 from rlreason.model.policy import Policy
-from rlreason.records.files import ENGINE_LOG
-from rlreason.setup.preflight import too_few_gpus
+from rlreason.records.files import ENGINE_LOGS
+from rlreason.setup.placement import engine_gpus, in_words, ranks_here
 from rlreason.setup.prompts import PromptIds
 from rlreason.types import Problem
 
@@ -32,8 +35,7 @@ def check_engine(run: RunConfig) -> None:
     """Before anything slow is done: is what the settings name installed?"""
     if run.rollout.engine == "vllm":
         require_vllm()
-        if why := too_few_gpus(run.rollout.placement, torch.cuda.device_count()):
-            raise ConfigError(why)
+        engine_gpus(run.rollout.placement, run.rollout.gpus, ranks_here(run), torch.cuda.device_count())
 
 
 def demand_of(
@@ -61,13 +63,52 @@ def make_engine(
     if run.rollout.engine == "hf":
         return HFEngine(policy, run.rollout.max_rows, run.rollout.compile, say)
     rollout, place = run.rollout, policy.device.type
-    say(placed(rollout.placement, place))
+    where, transfers = transfers_of(rollout, place, ranks_here(run))
+    say(where)
     if rollout.placement == "auto" and place == "cpu" and not rollout.sleep and not rollout.async_level:
         say("! rollout.sleep=false has no effect: it is about a GPU's memory, and vLLM runs on the processor here")
-    transfer = NCCLTransfer() if rollout.placement == "second_gpu" else InProcessTransfer()
     asked = demand()
-    rollout = with_planned_cache(run, policy, transfer.device(policy), asked)
-    return VLLMEngine(policy, rollout, transfer, folder / ENGINE_LOG, asked, say)
+    rollout = with_planned_cache(run, policy, policy.device, asked)
+    if len(transfers) == 1:
+        (transfer,) = transfers.values()
+        return VLLMEngine(policy, rollout, transfer, folder / ENGINE_LOGS[0], asked, say)
+    engines = [
+        VLLMEngine(policy, rollout, transfer, folder / log, asked, partial(_say_of, name, say), started=False)
+        for (name, transfer), log in zip(transfers.items(), ENGINE_LOGS, strict=False)
+    ]
+    return ManyEngines(engines, list(transfers))
+
+
+def transfers_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, dict[str, WeightTransfer]]:
+    """(where vLLM runs, as text; the way of rank 0's weights to each engine, by where that runs)
+
+    `device`: cuda or cpu, of the policy; `ranks`: of the trainer. `ConfigError` where the settings do not fit it.
+    """
+    check_placement(rollout.placement, device)
+    engines = rollout.gpus
+    if device == "cpu":
+        several = f", and {engines} vLLMs share the processor" if engines > 1 else ""
+        names = [f"the processor ({k + 1} of {engines})" for k in range(engines)]
+        ways = {name: transfer_to(None, engines, ranks) for name in names}
+        return f"rollout.placement=cpu: there is no GPU here{several}", ways
+    gpus = engine_gpus(rollout.placement, engines, ranks, torch.cuda.device_count())
+    return in_words(rollout.placement, gpus, ranks), {f"GPU {gpu}": transfer_to(gpu, engines, ranks) for gpu in gpus}
+
+
+def transfer_to(gpu: int | None, engines: int, ranks: int) -> WeightTransfer:
+    """The way of rank 0's weights to one of so many engines, on this GPU, or on the processor (None).
+
+    The first GPU is rank 0's own. An engine inside its process makes torch's default process group there, which ranks
+    that divide a model among them need for themselves; on the processor a second one would make it again.
+    """
+    if ranks == 1 and (gpu == 0 or (gpu is None and engines == 1)):
+        return InProcessTransfer()
+    return NCCLTransfer(gpu, shared=gpu < ranks) if gpu else HostTransfer(gpu, shared=gpu is not None)
+
+
+def _say_of(name: str, say: Callable[[str], None], text: str) -> None:
+    """A line of one of several engines; warnings keep the mark that they begin with."""
+    say(f"! {name}: {text[2:]}" if text.startswith("! ") else f"{name}: {text}")
 
 
 def with_planned_cache(run: RunConfig, policy: Policy, device: torch.device, demand: Demand) -> RolloutConfig:
@@ -101,19 +142,9 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
     return moment_bytes(trained, run.optimizes_by or "adamw") + copies + first
 
 
-def placed(placement: str, device: str) -> str:
-    """Where vLLM runs and why, as text. Unless a second GPU is asked for, it runs where the policy is.
-
-    >>> placed("auto", "cpu")
-    'rollout.placement=cpu: there is no GPU here'
-    """
+def check_placement(placement: str, device: str) -> None:
+    """`ConfigError` where vLLM is asked to run on another kind of device than the policy."""
     if placement in ("colocate", "second_gpu") and device != "cuda":
         raise ConfigError(f"rollout.placement={placement}: the policy is not on a GPU: choose auto or cpu")
     if placement == "cpu" and device == "cuda":
         raise ConfigError("rollout.placement=cpu: the policy is on the GPU and vLLM belongs there too: choose auto")
-    if placement == "second_gpu":
-        return "rollout.placement=second_gpu: vLLM runs in a process and on a GPU of its own"
-    return {
-        "cuda": "rollout.placement=colocate: vLLM runs on the policy's GPU",
-        "cpu": "rollout.placement=cpu: there is no GPU here",
-    }[device]

@@ -5,6 +5,7 @@ two.
 """
 
 import importlib.util
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,13 +17,13 @@ from rlreason.config.rollout import WITHOUT_VLLM
 from rlreason.config.run import RunConfig
 from rlreason.config.tasks import GymConfig
 from rlreason.errors import ConfigError, ResourceError
-from rlreason.memory.machine import Device, believed_device
-from rlreason.memory.plan import plan_of, work_of
-from rlreason.memory.shapes import shape_of
-from rlreason.memory.words import LARGEST_ERROR, conclusion, planned
+from rlreason.memory.machine import believed_device
 from rlreason.objectives.objective import ChosenLoss
 from rlreason.objectives.own_loss import broken_contract
-from rlreason.setup.fits import Foreseen, assumed_prompt
+from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.setup.fits import Foreseen
+from rlreason.setup.memory import memory_for
+from rlreason.setup.placement import engine_gpus
 from rlreason.setup.probe import judged_by, own_functions, unusable
 from rlreason.setup.space import RECORDS, in_words, space_needed
 from rlreason.setup.templates import template_of
@@ -56,7 +57,7 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
         bad = [line for run in runs if (line := foreseen.too_long(run))]
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
-    return room_for(runs, folder) + memory_for(runs, believed_device())
+    return room_for(runs, folder) + memory_for(runs, believed_device(), SWEEP_VARIABLE not in os.environ)
 
 
 def useless_functions(runs: Sequence[RunConfig], foreseen: Foreseen | None) -> list[str]:
@@ -99,31 +100,17 @@ def missing_packages(run: RunConfig) -> list[str]:
     return bad + [needs(asked, name) for name, asked in needed_by(run) if importlib.util.find_spec(name) is None]
 
 
-def too_few_gpus(placement: str, gpus: int) -> str:
-    """Why vLLM cannot have a GPU of its own where so many are visible; empty where it can, or is not asked to.
+def too_few_gpus(placement: str, gpus: int, engines: int = 1, ranks: int = 1) -> str:
+    """Why vLLM's engines cannot have the GPUs that they ask for where so many are visible; empty where they can.
 
-    >>> too_few_gpus("second_gpu", 2), too_few_gpus("auto", 0)
-    ('', '')
+    >>> too_few_gpus("second_gpu", 2), too_few_gpus("auto", 0), too_few_gpus("colocate", 4, engines=4, ranks=4)
+    ('', '', '')
     """
-    if placement != "second_gpu" or gpus >= 2:
-        return ""
-    return (
-        f"rollout.placement=second_gpu: GPUs visible here: {gpus}, and it takes two, one for the policy and one for "
-        "vLLM: choose auto"
-    )
-
-
-def memory_for(runs: Sequence[RunConfig], device: Device) -> list[str]:
-    """A line for each plan that takes surely more memory than `device` has; no run is refused for it."""
-    found: dict[str, None] = {}
-    for run in runs:
-        shape = shape_of(run.model).shape
-        if shape is None or device.total is None:
-            continue
-        prompt = assumed_prompt(run)
-        if plan_of(work_of(run, shape, device, prompt), device).peak * (1 - LARGEST_ERROR) > device.total:
-            found[f"! memory: {conclusion(planned(run, device, prompt))} (rlreason doctor shows the plan)"] = None
-    return list(found)
+    try:
+        engine_gpus(placement, engines, ranks, gpus)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:

@@ -108,7 +108,19 @@ def follow(ranks: Ranks) -> dict[str, Order]:
     choose_trained(run.model, policy, run.seed)
     frozen = frozen_copy(policy) if getattr(run, "kl_placement", "none") != "none" else None
     learner, scores = assembled(ranks, run, mode, policy, frozen)
-    return learner.orders() | {"score": scores.score}
+    orders = learner.orders() | {"score": scores.score}
+    lends = run.rollout.engine == "vllm" and run.rollout.sleep and run.rollout.shares_gpu
+    return {name: lending(do) for name, do in orders.items()} if lends and ranks.device.type == "cuda" else orders
+
+
+def lending(order: Order) -> Order:
+    """Does it, then gives back what torch has kept for itself: an engine that slept meanwhile wakes on this GPU."""
+
+    def then_give_back(*arguments: Any) -> None:
+        order(*arguments)
+        torch.cuda.empty_cache()
+
+    return then_give_back
 
 
 def assembled(

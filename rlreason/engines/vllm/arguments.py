@@ -73,7 +73,12 @@ def llm_arguments(
         "load_format": "dummy",  # the first weight sync brings the weights
         "generation_config": "vllm",  # not the model's own
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
-        "hf_overrides": {"head_dtype": "float32"},  # like the trainer, which never rounds logits
+        # Sums and logits in float32, like the trainer's; what is multiplied stays in the type of the products (vLLM
+        # 0.32, logits_processor.py). In bfloat16 those are rounded hidden states and weights, on a GPU multiplied by
+        # torch.mm(..., out_dtype=float32) and on a processor made float32 first: the trainer's model.head=bfloat16,
+        # which model.head=auto is here. With model.head=float32 the trainer's weights alone are not rounded. Products
+        # in float32 leave one head. "model" or "bfloat16" would round logits, which no choice of the trainer's does.
+        "hf_overrides": {"head_dtype": "float32"},
         "max_model_len": max_len,
         "max_num_seqs": max_rows,
         "kv_cache_memory_bytes": memory.cache,

@@ -5,9 +5,10 @@ One thread owns vLLM: whoever calls, thread pools and order stay the same, and a
 """
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from rlreason.engines.vllm.arguments import llm_arguments, plan_memory, sampling
 from rlreason.engines.vllm.engine_thread import EngineThread
 from rlreason.engines.vllm.installation import hide_secrets, import_vllm, stderr_into
 from rlreason.engines.vllm.isolation import (
+    STARTING,
+    alone,
+    environment,
     folder_for_files,
     generators_kept,
     process_state_kept,
@@ -50,8 +54,8 @@ class VLLMEngine:
     """A vLLM that `transfer` starts where it belongs and gives the policy's weights.
 
     Its length is that of `demand` and of the probe that checks its weights, its rows those that are ever asked for at
-    once: vLLM sets memory aside for all of them. With `rollout.sleep`, an engine on the policy's GPU gives its memory
-    back after every `generate` and is filled anew before the next.
+    once: vLLM sets memory aside for all of them. With `rollout.sleep`, an engine on a GPU of the trainer's gives its
+    memory back after every `generate` and is filled anew before the next. It is started at once, or by `start`.
     """
 
     def __init__(
@@ -62,15 +66,24 @@ class VLLMEngine:
         log: Path,
         demand: Demand,
         say: Callable[[str], None] = print,
+        started: bool = True,
     ) -> None:
         self.policy, self.rollout, self.transfer, self.log, self.say = policy, rollout, transfer, log, say
         self.max_len = min(max(demand.longest, PROBE_PROMPT + PROBE_TOKENS), policy.max_context)
         self.max_rows = min(rollout.max_rows, demand.rows)
         self.sleeps, self.asleep = transfer.shares_gpu(policy) and rollout.sleep, False
         self.weight_version = self.drawn = 0
+        self.each_step: Callable[[], None] = alive  # called after every decoding step; what it raises ends `generate`
+        self.arguments: dict[str, Any] = {}  # that vLLM was started with, for provenance
         self._probe = probe_prompt(policy.head.shape[0], self.max_len)
-        self._thread = EngineThread(rollout, log, transfer.check_alive)
+        self._thread = EngineThread(rollout, log, self._check)
         self._files = ExitStack()
+        self._starting = ExitStack()  # what a start changes in this process
+        if started:
+            self.start()
+
+    def start(self) -> None:
+        """Start vLLM and give it the policy's weights; several may start at once, in a thread each."""
         try:
             self._start()
         except BaseException:
@@ -79,26 +92,44 @@ class VLLMEngine:
 
     def _start(self) -> None:
         began = time.monotonic()
-        vllm = self._vllm = import_vllm(self.log, self.transfer.oldest_vllm)
+        with self._starting:
+            self._starting.enter_context(STARTING)
+            self._vllm = import_vllm(self.log, self.transfer.oldest_vllm, self.policy.compute_dtype == torch.float32)
+            start = self._prepared()
+            self.llm: Any = self._thread.call(start)
+        self._sync_weights()
+        self.say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
+
+    def _prepared(self) -> Callable[[], Any]:
+        """Plan the memory, and make this process what vLLM is to find; returns what starts it, for its thread."""
         dtype, device = self.policy.compute_dtype, self.transfer.device(self.policy)
         memory = plan_memory(self.policy, device, self.max_len, self.max_rows, self.rollout.kv_cache_gb)
-        self.say(f"starting vLLM {vllm.__version__} in {str(dtype).removeprefix('torch.')}: {memory} ...")
+        self.say(f"starting vLLM {self._vllm.__version__} in {str(dtype).removeprefix('torch.')}: {memory} ...")
         arguments = llm_arguments(dtype, self.max_len, self.max_rows, memory, device, self.sleeps)
-        self.arguments = arguments  # for provenance
+        self.arguments = arguments
         threads = torch.get_num_threads()
 
         def start() -> Any:
             torch.set_num_threads(threads)  # a setting of each thread
-            with process_state_kept(), temporary_files_in(files):
+            with process_state_kept() if self.transfer.here else nullcontext():
                 return self.transfer.start(self.policy, folder, arguments)
 
-        # Made and removed here and not in vLLM's thread, which nobody waits for when a start is interrupted.
+        # Made and removed here and not in vLLM's thread, which nobody waits for when a start is interrupted. As is what
+        # belongs to the process: a start that hangs must not keep the terminal.
         files = self._files.enter_context(folder_for_files())
         folder = write_model(self.policy, Path(files) / "model")
-        with stderr_into(self.log):  # here and not in vLLM's thread: a start that hangs must not keep the terminal
-            self.llm: Any = self._thread.call(start)
-        self._sync_weights()
-        self.say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
+        # Without OMP_NUM_THREADS vLLM turns torch down to one thread for good.
+        seen = {"OMP_NUM_THREADS": str(threads)} | alone(os.environ) | self.transfer.environment()
+        for change in (stderr_into(self.log), temporary_files_in(files), environment(seen)):
+            self._starting.enter_context(change)
+        self._starting.callback(self.transfer.settled)
+        return start
+
+    def _check(self) -> None:
+        """Asked again and again while vLLM's thread is waited for."""
+        self.transfer.check_alive()
+        if self.transfer.spawned():
+            self._starting.close()
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
         """Sample from these weights from now on. Returns the sync's metrics: see `_sync_weights`.
@@ -152,11 +183,12 @@ class VLLMEngine:
 
         self.drawn = 0
         responses: dict[int, Response] = {}
-        with generators_kept():  # vLLM draws from the global generators too, and throws that away
+        # Inside this process vLLM draws from the global generators too, and throws that away.
+        with generators_kept() if self.transfer.here else nullcontext():
             try:
                 while len(responses) < len(prompts) * n:
                     outputs = self._thread.call(step)
-                    alive()
+                    self.each_step()
                     for output in outputs:
                         place = int(output.request_id)
                         under_way.discard(output.request_id)
@@ -172,7 +204,8 @@ class VLLMEngine:
     def _response(self, prompt: Prompt, output: Any, stops: Stops) -> Response:
         token_ids, log_probs = list(output.token_ids), list(output.logprobs.logprobs)
         if output.finish_reason not in ("stop", "length") or len(log_probs) != len(token_ids):
-            raise self._thread.failed(f"a sample ended with {output.finish_reason!r}, {len(token_ids)} tokens")
+            told = " (vLLM was asked to end)" if output.finish_reason == "abort" else ""  # its process got SIGTERM
+            raise self._thread.failed(f"a sample ended with {output.finish_reason!r}{told}, {len(token_ids)} tokens")
         by_string = isinstance(output.stop_reason, str)  # a token's id where that ended it
         return Response(
             problem_id=prompt.problem_id,
@@ -211,6 +244,8 @@ class VLLMEngine:
 
     def _replace_weights(self) -> None:
         """On vLLM's thread: wake what sleeps, send, and empty the prefix cache, which holds keys of the old weights."""
+        if self.policy.device.type == "cuda":  # vLLM and NCCL copy on streams that do not wait for the optimizer's
+            torch.cuda.synchronize(self.policy.device)
         if self.asleep:
             torch.cuda.empty_cache()  # what training kept for itself; vLLM's own allocator cannot use it
             self.llm.wake_up(tags=["weights"])
@@ -239,7 +274,7 @@ class VLLMEngine:
             if llm is None:
                 return
             try:
-                self._thread.run(lambda: _shut_down(llm), min(self.rollout.timeout_s, CLOSING_S))
+                self._thread.run(lambda: self.transfer.shut_down(llm), min(self.rollout.timeout_s, CLOSING_S))
             except Exception as error:
                 self.say(f"! vLLM did not shut down in good order: {type(error).__name__}: {error}")
 
@@ -247,10 +282,3 @@ class VLLMEngine:
         self._thread.stop()
         remove_files(self._files, self._thread)
         hide_secrets(self.log, self.say)
-
-
-def _shut_down(llm: Any) -> None:
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-    llm.llm_engine.engine_core.shutdown()
-    cleanup_dist_env_and_memory()

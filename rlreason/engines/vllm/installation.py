@@ -28,14 +28,18 @@ def require_vllm() -> None:
         raise ConfigError(WITHOUT_VLLM)
 
 
-def import_vllm(log: Path, oldest: tuple[int, int]) -> Any:
+def import_vllm(log: Path, oldest: tuple[int, int], exact: bool) -> Any:
     """The module, with its engine in this process and its log in a file.
 
-    `ConfigError` where it cannot be imported, or its version is not between `oldest` and the newest tested one.
+    `exact`: the model computes in float32. Attention on a GPU is then a kernel of Triton's, which would round what it
+    multiplies to TF32: by up to 2e-2 nats of a token's log-probability, emulated for 16 layers. `ConfigError` where
+    vLLM cannot be imported, or its version is not between `oldest` and the newest tested one.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # so that the handler below is the only one
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if exact:
+        os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # read where a kernel is compiled
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
         with stderr_into(log):

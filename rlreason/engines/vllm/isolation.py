@@ -1,11 +1,12 @@
-"""What keeps a vLLM engine from changing the trainer's process: its temporary files, random generators, threads."""
+"""What keeps a vLLM engine from changing the trainer's process: temporary files, environment, generators, threads."""
 
 import atexit
 import contextlib
 import os
 import random
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,14 @@ from rlreason.engines.vllm.single_thread import SingleThread
 from rlreason.runtime.signals import temporary_folder
 
 FILES = "rlreason-vllm-"  # how folders for an engine's temporary files begin
+#: Held while an engine's start changes what belongs to the whole process: the environment, the temporary folder,
+#: standard error and the list of its children. In-process engines take it for their whole start, the others until
+#: their process runs, so that several of those load side by side.
+STARTING = threading.Lock()
+#: By which torchrun tells a process its place among others, beside what begins with TORCHELASTIC_.
+OF_RANKS = {"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"} | {
+    f"{of}{what}" for of in ("", "LOCAL_", "GROUP_", "ROLE_") for what in ("RANK", "WORLD_SIZE")
+}
 
 
 def folder_for_files() -> contextlib.AbstractContextManager[str]:
@@ -55,24 +64,46 @@ def temporary_files_in(folder: str) -> Iterator[None]:
         tempfile.tempdir = chosen
 
 
+def alone(names: Iterable[str]) -> dict[str, None]:
+    """What `environment` takes to hide from vLLM that the trainer is one of several ranks. `names`: of all variables.
+
+    It would take their place for its own (the GPU of LOCAL_RANK), or wait for a port that torchrun has; and it sets
+    some of them for its own processes.
+
+    >>> alone(["PATH", "RANK", "TORCHELASTIC_RUN_ID"]).keys() - OF_RANKS
+    {'TORCHELASTIC_RUN_ID'}
+    """
+    return dict.fromkeys([*OF_RANKS, *(name for name in names if name.startswith("TORCHELASTIC_"))])
+
+
 @contextlib.contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These environment variables, here and in every process that starts now; afterwards they are as before."""
+def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """These environment variables, here and in every process that starts now; afterwards they are as before.
+
+    None: the variable is not there.
+    """
     before = {name: os.environ.get(name) for name in variables}
-    os.environ |= variables
+    _set(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def generators_kept() -> contextlib.AbstractContextManager[None]:
-    """torch's global random generators are afterwards as they were before."""
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+    """torch's global random generators, the processor's and the current GPU's, are afterwards as they were before.
+
+    Those of other GPUs are left alone: asking for one would take memory there.
+    """
+    return torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else [])
 
 
 @contextlib.contextmanager
@@ -81,8 +112,7 @@ def process_state_kept() -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:
-        # Without the variable vLLM turns torch down to one thread for good.
-        with environment({"OMP_NUM_THREADS": str(threads)}), generators_kept():
+        with generators_kept():
             yield
     finally:
         torch.set_num_threads = set_threads

@@ -1,10 +1,12 @@
-"""vLLM in a process of its own, which gets weights through vLLM's own weight transfer; with NCCL, on a second GPU."""
+"""vLLM in a process of its own, which gets weights through vLLM's own weight transfer: by NCCL or main memory."""
 
+import importlib
 import multiprocessing
 import os
 import socket
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlreason.engines.vllm.isolation import environment
 from rlreason.engines.vllm.weight_transfer import WeightTransfer
 from rlreason.engines.vllm.worker import TRAINER, WorkerExtension, row_digests
 from rlreason.engines.weight_check import differing_tensors
@@ -20,48 +21,79 @@ from rlreason.model.policy import Policy
 
 
 class ProcessTransfer(WeightTransfer):
-    """A vLLM in another process. Subclasses name the transport: one of vLLM's, or one that they register with it."""
+    """A vLLM in another process. Subclasses name the transport: one of vLLM's, or one that is registered with it.
+
+    `gpu`: the number of its GPU among those that are visible here; None: the processor. `shared`: a rank of the trainer
+    computes there, too.
+    """
 
     oldest_vllm = (0, 28)  # the first with the sending side of its weight transfer
     backend: str  # the transport's name in both of vLLM's factories
-    worker_extension: type[WorkerExtension] = WorkerExtension  # its module is imported in vLLM's process
+    #: A class of methods for vLLM's worker; its module is imported on both sides, and registers what has to be.
+    worker_extension = f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}"
 
-    def __init__(self) -> None:
-        self._watched: list[BaseProcess] = []
+    def __init__(self, gpu: int | None = None, shared: bool = False) -> None:
+        self.gpu, self.shared = gpu, shared
+        self._before: frozenset[int | None] | None = None  # processes of other engines, when this one's start began
+        self.processes: list[BaseProcess] = []  # vLLM's own
+        self._closed = False
 
     @abstractmethod
     def init_info(self) -> Any:
         """The sending side's arguments, a `TrainerInitInfo` of vLLM."""
 
+    def device(self, policy: Policy) -> torch.device:
+        return torch.device("cpu") if self.gpu is None else torch.device("cuda", self.gpu)
+
+    def shares_gpu(self, policy: Policy) -> bool:
+        return self.shared
+
     def environment(self) -> dict[str, str]:
-        """Environment variables of vLLM's process."""
-        return {
+        """Environment variables of vLLM's process, which sees its own GPU alone."""
+        own = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             TRAINER: str(os.getpid()),
         }
+        if self.gpu is not None:
+            own["CUDA_VISIBLE_DEVICES"] = visible_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"), self.gpu)
+        return own
 
     def start(self, policy: Policy, folder: str, arguments: dict[str, Any]) -> Any:
         import vllm
+        import vllm.envs
         from vllm.config import WeightTransferConfig
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
         from rlreason.engines.vllm.sender import Client, PolicyWeights
 
-        extension = self.worker_extension
-        with environment(self.environment()):
-            llm = vllm.LLM(
-                folder,
-                weight_transfer_config=WeightTransferConfig(backend=self.backend),
-                worker_extension_cls=f"{extension.__module__}.{extension.__qualname__}",
-                **arguments,
-            )
-        self._watched += engine_processes()
+        importlib.import_module(self.worker_extension.rpartition(".")[0])
+        self._before = frozenset(process.pid for process in engine_processes())
+        # An engine in this process has had vLLM keep the environment as it was then.
+        getattr(vllm.envs, "disable_envs_cache", lambda: None)()
+        llm = vllm.LLM(
+            folder,
+            weight_transfer_config=WeightTransferConfig(backend=self.backend),
+            worker_extension_cls=self.worker_extension,
+            **arguments,
+        )
+        if not self.spawned():
+            raise RuntimeError("vLLM started no process of its own")
         self._weights = PolicyWeights(policy)
         self._sender = WeightTransferTrainerFactory.trainer_init(
             self.init_info(), client=Client(llm), source=self._weights
         )
         return llm
+
+    def spawned(self) -> bool:
+        """While `isolation.STARTING` is held, a process that is new is this engine's."""
+        if not self.processes and self._before is not None:
+            self.processes = [p for p in engine_processes() if p.pid not in self._before]
+        return bool(self.processes)
+
+    def settled(self) -> None:
+        self.spawned()
+        self._before = None  # whatever starts later belongs to another engine
 
     def send_weights(self, llm: Any, policy: Policy) -> None:
         self._weights.policy = policy
@@ -72,49 +104,54 @@ class ProcessTransfer(WeightTransfer):
         digests, fused = llm.collective_rpc("row_digests")[0]
         theirs = {name: torch.from_numpy(np.frombuffer(rows, np.int64).copy()) for name, rows in digests.items()}
         model: Any = SimpleNamespace(named_parameters=theirs.items)
-        dtype = policy.compute_dtype
-        ours = ((name, row_digests(weight.detach().to(dtype))) for name, weight in policy.named_weights())
+        self._weights.policy = policy
+        ours = ((name, row_digests(weight)) for name, weight in self._weights)
         return differing_tensors(model, ours, fused)
 
     def check_alive(self) -> None:
-        for process in self._watched:
+        for process in () if self._closed else self.processes:
             if not process.is_alive():
                 raise RuntimeError(f"vLLM's process has ended (exit code {process.exitcode})")
 
+    def shut_down(self, llm: Any) -> None:
+        llm.llm_engine.engine_core.shutdown()
+
     def close(self, failed: bool, shut_down: Callable[[], None]) -> None:
         """A process that died or hangs is killed at once, and one in good order is asked first."""
-        self._watched.clear()  # from here on they may end
+        self._closed = True  # from here on it may end
+        self.spawned()
         if not failed:
             shut_down()
-        for process in engine_processes():
+        for process in self.processes:
             process.kill()
             process.join(10)
 
 
 class NCCLTransfer(ProcessTransfer):
-    """From the policy's GPU to a second one on this machine, where vLLM runs."""
+    """From the policy's GPU to another one of this machine, as NCCL does not join two processes on one GPU."""
 
     backend = "nccl"
 
-    def device(self, policy: Policy) -> torch.device:
-        return torch.device("cuda", 1)
-
-    def environment(self) -> dict[str, str]:
-        """As for every process, and the second of the GPUs that are visible here as its only one."""
-        return super().environment() | {"CUDA_VISIBLE_DEVICES": second_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))}
+    def __init__(self, gpu: int = 1, shared: bool = False) -> None:
+        super().__init__(gpu, shared)
 
     def init_info(self) -> Any:
         """The trainer is rank 0 of two, and opens a port on this machine for the other."""
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        return NCCLTrainerInitInfo(master_address="127.0.0.1", master_port=port, world_size=2, rank=0)
+        return NCCLTrainerInitInfo(master_address="127.0.0.1", master_port=free_port(), world_size=2, rank=0)
 
-    def send_weights(self, llm: Any, policy: Policy) -> None:
-        torch.cuda.synchronize()  # NCCL copies on streams of its own, which do not wait for the optimizer's
-        super().send_weights(llm, policy)
+
+class HostTransfer(ProcessTransfer):
+    """Through a file in main memory, to wherever vLLM runs: on the policy's own GPU, too, or on the processor."""
+
+    backend = "host_memory"
+    worker_extension = "rlreason.engines.vllm.host_memory.HostWorker"
+
+    def init_info(self) -> Any:
+        from rlreason.engines.vllm.host_memory import HostInit
+
+        return HostInit(rank=0)
 
 
 def engine_processes() -> list[BaseProcess]:
@@ -122,10 +159,28 @@ def engine_processes() -> list[BaseProcess]:
     return [process for process in multiprocessing.active_children() if process.name.startswith("EngineCore")]
 
 
-def second_gpu(visible: str | None) -> str:
-    """What CUDA_VISIBLE_DEVICES must be for the second of the GPUs that are visible here.
+_ports: list[int] = []  # that were handed out
 
-    >>> second_gpu(None), second_gpu("2,5")
-    ('1', '5')
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at, another one for each engine: several start at once.
+
+    >>> free_port() != free_port()
+    True
     """
-    return visible.split(",")[1].strip() if visible else "1"
+    with ExitStack() as probes:
+        while True:
+            probe = probes.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            if (port := int(probe.getsockname()[1])) not in _ports:
+                _ports.append(port)
+                return port
+
+
+def visible_gpu(visible: str | None, number: int) -> str:
+    """What CUDA_VISIBLE_DEVICES must be for a process with the GPU of this number, of those that are `visible` here.
+
+    >>> visible_gpu(None, 1), visible_gpu("2, 5", 1), visible_gpu("GPU-8f2a,GPU-5e1c,MIG-3b", 2)
+    ('1', '5', 'MIG-3b')
+    """
+    return visible.split(",")[number].strip() if visible else str(number)

@@ -13,7 +13,10 @@ from rlreason.model.policy import Policy
 
 
 class PolicyWeights(WeightSource):
-    """The weights that `policy` has at the time of each pass, in the engine's number format."""
+    """The weights that `policy` has at the time of each pass, in the engine's number format and on the policy's device.
+
+    Where several ranks train parts of a model, its whole weights lie in main memory.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -23,8 +26,8 @@ class PolicyWeights(WeightSource):
         return [ParamMeta(name, weight.dtype, tuple(weight.shape)) for name, weight in self]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        dtype = self.policy.compute_dtype
-        return ((name, weight.detach().to(dtype)) for name, weight in self.policy.named_weights())
+        dtype, device = self.policy.compute_dtype, self.policy.device
+        return ((name, weight.detach().to(dtype).to(device)) for name, weight in self.policy.named_weights())
 
 
 class Client:

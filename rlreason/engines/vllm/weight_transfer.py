@@ -1,10 +1,12 @@
 """How a vLLM engine gets the trainer's weights: the interface, and the way within one process. The other: process.py"""
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rlreason.engines.weight_check import differing_tensors
@@ -14,18 +16,30 @@ from rlreason.model.policy import Policy
 class WeightTransfer(ABC):
     """Where one vLLM engine runs, how weights reach it, how they are compared, and how it ends.
 
-    `llm` is the engine, a `vllm.LLM`. All methods but `check_alive` and `close` are called on vLLM's thread.
+    `llm` is the engine, a `vllm.LLM`. Every method that takes one is called on vLLM's thread, as is `start`.
     """
 
     oldest_vllm: tuple[int, int]  # the first version with what this way needs
+    here = False  # whether vLLM computes in this process, and so draws from its random generators
 
     @abstractmethod
     def device(self, policy: Policy) -> torch.device:
         """Where vLLM computes."""
 
+    def environment(self) -> dict[str, str]:
+        """Environment variables that vLLM is to see as it starts."""
+        return {}
+
     @abstractmethod
     def start(self, policy: Policy, folder: str, arguments: dict[str, Any]) -> Any:
         """A `vllm.LLM` for the model in `folder`, ready to receive weights."""
+
+    def spawned(self) -> bool:
+        """Whether the start has left this process: its environment is needed no more. Asked while `start` runs."""
+        return False
+
+    def settled(self) -> None:  # noqa: B027 - a way without a process has nothing to note
+        """Called at the end of that, however the start ends: other engines may start from here on."""
 
     @abstractmethod
     def send_weights(self, llm: Any, policy: Policy) -> None:
@@ -44,14 +58,21 @@ class WeightTransfer(ABC):
         """Asked while an answer is awaited: `RuntimeError` where there will be none, because vLLM's process ended."""
 
     @abstractmethod
+    def shut_down(self, llm: Any) -> None:
+        """Ask vLLM to end in good order and to give its memory back."""
+
+    @abstractmethod
     def close(self, failed: bool, shut_down: Callable[[], None]) -> None:
-        """End the engine; `shut_down` asks it to end. `failed`: it has died or hangs."""
+        """End the engine; `shut_down` calls the method of that name. `failed`: it has died or hangs."""
 
 
 class InProcessTransfer(WeightTransfer):
     """vLLM in the trainer's process and on the policy's device; weights are reloaded in place, without a copy."""
 
-    oldest_vllm = (0, 26)
+    oldest_vllm, here = (0, 26), True
+
+    def __init__(self) -> None:
+        self._group_was_there = False
 
     def device(self, policy: Policy) -> torch.device:
         return policy.device
@@ -59,6 +80,9 @@ class InProcessTransfer(WeightTransfer):
     def start(self, policy: Policy, folder: str, arguments: dict[str, Any]) -> Any:
         import vllm
 
+        # vLLM makes a process group of one where there is none. Where there is one it adds its own groups to that, and
+        # every rank of it has to start an engine at this point.
+        self._group_was_there = dist.is_initialized()
         return vllm.LLM(folder, **arguments)
 
     def send_weights(self, llm: Any, policy: Policy) -> None:
@@ -74,8 +98,32 @@ class InProcessTransfer(WeightTransfer):
     def check_alive(self) -> None:
         """It lives as long as this process."""
 
+    def shut_down(self, llm: Any) -> None:
+        from vllm.distributed import parallel_state
+
+        with others_group_kept() if self._group_was_there else contextlib.nullcontext():
+            llm.llm_engine.engine_core.shutdown()  # from 0.32, or before, it ends process groups by itself
+            parallel_state.cleanup_dist_env_and_memory()
+
     def close(self, failed: bool, shut_down: Callable[[], None]) -> None:
         shut_down()
+
+
+@contextlib.contextmanager
+def others_group_kept() -> Iterator[None]:
+    """What vLLM does here to end torch's process group ends no more than the groups that it has added itself."""
+    from vllm.distributed import parallel_state
+
+    def own_groups() -> None:
+        if parallel_state._WORLD:
+            parallel_state._WORLD.destroy()
+        parallel_state._WORLD = parallel_state._NODE_COUNT = None
+
+    whole, parallel_state.destroy_distributed_environment = parallel_state.destroy_distributed_environment, own_groups
+    try:
+        yield
+    finally:
+        parallel_state.destroy_distributed_environment = whole
 
 
 def repack_tied_head(model: nn.Module) -> None:

@@ -1,16 +1,17 @@
-"""A weight transport without GPUs: `NCCLTransfer` with a file on a memory disk as the wire, for tests and benchmarks.
+"""Weights through a file in main memory, for vLLM's own weight transfer: both sides of `process.HostTransfer`.
 
-vLLM's process imports this module by the name of `HostWorker`, and so knows the receiving side.
+Imports vLLM: in the trainer's process once such an engine is made, and in vLLM's by the name of `HostWorker`.
 """
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-import torch
 from safetensors.torch import load_file, save_file
 from vllm.distributed.weight_transfer import (
     TrainerWeightTransferEngine,
+    WeightSource,
     WeightTransferEngine,
     WeightTransferEngineFactory,
     WeightTransferTrainerFactory,
@@ -18,54 +19,50 @@ from vllm.distributed.weight_transfer import (
 from vllm.distributed.weight_transfer.base import TrainerInitInfo, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlreason.engines.vllm.process import ProcessTransfer
 from rlreason.engines.vllm.weight_transfer import repack_tied_head
 from rlreason.engines.vllm.worker import WorkerExtension
 from rlreason.runtime.signals import temporary_folder
 
-MEMORY_DISK = Path("/dev/shm")
+BACKEND = "host_memory"
+FILES = "rlreason-weights-"
+MEMORY = Path("/dev/shm")  # a file system in main memory; a container's often holds 64 MB
 
 
 class HostWorker(WorkerExtension):
     """Named so that the module of the receiving side is imported in vLLM's process."""
 
 
-class HostTransfer(ProcessTransfer):
-    """vLLM on the processor, in a process of its own."""
-
-    backend = "host"
-    worker_extension = HostWorker
-
-    def device(self, policy) -> torch.device:
-        return torch.device("cpu")
-
-    def init_info(self) -> "HostInit":
-        return HostInit(rank=0)
-
-
 @dataclass
 class HostInit(TrainerInitInfo):
     """The sending side has nothing to say but its rank."""
 
-    backend: ClassVar[str] = "host"
+    backend: ClassVar[str] = BACKEND
 
 
 class HostSender(TrainerWeightTransferEngine[HostInit]):
-    """Writes all weights into one file and names it to the workers."""
+    """Writes all weights into one file and names it to the worker."""
 
     init_info_cls = HostInit
 
     @classmethod
-    def trainer_init(cls, init_info, *, client, source=None):
+    def trainer_init(cls, init_info: HostInit, *, client: Any, source: WeightSource | None = None) -> Self:
+        """Nobody has to meet anybody."""
         return cls(client=client, source=source)
 
     def send_weights(self) -> None:
-        with temporary_folder("rlreason-weights-", MEMORY_DISK if MEMORY_DISK.is_dir() else None) as folder:
+        """One round: write, have it read, remove."""
+        weights = {name: weight.contiguous().cpu() for name, weight in self.source or ()}
+        with temporary_folder(FILES, place_for(sum(weight.nbytes for weight in weights.values()))) as folder:
             path = str(Path(folder) / "weights.safetensors")
-            save_file({name: weight.contiguous().cpu() for name, weight in self.source or ()}, path)
+            save_file(weights, path)
             self.client.start_weight_update()
             self.client.update_weights({"path": path})
             self.client.finish_weight_update()
+
+
+def place_for(size: int, memory: Path = MEMORY) -> Path | None:
+    """The file system in main memory where it has room for so many bytes; None, the temporary folder, where not."""
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 1.01 * size + 2**20 else None
 
 
 @dataclass
@@ -76,27 +73,34 @@ class HostUpdate(WeightTransferUpdateInfo):
 
 
 class HostReceiver(WeightTransferEngine[WeightTransferInitInfo, HostUpdate]):
-    """Loads the file into the worker's model, layer by layer, as vLLM's NCCL receiver does."""
+    """Loads the file into the worker's model, layer by layer, as vLLM's NCCL receiver does with what it is sent."""
 
     init_info_cls, update_info_cls = WeightTransferInitInfo, HostUpdate
 
-    def init_transfer_engine(self, init_info) -> None: ...
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
+        """Nobody has to meet anybody."""
 
     def start_weight_update(self) -> None:
+        """Before the first weight."""
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As vLLM's worker calls it."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: HostUpdate) -> None:
-        self.model.load_weights(load_file(update_info.path).items())
+        """Load the file."""
+        model: Any = self.model
+        model.load_weights(load_file(update_info.path, str(self.device)).items())
 
     def finish_weight_update(self) -> None:
+        """After the last weight."""
         finalize_layerwise_reload(self.model, self.model_config)
         repack_tied_head(self.model)
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """There is nothing to close."""
 
 
-WeightTransferEngineFactory.register_engine("host", HostReceiver)
-WeightTransferTrainerFactory.register_engine("host", HostSender)
+WeightTransferEngineFactory.register_engine(BACKEND, HostReceiver)
+WeightTransferTrainerFactory.register_engine(BACKEND, HostSender)
