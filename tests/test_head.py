@@ -151,7 +151,8 @@ def test_the_header_and_the_card_say_which_head_it_is(rounding, policy):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"), [(torch.float8_e5m2, "differ by up to .* gradients by"), (torch.int64, "cannot multiply in int64 here")]
+    ("wrong", "says"),
+    [(torch.float8_e5m2, "differ by up to .* gradients by"), (torch.int64, "cannot multiply in int64 here")],
 )
 def test_a_head_that_computes_something_else_is_refused(wrong, says, tokenizer):
     model = build_model(len(tokenizer), width=32, init_scale=1.0, seed=1)

@@ -80,7 +80,9 @@ RULES = {
     ),
     "api": Rule("errors runtime plugins config records cli jobs", "hydra"),
     "multirun": Rule("errors statistics runtime config records sweeps setup cli", "hydra"),
-    "main": Rule("errors runtime config distributed records report sweeps cli multirun discovery jobs analysis", "hydra"),
+    "main": Rule(
+        "errors runtime config distributed records report sweeps cli multirun discovery jobs analysis", "hydra"
+    ),
     "rerun": Rule("errors runtime records cli main", "hydra"),
     "__main__": Rule("runtime distributed cli jobs main"),
     "__init__": Rule("runtime grading cli api"),  # grading and api when asked for; it holds the version too

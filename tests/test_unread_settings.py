@@ -47,7 +47,7 @@ from rlreason.types import Grade, Response, Sample
 #: Settings of vLLM's engine. Starting it takes too long here: tests/test_vllm*.py record what it reads.
 VLLM_SETTINGS = {f"rollout.{key}" for key in ("max_rows", "sleep", "kv_cache_gb", "attest", "timeout_s")}
 WHICH = "algorithm"  # it has chosen the schema, and nothing needs to ask again
-AROUND = "waits.run_s"  # read by what surrounds a run: its process, and its sweep
+AROUND = {"waits.run_s", "model.check_memory"}  # read by what surrounds a run: its process, its sweep, its start
 
 
 def settings(*overrides: str) -> Any:
@@ -58,7 +58,7 @@ def settings(*overrides: str) -> Any:
 def compare(run: Any, read: set[str], only: set[str] | None = None) -> None:
     """Hold the table to what was read, in both directions."""
     read = set(read)  # looking at the run from here on is no use of it
-    known = {leaf.key for leaf in leaves(run)} - {WHICH, AROUND}
+    known = {leaf.key for leaf in leaves(run)} - {WHICH, *AROUND}
     known = known if only is None else known & only
     declared = set(unread_keys(run))
     silent = sorted(known - read - declared)

@@ -34,8 +34,11 @@ def place_of(overrides: Sequence[str], name: str, kind: str) -> Path:
 
 def check_runs(
     asked: Asked, combinations: Sequence[Sequence[str]], folder: Path, note: Callable[[str], object]
-) -> None:
-    """Refuse runs that could not begin: their words, and the folder that they or their sweep will write to."""
+) -> list[AnyRunConfig]:
+    """Refuse runs that could not begin: their words, and the folder that they or their sweep will write to.
+
+    Returns their settings.
+    """
     name, multirun, in_sweep = asked.config_name, asked.multirun, SWEEP_VARIABLE in os.environ
     said: dict[str, str] = {}  # of each setting that some run would not read, what is to be said of it
     nobody: dict[str, str] = {}  # what none of them would read
@@ -66,6 +69,7 @@ def check_runs(
             refuse_unready(one)
     for line in preflight([run for run in runs if works_on_a_model(run)], folder):
         note(f"note: {line}")
+    return runs
 
 
 def the_same(runs: Sequence[AnyRunConfig], combinations: Sequence[Sequence[str]]) -> list[str]:

@@ -1,6 +1,7 @@
 """A sweep that was asked for, made ready: its design, and every run of it checked before the first one starts."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,16 @@ from rlreason.cli.as_words import key_of
 from rlreason.cli.check_runs import check_runs, place_of
 from rlreason.cli.design import BASIC, design_of, file_of, folder_of
 from rlreason.cli.flags import Asked
+from rlreason.cli.launchers import GROUP, HERE, RAY, chosen_launcher
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.multirun import composed, fixed, runs_of, with_own_names
 from rlreason.cli.suggestions import options
+from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.sweep_files import SweepFile
 from rlreason.errors import ConfigError
 from rlreason.sweeps.design import SWEEPS, Design
+from rlreason.sweeps.gpus import GpuPlan, gpu_plan
+from rlreason.sweeps.lease import machine_gpus
 from rlreason.sweeps.state import read_state
 
 if TYPE_CHECKING:
@@ -46,10 +51,11 @@ def checked_sweep(asked: Asked, note: Note) -> Asked:
 
         cfg = composed(design.runs[0].words, asked.config_name)
         refuse_other_model(before, model_of(lambda key: OmegaConf.select(cfg, key)))
-    check_runs(asked, shown_first(design), design.folder, note)
+    runs = check_runs(asked, shown_first(design), design.folder, note)
+    gpus = _gpus(asked, runs, note)
     overrides = with_own_names(asked.overrides, asked.config_name, note)
     plain = tuple(one.plain() for one in before)
-    return replace(asked, overrides=overrides, folder=design.folder, design=design, carried=plain)
+    return replace(asked, overrides=overrides, folder=design.folder, design=design, carried=plain, gpus=gpus)
 
 
 def stage_of(asked: Asked, stage: str, note: Note = print, started: bool = True) -> Asked:
@@ -69,8 +75,16 @@ def stage_of(asked: Asked, stage: str, note: Note = print, started: bool = True)
         runs = shown_first(design)
         if not started:  # a model that a stage before will leave is not there yet
             runs = [words for words in runs if not any(str(asked.folder) in word for word in words)]
-        check_runs(own, runs, design.folder, note)
-    return replace(own, folder=design.folder, design=design, carried=tuple(one.plain() for one in before))
+        gpus = _gpus(asked, check_runs(own, runs, design.folder, note), note)
+    carried = tuple(one.plain() for one in before)
+    return replace(own, folder=design.folder, design=design, carried=carried, gpus=gpus)
+
+
+def _gpus(asked: Asked, runs: Sequence[AnyRunConfig], note: Note) -> GpuPlan:
+    """The GPUs for such runs. `ConfigError` where there are fewer than one of them needs."""
+    here = chosen_launcher(asked.overrides) in HERE
+    names = machine_gpus(os.environ, note) if here else []
+    return gpu_plan(runs, names, asked.own.gpus_per_run, here)
 
 
 def _compares(folder: Path, note: Note) -> bool:
@@ -173,10 +187,14 @@ def _checked_drawn(asked: Asked, file: SweepFile, note: Note) -> Asked:
             f"sweep={file.name} has cells, a block embedded or a chain, which no other sweeper knows: leave "
             "hydra/sweeper out, or give it axes of your own"
         )
+    if (launcher := chosen_launcher(asked.overrides)) == RAY:
+        raise ConfigError(
+            f"{GROUP}={launcher} is for runs that are known beforehand, and hydra/sweeper draws them: leave it out"
+        )
     overrides = with_own_names(asked.overrides, asked.config_name, note)
     if name := asked.own.sweep_name:
         overrides.append(f"hydra.sweep.dir='{SWEEPS / name}'")
     folder = place_of(overrides, asked.config_name, "sweep")
     runs = itertools.islice(runs_of(overrides, True, asked.config_name), MOST_RUNS_CHECKED)
-    check_runs(asked, list(runs), folder, note)
-    return replace(asked, overrides=overrides, folder=folder)
+    gpus = _gpus(asked, check_runs(asked, list(runs), folder, note), note)
+    return replace(asked, overrides=overrides, folder=folder, gpus=gpus)

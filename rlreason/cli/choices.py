@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, QuotedString, RangeSweep
 
 from rlreason.cli.aliases import MAY_BE_ABSENT, NONE, PLACED
+from rlreason.cli.launchers import GROUP, PACKAGES
 from rlreason.cli.own_options import SETTINGS
 from rlreason.cli.suggestions import did_you_mean, nearest_options, options
 from rlreason.config.leaves import typed_word
@@ -102,6 +103,8 @@ def _refuse_unknown(override: Override, group: str, offered: list[str]) -> None:
         elsewhere = [f"{axis}={shown}" for axis in axes if _exists(axis, shown)]
         meant = did_you_mean(elsewhere or nearest_options(shown, offered))
         more = ", or a function of your own as module:function" if group in SETTINGS else ""
+        if group == GROUP and shown in PACKAGES:
+            raise ConfigError(f"{group}={shown}: its package is missing: pip install 'rlreason[{PACKAGES[shown]}]'")
         if group in PLUGINS:
             more = f", or install the plug-in that brings it (such as pip install hydra-NAME-{group[6:]})"
         key = override.package if PLACED.get(override.package or "") == group else group  # as it was typed

@@ -28,6 +28,7 @@ from rlreason.config.sources import resource_dir
 from rlreason.config.store import register
 from rlreason.errors import ConfigError
 from rlreason.sweeps.design import Design
+from rlreason.sweeps.gpus import GpuPlan
 
 SOURCES = ("config_dir", "config_path", "config_name")  # flags that say where options come from
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")  # of which one is done at a time
@@ -44,6 +45,7 @@ class Asked:
     folder: Path | None = None  # where the run, or the sweep, will write; once it was checked
     own: SweepWords = field(default_factory=SweepWords)  # the words that are no settings
     design: Design | None = None  # of a sweep whose runs are known beforehand: not drawn by a plug-in, and no chain
+    gpus: GpuPlan = field(default_factory=GpuPlan)  # of the sweep's runs, once it was checked
     chain: tuple[str, ...] = ()  # the sweeps of a chain, which run one after the other: see `check_sweep.stage_of`
     carried: tuple[dict[str, Any], ...] = ()  # what carry= took from finished sweeps, for sweep.json
 

@@ -33,10 +33,14 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
     return {key: value for name, child in settings.items() for key, value in flat(child, f"{prefix}{name}.").items()}
 
 
+HYDRAS = "hydra"  # a group of Hydra's own, such as its launchers: no setting of a run
+
+
 @cache
 def options() -> dict[str, list[Option]]:
     """Every group that a person chooses from, with the options that come with the package."""
-    folders = {folder.name: folder for folder in sorted(resource_dir("conf").iterdir()) if folder.is_dir()}
+    groups = [path for path in sorted(resource_dir("conf").iterdir()) if path.is_dir() and path.name != HYDRAS]
+    folders = {folder.name: folder for folder in groups}
     folders["sweep"] = resource_dir("multirun_sweeps")
     return {group: [_read(file, group) for file in sorted(path.glob("*.yaml"))] for group, path in folders.items()}
 

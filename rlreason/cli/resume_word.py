@@ -15,9 +15,10 @@ import yaml
 from rlreason.cli.aliases import NAMES, SHORT
 from rlreason.cli.as_words import key_of, spelled
 from rlreason.cli.flags import Asked, read
+from rlreason.config.rollout import engine_here
 from rlreason.errors import ConfigError
 from rlreason.records.files import PROVENANCE
-from rlreason.records.reader import RunFolder, runs_in
+from rlreason.records.reader import RunFolder, runs_in, setting_in
 from rlreason.runtime.secrets import HIDDEN
 
 WORD = "resume"
@@ -86,6 +87,7 @@ def continued(words: Sequence[str]) -> Continued:
     if place := next((word for word in asked.overrides if key_of(word) in PLACES), None):
         raise ConfigError(f"{resumes[0]} goes on in that folder, and {place} names one too: leave {place} out")
     recorded = recorded_start(folder, WORD)
+    others += engine_kept(folder, [*recorded.asked.overrides, *asked.overrides])
     return Continued(recorded.with_words(others, folder), recorded.sweep, recorded.notes)
 
 
@@ -118,6 +120,15 @@ def recorded_start(folder: Path, name: str) -> Recorded:
     moved = bool(place) and str(place) != str(Path.cwd())
     notes = [f"{folder} was started in {place}: what its command names by a relative path is looked up here"]
     return Recorded(Asked(flags, overrides), str(sweep) if sweep else None, notes if moved else [])
+
+
+def engine_kept(folder: Path, words: Sequence[str]) -> list[str]:
+    """The word for the engine that `rollout=auto` chose where the run began, if it would choose another one here."""
+    settings = RunFolder(folder).settings
+    engine, path = setting_in(settings, "rollout.engine"), setting_in(settings, "model.path")
+    if engine is None or engine == engine_here(path) or any(setting_of(word) == "rollout" for word in words):
+        return []
+    return [f"rollout={engine}"]
 
 
 def setting_of(word: str) -> str:

@@ -18,7 +18,8 @@ NAME = re.compile(r"\w[\w.,=+-]*")
 class SweepWords:
     """What they ask for."""
 
-    jobs: int | None = None  # runs side by side; null: one, or with one of Hydra's launchers as many as processors
+    jobs: int | None = None  # runs side by side; null: as many as GPUs suffice for; without GPUs one, of launchers more
+    gpus_per_run: int | None = None  # that each run has to itself; auto (null): as many as its settings ask for
     dry: bool = False  # stop after the plan
     carry: tuple[str, ...] = ()  # finished sweeps, by name or folder, whose winners are taken over
     sweep_name: str | None = None  # of the sweep's folder below runs/sweeps
@@ -49,6 +50,17 @@ def without_sweep_words(overrides: Sequence[str], multirun: bool) -> tuple[list[
 def _jobs(value: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,5}", value):
         raise ConfigError(f"jobs={value} must be a whole number, 1 or more: try jobs=2, for two runs side by side")
+    return int(value)
+
+
+def _gpus(value: str) -> int | None:
+    if value.lower() in ("auto", "null"):
+        return None
+    if not re.fullmatch(r"\d{1,4}", value):
+        raise ConfigError(
+            f"gpus_per_run={value} must be a whole number or auto: 1 gives every run a GPU of its own, 0 lets every "
+            "run see all of them"
+        )
     return int(value)
 
 
@@ -84,5 +96,5 @@ def _unquoted(value: str) -> str:
 
 
 _READ: Mapping[str, Callable[[str], object]] = MappingProxyType(
-    {"jobs": _jobs, "dry": _dry, "carry": _carry, "sweep_name": _name}
+    {"jobs": _jobs, "gpus_per_run": _gpus, "dry": _dry, "carry": _carry, "sweep_name": _name}
 )

@@ -7,6 +7,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from rlreason.cli.flags import Asked
+from rlreason.cli.launchers import HERE, Jobs, chosen_launcher, set_up
 from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.run import works_on_a_model
 from rlreason.config.store import typed
@@ -15,6 +16,8 @@ from rlreason.sweeps.dominated import watch
 from rlreason.sweeps.plan import knows_time, plan_text
 from rlreason.sweeps.probe import probe
 from rlreason.sweeps.state import SweepState
+
+DESIGNED = ("hydra.sweep.", "hydra.run.", "hydra.mode", "hydra.sweeper.params")  # of Hydra's words, what a design says
 
 
 def announce(asked: Asked, design: Design) -> AnyRunConfig:
@@ -27,10 +30,27 @@ def announce(asked: Asked, design: Design) -> AnyRunConfig:
     if asked.own.dry and works_on_a_model(run) and not knows_time(design, run):
         print("note: trying two steps of the first run, to tell how long one takes", flush=True)
         tried = probe(design.runs[0], run, asked.sources())
-    print("\n" + plan_text(design, [run], asked.own.jobs or 1, space_of, tried), flush=True)
+    jobs = jobs_of(asked, design)
+    launcher = chosen_launcher(asked.overrides)
+    hands_out = {"launcher": jobs.line(launcher), "GPUs": asked.gpus.line(asked.own.jobs, len(design.runs))}
+    apart = asked.gpus.leases or launcher not in HERE
+    print("\n" + plan_text(design, [run], jobs.side_by_side, space_of, tried, hands_out, apart), flush=True)
     if asked.own.dry:
         print("dry=true: nothing was run; leave it out to start the sweep", flush=True)
     return run
+
+
+def jobs_of(asked: Asked, design: Design) -> Jobs:
+    """How the launcher of a sweep runs its runs."""
+    return set_up(
+        chosen_launcher(asked.overrides), words_of_launcher(asked), asked.own.jobs, len(design.runs), asked.gpus
+    )
+
+
+def words_of_launcher(asked: Asked) -> list[str]:
+    """The words that are for Hydra's launchers, but for those that a design says."""
+    ours = [word for word in asked.overrides if word.startswith(("hydra.", "hydra/"))]
+    return [word for word in ours if not word.startswith(DESIGNED)]
 
 
 def first_run(asked: Asked, design: Design) -> AnyRunConfig:

@@ -14,25 +14,28 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check_sweep import stage_of
 from rlreason.cli.flags import Asked
-from rlreason.cli.launchers import BASIC, chosen_launcher, launcher_of, set_up
+from rlreason.cli.launchers import BASIC, RAY, SLURM, chosen_launcher, launcher_of, settings_of
 from rlreason.config.run import works_on_a_model
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
-from rlreason.multirun.announced import after_run_of, announce
+from rlreason.multirun.announced import after_run_of, announce, jobs_of, words_of_launcher
 from rlreason.records.status import sweep_code
 from rlreason.runtime import signals
 from rlreason.runtime.secrets import redacted_settings
 from rlreason.sweeps.before import Composed
 from rlreason.sweeps.closing import closing
 from rlreason.sweeps.design import Design, PlannedRun
+from rlreason.sweeps.elsewhere import run_elsewhere
+from rlreason.sweeps.gpus import gpus_asked
 from rlreason.sweeps.jobs import Sweep
-from rlreason.sweeps.launched import launch_sweep
+from rlreason.sweeps.launched import LOG, launch_sweep
+from rlreason.sweeps.on_ray import RayCluster
 from rlreason.sweeps.runner import Work, code_of, run_sweep
+from rlreason.sweeps.slurm import SlurmCluster
 from rlreason.sweeps.state import FILE, SweepState, read_state
 from rlreason.sweeps.table import runs_table
 
 Task = Callable[[DictConfig], Any]  # what a launcher's job does with the config of its run
-DESIGNED = ("hydra.sweep.", "hydra.run.", "hydra.mode", "hydra.sweeper.params")  # of Hydra's words, what a design says
 
 
 def start_sweep(hydra: Hydra, asked: Asked, task: Task) -> int:
@@ -78,11 +81,13 @@ def run_design(hydra: Hydra, asked: Asked, design: Design, task: Task) -> SweepS
     """
     command = shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])
     after_run = after_run_of(announce(asked, design), design)
-    work = Work(design, partial(composed_run, asked.config_name), asked.sources(), command, after_run, asked.carried)
-    launcher, jobs = chosen_launcher(asked.overrides), asked.own.jobs
+    work = Work(
+        design, partial(composed_run, asked.config_name), asked.sources(), command, after_run, asked.carried, asked.gpus
+    )
+    launcher = chosen_launcher(asked.overrides)
     try:
         if launcher == BASIC:
-            run_sweep(work, jobs or 1)
+            run_sweep(work, jobs_of(asked, design).side_by_side)
         else:
             _launched(hydra, asked, work, launcher, task)
     except ConfigError:
@@ -99,9 +104,14 @@ def run_design(hydra: Hydra, asked: Asked, design: Design, task: Task) -> SweepS
 def _launched(hydra: Hydra, asked: Asked, work: Work, launcher: str, task: Task) -> None:
     """Run a sweep by one of Hydra's launchers."""
     design = work.design
-    own = [word for word in asked.overrides if word.startswith(("hydra.", "hydra/")) and not word.startswith(DESIGNED)]
-    jobs = set_up(launcher, own, asked.own.jobs, len(design.runs))
-    words = [*design.runs[0].words, *own, *jobs.words]
+    jobs = jobs_of(asked, design)
+    words = [*design.runs[0].words, *words_of_launcher(asked), *jobs.words]
+    if launcher in (SLURM, RAY):
+        settings = settings_of(hydra, asked.config_name, words, design.folder)
+        place = design.folder / f".{launcher}"
+        cluster = SlurmCluster(place, settings) if launcher == SLURM else RayCluster(settings, jobs.gpus)
+        run_elsewhere(work, cluster, place, jobs.side_by_side)
+        return
     start = launcher_of(hydra, asked.config_name, words, design.folder, task)
 
     def launch(runs: Sequence[PlannedRun]) -> Sequence[Exception | None]:
@@ -117,7 +127,8 @@ def composed_run(config_name: str, run: PlannedRun) -> Composed:
     may_fork = (
         works_on_a_model(asked) and asked.rollout.engine != "vllm"
     )  # which decides as it is loaded how it uses the processors
-    return Composed(redacted_settings(OmegaConf.to_yaml(cfg, resolve=True)), asked.waits.run_s, may_fork)
+    config = redacted_settings(OmegaConf.to_yaml(cfg, resolve=True))
+    return Composed(config, asked.waits.run_s, gpus_asked(asked), may_fork)
 
 
 def start_sweep_run(cfg: DictConfig) -> float:
@@ -128,14 +139,15 @@ def start_sweep_run(cfg: DictConfig) -> float:
     run = typed(cfg, of_sweep=True)
     config, hydra_config = redacted_settings(OmegaConf.to_yaml(cfg, resolve=True)), HydraConfig.get()
     folder, name = Path(hydra_config.runtime.output_dir), Path(hydra_config.sweep.dir).name
-    words, limit_s = list(hydra_config.overrides.task), run.waits.run_s
-    return Sweep.of_environment().run(name, folder, words, config, limit_s).accuracy
+    composed = Composed(config, run.waits.run_s, gpus_asked(run))
+    return Sweep.of_environment().run(name, folder, list(hydra_config.overrides.task), composed).accuracy
 
 
 def start_drawn_sweep(hydra: Hydra, asked: Asked, task: Task) -> int:
     """A sweep whose sweeper draws the values of its runs one after the other: nobody knows them all beforehand."""
     with signals.temporary_folder("rlreason-sweep-") as place:
-        log = Sweep(asked.sources(), str(Path(place) / "runs.jsonl"))
+        gpus = asked.gpus
+        log = Sweep(asked.sources(), str(Path(place) / LOG), gpus=gpus.handed_out, gpus_per_run=gpus.per_run)
         log.announce()
         try:
             hydra.multirun(asked.config_name, task, [*asked.overrides, "hydra.mode=MULTIRUN"])

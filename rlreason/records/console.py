@@ -144,6 +144,9 @@ class Console:
         watcher.start()
         try:
             yield wait
+        except Exception as error:
+            error.add_note(f"in: {wait.text}")  # the first one is of the innermost wait: setup/out_of_memory.py
+            raise
         finally:
             alive()
             wait.over.set()

@@ -4,7 +4,7 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +14,7 @@ from rlreason import __version__
 from rlreason.records.code_state import commit_of, own_code, package_digest
 from rlreason.records.files import VERSION
 from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.runtime.gpus import ALLOCATION, DRIVER, driver_gpus, told_in
 from rlreason.runtime.processors import usable_processors
 from rlreason.runtime.secrets import redacted_words
 
@@ -25,8 +26,8 @@ PACKAGES = (
 VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED",
     "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_ATTENTION_BACKEND",
+    "TRITON_F32_DEFAULT", *ALLOCATION,
 )  # fmt: skip
-DRIVER = Path("/proc/driver/nvidia")
 CODE = ("rlreason", "commit", "code", "own_code")
 MACHINE = ("python", "platform", "cpu_count")
 
@@ -66,9 +67,9 @@ def environment() -> dict[str, Any]:
 
 def hardware() -> dict[str, Any]:
     """Processor, memory and graphics cards as the system names them, without loading a library for it."""
-    gpus, driver = list(_gpus()), _line(DRIVER / "version", "NVRM version:")
+    gpus, driver = driver_gpus(), told_in(DRIVER / "version", "NVRM version:")
     return {
-        "cpu": _line(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
+        "cpu": told_in(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
         "processors": os.cpu_count(),  # that there are
         "memory_gb": _memory_gb(),
         **({"gpus": gpus} if gpus else {}),
@@ -181,19 +182,3 @@ def _memory_gb() -> float | None:
     with suppress(AttributeError, OSError, ValueError):  # not every system tells
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     return None
-
-
-def _gpus() -> Iterator[str]:
-    with suppress(OSError):
-        for place in sorted((DRIVER / "gpus").iterdir()):
-            if model := _line(place / "information", "Model"):
-                yield model
-
-
-def _line(path: Path, begins: str) -> str:
-    """What stands behind the colon of a file's first line that begins like this; "" where there is none."""
-    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith(begins):
-                return " ".join(line.partition(":")[2].split())
-    return ""

@@ -1,7 +1,7 @@
 """What is looked at before a sweep starts: is what lies in its folder of these runs, and does anybody write there?"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from rlreason.errors import ConfigError
@@ -24,6 +24,7 @@ class Composed:
 
     config: str  # as the run writes it to its folder
     limit_s: float | None = None  # waits.run_s
+    gpus: int = 1  # that it asks for by its settings, where it can have GPUs at all
     may_fork: bool = True  # False: its libraries are to be loaded in a process of its own (see forks.py)
 
 
@@ -35,6 +36,8 @@ def refuse_changed(design: Design, composed: Callable[[PlannedRun], Composed]) -
         if not (folder / CONFIG).exists() or not (finished or checkpoints_in(folder)):
             continue
         allowed = SAME_FIGURES if finished else MAY_CHANGE
+        if not any(word.startswith("rollout=") for word in run.words):
+            allowed = (*allowed, "rollout.engine")  # rollout=auto, which a node of a cluster may decide otherwise
         now = composed(run).config
         if different := settings_changed(RunFolder(folder).config, now, allowed):
             kind = "finished" if finished else "half-done"
@@ -44,10 +47,16 @@ def refuse_changed(design: Design, composed: Callable[[PlannedRun], Composed]) -
             )
 
 
-def wait_for_earlier(design: Design, say: Callable[[str], object], limit_s: float = WAIT_S) -> None:
-    """Wait while runs of an earlier start still write into their folders; `ConfigError` where that takes too long."""
+def wait_for_earlier(
+    design: Design, say: Callable[[str], object], limit_s: float = WAIT_S, under_way: Collection[str] = ()
+) -> None:
+    """Wait while runs of an earlier start still write into their folders; `ConfigError` where that takes too long.
+
+    `under_way`: names of runs that are not waited for.
+    """
     end, said = time.monotonic() + limit_s, False
-    while busy := {run.name: who for run in design.runs if (who := holder(design.folder / run.name)) is not None}:
+    places = {run.name: design.folder / run.name for run in design.runs if run.name not in under_way}
+    while busy := {name: who for name, place in places.items() if (who := holder(place)) is not None}:
         name, who = next(iter(busy.items()))
         if time.monotonic() > end:
             raise ConfigError(

@@ -1,7 +1,7 @@
 """What a sweep says while it runs, and what it writes down of itself: `sweep.json` and a line at each start and end."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class Board:
         self.state, self.folder, self.side_by_side, self._say = state, folder, side_by_side, say
         self._began: dict[str, float] = {}  # running ones, on the monotonic clock
         self._status_at: dict[str, int | None] = {}  # when their status had been written last
+        self._said_why = False  # that runs wait
         self._seconds: list[float] = []  # of those that ran to their end in this process
         self.write()
 
@@ -45,20 +46,32 @@ class Board:
         why = "its setting was stopped, not run" if run.status == DOMINATED else "finished before, not run again"
         self._say(f"\n== {run.name}: {why}")
 
-    def begun(self, name: str) -> None:
-        """A run has started."""
+    def begun(self, name: str, gpus: Sequence[str] = ()) -> None:
+        """A run has started. `gpus`: that it has to itself."""
         run = self.state.run(name)
         run.status, run.reason, run.started, run.ended = "running", "", run.started or now(), None
+        run.gpus, self._said_why = list(gpus), False
         self._began[name], self._status_at[name] = time.monotonic(), written_at(self.folder / name)
         if len(self._began) > 1:
             for other in self._began:
                 self.state.run(other).shared_machine = True
         self.write()
         others = len(self._began) - 1
+        on = f" on GPU {', '.join(gpus)}" if gpus else ""
         if self.side_by_side == 1:
-            self._say(f"\n== {name}")
+            self._say(f"\n== {name}{on}")
         else:
-            self._say(f"== {name}: started" + f", beside {others} more" * bool(others))
+            self._say(f"== {name}: started{on}" + f", beside {others} more" * bool(others))
+
+    def says(self, text: str) -> None:
+        """Say something about the sweep as a whole."""
+        self._say(text)
+
+    def waits(self, why: str) -> None:
+        """Runs wait for what others have: said once until another run starts."""
+        if not self._said_why:
+            self._said_why = True
+            self._say(f"== {why}")
 
     def ended(self, came_to: SweepRun) -> None:
         """A run has ended: its figures come from its own folder."""

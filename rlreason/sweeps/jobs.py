@@ -17,6 +17,8 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder
 from rlreason.runtime import signals
+from rlreason.sweeps.before import Composed
+from rlreason.sweeps.lease import Lease, Pool
 from rlreason.sweeps.processes import PATIENCE_S, POLL_S, Child, Start, stop
 from rlreason.sweeps.table import SweepRun
 
@@ -28,10 +30,13 @@ class Sweep:
     """What every job of a sweep needs, in whichever process a launcher runs it."""
 
     sources: list[str]  # flags by which a run finds the same options
-    log: str  # a file, to which each job adds a line at the start of its run, and one at its end
+    log: str  # a file, to which each job adds lines; those on another machine add theirs to one beside it
     consoles: str | None = None  # the folder for the output of each run; None: it goes where the job's goes
     threads: int | None = None  # of each run, at most
     environment: dict[str, str | None] = field(default_factory=dict)  # what each run has otherwise than its job
+    gpus: Sequence[str] = ()  # of this machine, which its runs lease
+    gpus_per_run: int | None = None  # None: as many as each asks for
+    outlives: bool = False  # its jobs go on where the process of the sweep is killed
     kills: bool = False  # the launcher kills all jobs and their runs as soon as one of them raises
     parent: int = field(default_factory=os.getpid)  # the process of the sweep, with which its jobs end
     host: str = field(default_factory=socket.gethostname)
@@ -50,31 +55,41 @@ class Sweep:
         self._add(asdict(run))
 
     def _add(self, line: dict[str, Any]) -> None:
-        with Path(self.log).open("a", encoding="utf-8") as file:
+        log, host = Path(self.log), socket.gethostname()
+        if host != self.host:  # lines that two machines add to one file may overwrite each other on NFS
+            log = log.with_name(f"{host}-{log.name}")
+        with log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def lines(self) -> list[dict[str, Any]]:
-        """The log so far: {"begun", "pid"} at a start, a `SweepRun` at an end."""
-        with suppress(FileNotFoundError):
-            text = Path(self.log).read_text(encoding="utf-8")
-            return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        return []
+    def new_lines(self, read: dict[str, int]) -> list[dict[str, Any]]:
+        """The lines that have been added since. `read`: file -> how many of its lines are known, kept up to date here.
+
+        {"begun", "pid", "host", "gpus"} at a start, {"waits"} before it, a `SweepRun` at an end.
+        """
+        found = []
+        for path in sorted(Path(self.log).parent.glob(f"*{Path(self.log).name}")):
+            lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+            found += [json.loads(line) for line in lines[read.get(path.name, 0) :]]
+            read[path.name] = len(lines)
+        return found
 
     def runs(self) -> list[SweepRun]:
         """The runs that have ended, in the order of their ends."""
-        return [SweepRun(**line) for line in self.lines() if "begun" not in line]
+        return [SweepRun(**line) for line in self.new_lines({}) if "name" in line]
 
     @property
     def over(self) -> bool:
         """Whether the sweep has been stopped, or killed: no further run is to start, and those under way end."""
-        return Path(f"{self.log}.stop").exists() or (self.host == socket.gethostname() and not _alive(self.parent))
+        if Path(f"{self.log}.stop").exists():
+            return True
+        return not self.outlives and self.host == socket.gethostname() and not _alive(self.parent)
 
     def end(self) -> None:
         """Stop the sweep: its jobs stop their runs."""
         Path(f"{self.log}.stop").touch()
 
     def leave_out(self, names: Sequence[str]) -> None:
-        """Have these runs not started any more."""
+        """Have these runs not started any more, and those under way ended by their jobs."""
         with Path(f"{self.log}.left_out").open("a", encoding="utf-8") as file:
             file.writelines(f"{name}\n" for name in names)
 
@@ -83,40 +98,61 @@ class Sweep:
             return name in Path(f"{self.log}.left_out").read_text(encoding="utf-8").splitlines()
         return False
 
-    def run(self, name: str, folder: Path, overrides: list[str], config: str, limit_s: float | None = None) -> SweepRun:
+    def run(self, name: str, folder: Path, overrides: Sequence[str], composed: Composed) -> SweepRun:
         """Run one job of the sweep called `name` in a process, and log it; a finished one is not run again.
 
-        `config` is the job's whole config as text: a finished run of another one in `folder` is a `ConfigError`.
-        `limit_s`: see `Child`. On KeyboardInterrupt the process is stopped and its run logged first and, with a
-        launcher that `kills`, returned.
+        A finished run of another config than that of `composed` in `folder` is a `ConfigError`. Where this is
+        interrupted, the process is stopped and its run logged first and, with a launcher that `kills`, returned.
         """
         if os.getpid() != self.parent:  # a launcher's own process, which would wait for further jobs
             signals.killed_with_parent()
-        ended = _finished_before(folder, config)
+        ended = _finished_before(folder, composed.config)
         if self.consoles is None:
             print(f"\n== {folder.name}{': finished before, not run again' * (ended is not None)}", flush=True)
         if ended is None:
             if self.over or self._is_left_out(folder.name):
                 return SweepRun(folder.name, {"status": "interrupted"})
-            ended = self._in_process(name, folder, overrides, limit_s)
+            count = 0 if not self.gpus else composed.gpus if self.gpus_per_run is None else self.gpus_per_run
+            lease = Pool(self.gpus).when_free(count, str(folder), self._says_why, lambda: self._ends(folder.name))
+            if lease is None:
+                return SweepRun(folder.name, {"status": "interrupted"})
+            try:
+                ended = self._in_process(name, folder, overrides, composed.limit_s, lease)
+            finally:
+                lease.close()  # a launcher's process may go on to other jobs
         self.note(ended)
         return ended
 
-    def _in_process(self, name: str, folder: Path, overrides: Sequence[str], limit_s: float | None) -> SweepRun:
+    def _says_why(self, why: str) -> None:
+        """A job waits."""
+        if self.consoles is None:
+            print(why, flush=True)
+        self._add({"waits": why})
+
+    def _ends(self, name: str) -> bool:
+        """Whether this run is to end."""
+        return self.over or self._is_left_out(name)
+
+    def _in_process(
+        self, name: str, folder: Path, overrides: Sequence[str], limit_s: float | None, lease: Lease
+    ) -> SweepRun:
         console = Path(self.consoles, f"{folder.name}.log") if self.consoles else None
-        start = Start(name, self.sources, Path(self.log).parent, console, None, self.threads, self.environment)
+        place = Path(self.log).parent
+        start = Start(name, self.sources, place, console, None, self.threads, self.environment, lease=lease)
         child = None
         try:
             with signals.held():  # else a run could start and stay unknown
                 child = Child(start, folder, overrides, limit_s)
-                self._add({"begun": folder.name, "pid": child.process.pid})
+                about = {"pid": child.process.pid, "host": socket.gethostname(), "gpus": lease.gpus}
+                self._add({"begun": folder.name, **about})
             while (ended := child.look()) is None:
-                if self.over:
+                if self._ends(folder.name):
                     return stop([child])[0]
                 time.sleep(4 * POLL_S)
             return ended
-        except KeyboardInterrupt:
-            signals.arrived()
+        except BaseException as error:  # KeyboardInterrupt; or Slurm ends the job, of which submitit tells by its own
+            if isinstance(error, KeyboardInterrupt):
+                signals.arrived()
             ended = None if child is None else stop([child])[0]
             if ended is not None and self.kills and os.getpid() != self.parent:
                 return ended

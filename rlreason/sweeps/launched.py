@@ -18,12 +18,14 @@ from rlreason.runtime.text import first_line
 from rlreason.sweeps.board import Board
 from rlreason.sweeps.design import PlannedRun
 from rlreason.sweeps.jobs import Sweep, end_processes
+from rlreason.sweeps.lease import VISIBLE
 from rlreason.sweeps.processes import came_to
 from rlreason.sweeps.runner import CONSOLES, Work, held
 from rlreason.sweeps.state import DOMINATED, WAITING, SweepState
 from rlreason.sweeps.table import SweepRun
 
 JOBS = ".jobs-"
+LOG = "runs.jsonl"
 KILLS = ("joblib",)  # launchers that kill all processes below them when they are interrupted
 LOOK_S = 0.3  # between two looks at what the jobs have written
 #: Starts these runs as jobs and waits for them; returns what went wrong in each job before its run, or None.
@@ -36,19 +38,20 @@ def launch_sweep(
     """Run what is left of a sweep by a launcher of this name, `batch` runs at a time where it is given.
 
     `side_by_side`: how many of them the launcher runs at a time, who share this machine's processors. `shows_gpus`:
-    False where the launcher hides from its jobs the GPUs that this process sees. On KeyboardInterrupt all runs are
-    stopped in order first.
+    False where the launcher hides from its jobs the GPUs that this process sees. Runs that lease GPUs see those, in
+    all cases. On KeyboardInterrupt all runs are stopped in order first.
     """
     folder = work.design.folder
     with held(work, side_by_side, launcher) as board, _place(folder) as place:
-        gpus = {} if shows_gpus else {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
+        visible = {} if shows_gpus else {VISIBLE: os.environ.get(VISIBLE)}
         threads = max(1, usable_processors() // side_by_side) if side_by_side > 1 else None
         consoles = str(folder.absolute() / CONSOLES)
         sweep = Sweep(
-            list(work.sources), str(Path(place).absolute() / "runs.jsonl"), consoles, threads, gpus, launcher in KILLS
-        )
+            list(work.sources), str(Path(place).absolute() / LOG), consoles, threads, visible, work.gpus.handed_out,
+            work.gpus.per_run, kills=launcher in KILLS,
+        )  # fmt: skip
         sweep.announce()
-        follower = _Follower(work, board, sweep)
+        follower = Follower(work, board, sweep)
         follower.start()
         try:
             todo = work.todo(board)
@@ -94,13 +97,14 @@ def _kill_launcher() -> None:
             os.kill(one, signal.SIGKILL)
 
 
-class _Follower:
+class Follower:
     """The thread that reads what the jobs say, until `finish`."""
 
     def __init__(self, work: Work, board: Board, sweep: Sweep) -> None:
         self.work, self.board, self.sweep = work, board, sweep
         self.ids: dict[str, int] = {}  # run -> its process, while it is under way
-        self._read, self._over, self._guard = 0, threading.Event(), threading.Lock()
+        self.read: dict[str, int] = {}  # file -> its lines that were taken in
+        self._over, self._guard = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
     def start(self) -> None:
@@ -117,12 +121,14 @@ class _Follower:
     def look(self) -> None:
         """Take in what has been written since the last look."""
         with self._guard:
-            lines = self.sweep.lines()
-            for line in lines[self._read :]:
-                self._read += 1
+            for line in self.sweep.new_lines(self.read):
                 if "begun" in line:
-                    self.ids[line["begun"]] = line["pid"]
-                    self.board.begun(line["begun"])
+                    if line["host"] == self.sweep.host:
+                        self.ids[line["begun"]] = line["pid"]
+                    self.board.begun(line["begun"], line["gpus"])
+                    continue
+                if "waits" in line:
+                    self.board.waits(line["waits"])
                     continue
                 run = SweepRun(**line)
                 self.ids.pop(run.name, None)

@@ -1,7 +1,7 @@
 """What a sweep is about to do, said before its first run: what differs, time, disk, and what it can show at all."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -41,11 +41,14 @@ def plan_text(
     jobs: int = 1,
     space: Callable[[AnyRunConfig], float] | None = None,
     probe: Probe | None = None,
+    hands_out: Mapping[str, str] | None = None,
+    apart: bool = False,
 ) -> str:
     """The plan of a sweep, a line for each of its parts.
 
     `runs`: their settings, the first at least. `space`: bytes that a run may write, by its settings; counts where no
-    run has finished. `probe`: what two steps of one run took, where they were tried.
+    run has finished. `probe`: what two steps of one run took, where they were tried. `hands_out`: what is to be said of
+    launcher and GPUs, by label. `apart`: runs share no memory with each other.
     """
     before = state_so_far(design)
     settings, seeds = design.settings(), design.seeds
@@ -62,7 +65,8 @@ def plan_text(
         "compared": _compared(design),
         "time": time_line(cost, probe, left, jobs) if cost or works_on_a_model(runs[0]) else NO_TRIAL,
         "disk": disk_line(cost, runs, left, space),
-        **memory_line(runs, jobs),
+        **memory_line(runs, 1 if apart else jobs),
+        **{label: line for label, line in (hands_out or {}).items() if line},
         "can show": can_show(design, runs[0], before),
     }
     return "\n".join(f"{label:<10} {line}" for label, line in lines.items())

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,8 @@ from rlreason.sweeps.before import Composed, refuse_changed, wait_for_earlier
 from rlreason.sweeps.board import Board
 from rlreason.sweeps.design import Design, PlannedRun
 from rlreason.sweeps.forks import Forks, can_fork
+from rlreason.sweeps.gpus import GpuPlan
+from rlreason.sweeps.lease import WAIT_S, Lease, Pool
 from rlreason.sweeps.processes import POLL_S, Child, Start, stop
 from rlreason.sweeps.state import DOMINATED, WAITING, SweepState, new_state
 
@@ -30,7 +32,7 @@ class Work:
     """What is needed to run a sweep.
 
     `composed`: the config and the limits of one of its runs. `after_run`: asked when a run has ended which settings
-    are to be stopped. `carried`: see `SweepState`.
+    are to be stopped. `carried`: see `SweepState`. `gpus`: what its runs get of this machine's.
     """
 
     design: Design
@@ -39,6 +41,7 @@ class Work:
     command: str = ""  # that starts the sweep again
     after_run: Callable[[SweepState], Stops] | None = None
     carried: Sequence[dict[str, Any]] = field(default_factory=tuple)
+    gpus: GpuPlan = field(default_factory=GpuPlan)
 
     def todo(self, board: Board) -> list[PlannedRun]:
         """The runs that did not end before; the others are said."""
@@ -57,16 +60,18 @@ class Work:
 
 
 @contextmanager
-def held(work: Work, side_by_side: int, launcher: str) -> Iterator[Board]:
+def held(
+    work: Work, side_by_side: int, launcher: str, under_way: Callable[[], Collection[str]] = tuple
+) -> Iterator[Board]:
     """The sweep's folder, which no other process has in this block; and the state of the sweep, up to date at its end.
 
     `ConfigError` where another sweep has the folder, a run of an earlier start still writes, or a run there has other
-    settings than now.
+    settings than now. `under_way`: names of runs that are known to go on, and are not waited for.
     """
     folder = work.design.folder
     with run_lock(folder, say, "hydra.sweep.dir"):
         refuse_changed(work.design, work.composed)
-        wait_for_earlier(work.design, say)
+        wait_for_earlier(work.design, say, under_way=under_way())
         board = Board(
             new_state(work.design, side_by_side, launcher, work.command, work.carried), folder, side_by_side, say
         )
@@ -105,6 +110,8 @@ class _Loop:
         self.processors = shares(allowed, jobs) if allowed and jobs > 1 else [None] * jobs
         self.threads = None if jobs == 1 else max(1, usable_processors() // jobs)
         self.forks: Forks | None = None
+        self.pool, self._asked_at = Pool(work.gpus.handed_out), -WAIT_S
+        self._next: tuple[str, Composed] | None = None  # the run whose turn it is, composed once while it waits
 
     def run(self) -> None:
         """Until every run has ended."""
@@ -133,19 +140,34 @@ class _Loop:
 
     def _fill(self) -> None:
         for number in range(self.jobs):
-            if self.waiting and number not in self.running:
-                planned = self.waiting.pop(0)
+            if self.waiting and number not in self.running and time.monotonic() - self._asked_at >= WAIT_S:
+                planned = self.waiting[0]
+                if self._next is None or self._next[0] != planned.name:
+                    self._next = planned.name, self.work.composed(planned)
+                composed = self._next[1]
                 with signals.held():  # else a run could start and stay unknown
-                    self.running[number] = planned, self._start(planned, number)
+                    if (lease := self._lease(planned, composed)) is None:
+                        self._asked_at = time.monotonic()
+                        return
+                    self.waiting.pop(0)
+                    self.running[number] = planned, self._start(planned, number, composed, lease)
 
-    def _start(self, planned: PlannedRun, number: int) -> Child:
-        composed = self.work.composed(planned)
+    def _lease(self, planned: PlannedRun, composed: Composed) -> Lease | None:
+        """GPUs for a run; None, which is said, where it has to wait for them."""
+        if not self.pool.names:
+            return Lease([])
+        count = self.work.gpus.of_run(composed.gpus)
+        if (lease := self.pool.lease(count, str(self.work.folder_of(planned)))) is None:
+            self.board.waits(self.pool.waiting(count))
+        return lease
+
+    def _start(self, planned: PlannedRun, number: int, composed: Composed, lease: Lease) -> Child:
         console = None if self.jobs == 1 else self.work.design.folder / CONSOLES / f"{planned.name}.log"
         start = Start(
             self.work.design.name, self.work.sources, self.place, console, self.processors[number], self.threads,
-            forks=self.forks if composed.may_fork else None,
+            forks=self.forks if composed.may_fork else None, lease=lease,
         )  # fmt: skip
-        self.board.begun(planned.name)
+        self.board.begun(planned.name, lease.gpus)
         return Child(start, self.work.folder_of(planned), planned.words, composed.limit_s)
 
     def _after_run(self) -> None:

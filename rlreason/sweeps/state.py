@@ -41,6 +41,7 @@ class RunState:
     started: str | None = None  # ISO 8601 with the offset from UTC
     ended: str | None = None
     seconds: float | None = None  # wall clock of the process, over all its parts
+    gpus: list[str] = field(default_factory=list)  # that it had to itself when it ran last, as CUDA_VISIBLE_DEVICES
     shared_machine: bool = False  # another run of the sweep ran beside it: its times compare with nothing
     accuracy: float | None = None  # of the final evaluation; 0.0 counts for a diverged run that has none
     accuracy_interval: tuple[float, float] | None = None  # 95%, over problems
@@ -106,8 +107,8 @@ def new_state(design: Design, jobs: int, launcher: str, command: str, carried: S
     for planned in design.runs:
         run = RunState(planned.name, list(planned.words), dict(planned.setting), planned.seed)
         if (was := old.get(planned.name)) is not None:
-            run.started, run.ended, run.seconds, run.shared_machine = (
-                was.started, was.ended, was.seconds, was.shared_machine
+            run.started, run.ended, run.seconds, run.shared_machine, run.gpus = (
+                was.started, was.ended, was.seconds, was.shared_machine, was.gpus
             )  # fmt: skip
         runs.append(refreshed(run, design.folder))
     planned_names = {run.name for run in runs}
