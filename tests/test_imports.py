@@ -78,7 +78,7 @@ RULES = {
         " evaluation setup cli trainer discovery",
         ALL,
     ),
-    "api": Rule("errors runtime plugins config records cli jobs", "hydra"),
+    "api": Rule("errors runtime plugins config distributed records cli jobs", "hydra"),
     "multirun": Rule("errors statistics runtime config records sweeps setup cli", "hydra"),
     "main": Rule(
         "errors runtime config distributed records report sweeps cli multirun discovery jobs analysis", "hydra"

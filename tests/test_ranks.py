@@ -13,6 +13,7 @@ from rlreason.distributed.moments import read_whole
 from rlreason.distributed.place import Place, own_gpu, place_of, world_of
 from rlreason.errors import ConfigError
 from rlreason.learner import Learner
+from rlreason.model.devices import pick_dtype
 from rlreason.model.policy import Policy
 from rlreason.model.scoring import LogProbScorer
 from rlreason.progress.tensors import moments
@@ -47,7 +48,7 @@ def samples_for(policy: Policy) -> list[Sample]:
     ]  # fmt: skip
 
 
-def grouped_policy(tokenizer, tied: bool) -> Policy:
+def grouped_policy(tokenizer, tied: bool, products: torch.dtype, head: str) -> Policy:
     """Keys with fewer heads than queries, and two layers."""
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -55,7 +56,8 @@ def grouped_policy(tokenizer, tied: bool) -> Policy:
         num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=tied, initializer_range=0.1,
         eos_token_id=0, bos_token_id=None,
     )  # fmt: skip
-    return Policy(Qwen2ForCausalLM(config), tokenizer)
+    heads = torch.bfloat16 if head == "bfloat16" else torch.float32
+    return Policy(Qwen2ForCausalLM(config), tokenizer, products, head_dtype=heads)
 
 
 CASES = {
@@ -65,15 +67,19 @@ CASES = {
         ("parallel=replicate", "model.gradient_checkpointing=true", "model.lora.rank=4"),
     ),
     "shard, checkpointing": (True, ("parallel=shard", "model.gradient_checkpointing=true")),
+    "replicate, half precision in the head (not LoRA)": (
+        True,
+        ("parallel=replicate", "model.dtype=bfloat16", "model.head=bfloat16"),
+    ),
     "shard, untied, LoRA": (False, ("parallel=shard", "model.lora.rank=4", "kl_placement=loss", "kl_coef=0.1")),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(name, marks=[pytest.mark.long] * ("LoRA" in name)) for name in CASES])
 def test_two_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokenizer, tmp_path, case):
     tied, words = CASES[case]
     run, _ = run_of(*WORDS, *words)
-    policy = grouped_policy(tokenizer, tied)
+    policy = grouped_policy(tokenizer, tied, pick_dtype(run.model.dtype, torch.device("cpu")), run.model.head)
     choose_trained(run.model, policy, run.seed)
     alone = Learner(policy_apart(policy), **settings_of(run))
     has_reference = run.kl_placement != "none"

@@ -164,6 +164,38 @@ def test_a_rank_that_is_killed_ends_the_run_in_words(tmp_path):
     assert "rank" in (tmp_path / "run" / "stacks.txt").read_text()
 
 
+LOSS = """
+import os
+
+
+def loss(advantages, policy_log_probs):
+    tried = policy_log_probs.numel() < 20  # before the run begins
+    if not tried and os.environ.get("RANK", "0") in os.environ["FAILS_ON"].split(","):
+        raise ValueError("no such loss here")
+    return -advantages * policy_log_probs
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails_on", "more"),
+    [
+        ("0", ("parallel=replicate",)),
+        pytest.param("0", ("parallel=shard",), marks=pytest.mark.long),
+        pytest.param("1", ("parallel=shard",), marks=pytest.mark.long),
+        pytest.param("0,1", ("parallel=replicate",), marks=pytest.mark.long),
+    ],
+)
+def test_an_error_of_one_rank_alone_ends_the_run_soon(tmp_path, fails_on, more):
+    """The other ranks wait in a sum; nobody may wait for them to hear anything."""
+    (tmp_path / "fails.py").write_text(LOSS)
+    words = [*SMALL, *WORDS, "loss=fails:loss", "gpus=2", *more, f"hydra.run.dir={tmp_path / 'run'}"]
+    env = os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "FAILS_ON": fails_on}
+    done = subprocess.run([*COMMAND, *words], env=env, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout
+    assert "no such loss here" in done.stderr
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
+
+
 @pytest.mark.long
 def test_a_rank_that_hangs_ends_the_run_within_its_limit(tmp_path):
     run = Killed(tmp_path / "run", COMMAND, "gpus=2", "waits.run_s=10")

@@ -43,18 +43,18 @@ def ranks(asked: Asked) -> Found:
         "algorithm=sft",
         f"n_steps={STEPS}",
         "epochs=null",
-        "rollout=hf",
         "eval_every=0",
         "eval_problems=4",
         "save_model=false",
     ]
     chosen += ["train_batch_size=16"]
-    alone = _rows(_run(asked, "one", *chosen, "gpus=1"))
+    alone = _rows(_run(asked, "one", *chosen, "gpus=1", "rollout=hf"))
     if not alone[0]["train/grad_norm"]:
         return Found(False, "the run on one GPU has no gradient, so there is nothing to compare")
     figures: dict[str, Any] = {}
     for mode in ("replicate",) if asked.quick else ("replicate", "shard"):
-        two = _rows(_run(asked, mode, *chosen, "gpus=2", f"parallel={mode}"))
+        engine = "vllm" if mode == "shard" and gpus else "hf"  # which samples from a whole model alone, on a GPU
+        two = _rows(_run(asked, mode, *chosen, "gpus=2", f"parallel={mode}", f"rollout={engine}"))
         figures[mode] = {key: _apart(alone[0][key], two[0][key]) for key in COMPARED}
         figures[mode]["steps"] = len(two)
     ok = all(row[key] <= COMPARED[key] and row["steps"] == len(alone) for row in figures.values() for key in COMPARED)

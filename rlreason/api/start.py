@@ -25,6 +25,7 @@ from rlreason.cli.own_hydra import own_hydra
 from rlreason.cli.resume_word import continued
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import typed
+from rlreason.distributed.place import place_of
 from rlreason.errors import ConfigError
 from rlreason.jobs.run import run_job
 from rlreason.plugins import as_settings
@@ -68,6 +69,10 @@ def start(
     quiet: bool,
 ) -> Run:
     """The run that `first` and then `overrides` ask for, when it has ended; see `rlreason.train`."""
+    if place_of():
+        raise ConfigError(
+            "torchrun has started this script several times: run it once, and say gpus=2, which starts the other ranks"
+        )
     typed_words = _one_run(overrides)
     with ExitStack() as stack:
         own = stack.enter_context(as_settings(**objects))

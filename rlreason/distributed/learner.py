@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlreason.config.optimization import OptimizationConfig
-from rlreason.distributed.ranks import RankError, Ranks
+from rlreason.distributed.ranks import PartedError, Ranks
 from rlreason.distributed.sums import RankedSums
 from rlreason.learner import Counted, Learner
 from rlreason.model.policy import Policy
@@ -78,7 +78,7 @@ class RankedLearner(Learner):
         marks = torch.cat([part.float().reshape(-1).cpu() for part in sampled_elements(self.parameters)])
         found = self.ranks.gathered(hashlib.sha256(marks.numpy().tobytes()).hexdigest()[:16])
         if len(set(found)) > 1:
-            raise RankError(
+            raise PartedError(
                 f"training on {self.ranks.world} ranks: their weights have parted ({', '.join(found)}): resume from "
                 "the last checkpoint, on GPUs of one kind"
             )

@@ -17,12 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
-from rlreason.errors import EngineError
+from rlreason.errors import ConfigError, EngineError
 from rlreason.runtime.lock import alive
 from rlreason.runtime.signals import held
 from rlreason.runtime.stacks import dump
+from rlreason.runtime.text import first_line
 
 FOREVER = timedelta(days=365)  # rank 0 samples and evaluates for as long as it takes
+NCCL_LATER = timedelta(minutes=5)
 BUCKET = 1 << 26  # numbers that are summed in one call: 256 MiB of float32
 ERROR = "error"  # keys of the store, followed by the rank
 GONE = ("Connection closed", "Connection reset", "Timed out", "timed out", "NCCL", "Broken pipe", "gloo")
@@ -32,6 +34,12 @@ class RankError(EngineError):
     """Another rank has ended or hangs. The run ends; rank 0 keeps its records."""
 
 
+class PartedError(ConfigError):
+    """Ranks that should have the same weights have not: nothing of them is kept."""
+
+    exit_code = 1
+
+
 class Ranks:
     """One process's view of all of them. `limit_s`: seconds that a rank is waited for in a common call."""
 
@@ -39,9 +47,11 @@ class Ranks:
         self.store, self.rank, self.world, self.device = store, rank, world, device
         self.limit = timedelta(seconds=limit_s)
         self.ended: Callable[[], str] = str  # what is known of ranks that have ended, in words; "" where none has
+        self.broken = ""  # what has ended a common call; the other ranks wait in it, and hear nothing any more
         self._lock = threading.RLock()
         self._orders = self._gloo("orders", FOREVER)
         self._objects = self._gloo("objects", self.limit)
+        self._same_kind()
         self._tensors = self._objects if device.type == "cpu" else self._nccl()
 
     def _gloo(self, name: str, limit: timedelta) -> Any:
@@ -49,8 +59,15 @@ class Ranks:
 
     def _nccl(self) -> Any:
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self.limit
+        options._timeout = self.limit + NCCL_LATER  # it ends the process, which has better words itself
         return dist.ProcessGroupNCCL(PrefixStore("tensors", self.store), self.rank, self.world, options)
+
+    def _same_kind(self) -> None:
+        """`ConfigError` where some ranks have a GPU and others none: they could not sum anything."""
+        kinds = self.gathered(self.device.type)
+        if len(set(kinds)) > 1:
+            without = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind != "cuda")
+            raise ConfigError(f"gpus={self.world}: no GPU is left for rank {without}: start as many ranks as GPUs")
 
     @contextmanager
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -63,9 +80,15 @@ class Ranks:
             yield
             return
         with self._lock, held(), self.losses_named(name):
+            if self.broken:
+                raise RankError(f"training on {self.world} ranks is over: {self.broken}")
             alive()
-            self._send(self._orders, (name, arguments))
-            yield
+            try:
+                self._send(self._orders, (name, arguments))
+                yield
+            except BaseException as error:
+                self.broken = self.broken or f"{name} ended with {type(error).__name__}"
+                raise
             alive()
 
     def order(self) -> tuple[str, tuple[Any, ...]]:
@@ -74,9 +97,10 @@ class Ranks:
         return name, arguments
 
     def end(self) -> None:
-        """The others are needed no more."""
+        """The others are needed no more. Where they wait in a call that was broken off, nobody could tell them."""
         with self._lock:
-            self._send(self._orders, ("end", ()))
+            if not self.broken:
+                self._send(self._orders, ("end", ()))
 
     @contextmanager
     def losses_named(self, name: str) -> Iterator[None]:
@@ -84,19 +108,17 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            why = self.ended() or self.told()
+            why = self.told() or self.ended()
             if not why and not is_gone(error):
                 raise
-            cause = why or f"a rank has not answered within waits.run_s={self.limit.total_seconds():g} s"
+            limit = f"waits.run_s={self.limit.total_seconds():g} s"
+            cause = why or f"a rank has gone, or has not answered within {limit} ({first_line(error)})"
             lost = f"training on {self.world} ranks ended in {name}: {cause}"
             raise RankError(f"{lost}{dump(lost)}; resume=RUN goes on from the last checkpoint") from error
 
     def told(self) -> str:
         """What another rank has left as the error that ended it; "" where none has."""
-        for rank in range(self.world):
-            if rank != self.rank and self.store.check([f"{ERROR}{rank}"]):
-                return f"rank {rank} failed: {self.store.get(f'{ERROR}{rank}').decode()}"
-        return ""
+        return told_in(self.store, self.world, self.rank)
 
     def tell(self, error: str) -> None:
         """Leave the error that ends this rank for rank 0 to say."""
@@ -149,6 +171,14 @@ class Ranks:
             content = torch.zeros(int(size), dtype=torch.uint8)
         group.broadcast([content], options).wait()
         return value if self.rank == 0 else _unpacked(content)
+
+
+def told_in(store: Any, world: int, rank: int = 0) -> str:
+    """What a rank besides this one has left in the store as the error that ended it; "" where none has."""
+    for other in range(world):
+        if other != rank and store.check([f"{ERROR}{other}"]):
+            return f"rank {other} failed: {store.get(f'{ERROR}{other}').decode()}"
+    return ""
 
 
 def is_gone(error: RuntimeError) -> bool:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlreason.config.optimization import OptimizationConfig
-from rlreason.distributed.learner import Plain, RankedLearner, described, made
+from rlreason.distributed.learner import Plain, RankedLearner, made
 from rlreason.distributed.moments import write_parts
 from rlreason.distributed.ranks import Ranks
 from rlreason.errors import ConfigError
@@ -31,11 +31,18 @@ from rlreason.types import Sample
 
 
 def mesh_of(ranks: Ranks) -> DeviceMesh:
-    """The ranks as torch's sharding takes them. Made by all of them at once, and with torch's default group."""
-    if not dist.is_initialized():
-        backend = "gloo" if ranks.device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        store = PrefixStore("default", ranks.store)
-        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world, timeout=ranks.limit)
+    """The ranks as torch's sharding takes them, which is by its default group. Made by all of them at once.
+
+    `ConfigError` where something else in this process has that group.
+    """
+    if dist.is_initialized():
+        raise ConfigError(
+            "parallel=shard needs torch's default process group, and something in this process has made one: set "
+            "parallel=replicate, or start the run by the command line"
+        )
+    backend = "gloo" if ranks.device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    store = PrefixStore("default", ranks.store)
+    dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world, timeout=ranks.limit)
     return init_device_mesh(ranks.device.type, (ranks.world,))
 
 
@@ -151,17 +158,11 @@ class ShardedLearner(RankedLearner):
 
     def _spread(self, part: Tensor, whole: Tensor | None) -> Tensor:
         """Rank 0's whole tensor, on this rank's device."""
-        empty = whole is None or self.ranks.rank > 0
-        full = torch.empty(part.shape, dtype=part.dtype) if empty or whole is None else whole.detach().clone()
+        known = None if self.ranks.rank else whole
+        full = torch.empty(part.shape, dtype=part.dtype) if known is None else known.detach().clone()
         full = full.to(self.ranks.device)
         self.ranks.spread([full])
         return full
-
-    def restore(self, moments: Sequence[Plain]) -> None:
-        """Have the weights of rank 0's whole copy, and these moments, in parts on all ranks."""
-        if self.ranks.rank == 0:
-            with self.ranks.together("restore", described(moments)):
-                self.receive(moments)
 
     def write_moments(self, folder: Path) -> None:
         """Every rank writes its part of the moments."""

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from rlreason.distributed.place import ADDRESS, NAMES, VISIBLE, Place, own_gpu, place_of
-from rlreason.distributed.ranks import FOREVER, Ranks
+from rlreason.distributed.ranks import FOREVER, Ranks, told_in
 from rlreason.runtime import signals
 from rlreason.runtime.stacks import dump
 
@@ -43,6 +43,7 @@ class Group:
         if (place := place_of()) is not None:
             self.store: Any = store_of(place)
             self.store.set(BEGIN, str(self.limit_s))
+            self._start_watch()
             return
         if sys.platform == "linux":  # all ranks are on this machine: nobody else is to reach them
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -54,7 +55,11 @@ class Group:
                 self.children[rank] = subprocess.Popen(
                     command, env=self._environment(rank), stdin=subprocess.DEVNULL, stdout=out, stderr=out
                 )
-        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+        self._start_watch()
+
+    def _start_watch(self) -> None:
+        if signals.owns_process():  # nothing ends the process of somebody's script or notebook
+            threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def _environment(self, rank: int) -> Mapping[str, str]:
         given = zip(NAMES, (rank, self.world, rank, self.world, ADDRESS, self.store.port), strict=True)
@@ -75,10 +80,10 @@ class Group:
             self._over.set()
         return ", ".join(gone)
 
-    def close(self) -> None:
-        """Wait for the others to end, and end those that do not."""
+    def close(self, at_once: bool = False) -> None:
+        """Wait for the others to end, and end those that do not; `at_once`: those that wait in a call for ever."""
         self._over.set()
-        until = time.monotonic() + ENDING_S
+        until = time.monotonic() + (0.0 if at_once else ENDING_S)
         for child in self.children.values():
             with suppress(subprocess.TimeoutExpired):
                 child.wait(max(0.0, until - time.monotonic()))
@@ -92,10 +97,13 @@ class Group:
         """End this process where another rank has ended and nothing here finds that out, as in a call of NCCL."""
         while not self._over.wait(LOOK_S):
             dead = {rank: child.returncode for rank, child in self.children.items() if child.poll() is not None}
-            if not dead or self._over.wait(GRACE_S) or signals.asked():
+            ended = [f"rank {rank} ended with {_named(code)}" for rank, code in dead.items()]
+            with suppress(RuntimeError):  # the store of torchrun may have gone
+                ended = [told] if (told := told_in(self.store, self.world)) else ended
+            if not ended or self._over.wait(GRACE_S) or signals.asked():
                 continue
-            named = ", ".join(f"rank {rank} ended with {_named(code)}" for rank, code in dead.items())
-            why = f"training on {self.world} ranks: {named} (see {self.log}){dump(named)}"
+            log = f" (see {self.log})" * bool(self.children)
+            why = f"training on {self.world} ranks: {', '.join(ended)}{log}{dump(ended[0])}"
             with suppress(Exception):  # such as a full disk, which must not keep it from ending
                 self.note(why)
             signals.leave_at_once(f"ended: {why}; resume=RUN goes on from the last checkpoint", 1)

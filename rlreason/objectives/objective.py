@@ -52,7 +52,13 @@ def own_loss_config(name: str) -> Any:
     """The group `loss` for a loss of the user's own: its numbers, at the values that its function gives them."""
     numbers = loss_named(name).defaults.items()
     own = [(number, float | None, field(default=value)) for number, value in numbers]
-    return make_dataclass("OwnLossConfig", own, bases=(LossConfig,), namespace={"__module__": __name__})(name)
+    namespace = {"__module__": __name__, "__reduce__": _reduced}
+    return make_dataclass("OwnLossConfig", own, bases=(LossConfig,), namespace=namespace)(name)
+
+
+def _reduced(config: Any) -> tuple[Any, ...]:
+    """How a loss of the user's own is pickled: its class is made where it is read, from the function's name."""
+    return own_loss_config, (config.loss_type,), vars(config).copy()
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 from rlreason.runtime.generators import random_states, set_random_states
 
 #: How the variables begin that a run and its libraries set.
-VARIABLES = ("PYTORCH_", "TOKENIZERS_", "TORCHINDUCTOR_", "TRITON_", "VLLM_")
+VARIABLES = ("GLOO_", "PYTORCH_", "TOKENIZERS_", "TORCHINDUCTOR_", "TRITON_", "VLLM_")
 
 
 @dataclass

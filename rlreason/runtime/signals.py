@@ -54,6 +54,7 @@ class _Stop:
     lost: bool = False  # it was raised where Python drops exceptions, as in __del__
     again: bool = False  # this call of the handler repeats the first signal
     arrived: bool = False  # cleaning up has begun: nothing is raised any more
+    commands: bool = False  # the process is there for a command of this program
 
 
 _stop = _Stop()
@@ -68,7 +69,7 @@ def stoppable(limit_s: float = LIMIT_S, patient: tuple[int, ...] = ()) -> Iterat
     `patient`: signals that do not count as a second one, such as those that a sweep passes on.
     """
     global _stop
-    _stop = mine = _Stop(limit_s, frozenset(patient))
+    _stop = mine = _Stop(limit_s, frozenset(patient), commands=True)
     before, hook = _install(_on_signal), sys.unraisablehook
 
     def unraisable(what: Any) -> None:
@@ -92,6 +93,11 @@ def _install(handler: Callable[[int, FrameType | None], object]) -> dict[int, An
         return {}
     heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heeded}
+
+
+def owns_process() -> bool:
+    """Whether this process is there for a command of this program, and not for somebody's script."""
+    return _stop.commands
 
 
 def asked() -> str | None:

@@ -22,4 +22,16 @@ def make_learner(run: TrainingConfig, policy: Policy, folder: Path | None = None
         from rlreason.setup.ranks import lead  # what one process has no use for takes half a second to load
 
         return lead(run, policy, getattr(algorithm, "reference", None), world, folder)
+    if idle := unused(torch.cuda.device_count(), run.rollout.gpus, run.rollout.placement):
+        policy.remarks.append(f"{idle} more here (gpus=N trains on several, docs/scale.md)")
     return Learner(policy, **settings_of(run))
+
+
+def unused(visible: int, engines: int, placement: str) -> str:
+    """The visible GPUs that a run of one rank leaves idle, in words; "" where there are none.
+
+    >>> unused(8, 1, "auto"), unused(2, 1, "second_gpu"), unused(2, 1, "colocate")
+    ('7 GPUs', '', '1 GPU')
+    """
+    count = visible - (1 + engines if placement == "second_gpu" else max(1, engines))
+    return f"{count} GPU{'s' * (count > 1)}" if count > 0 else ""

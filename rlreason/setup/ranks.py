@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from rlreason.memory.machine import Device, processor
 from rlreason.memory.ranks import parallel_mode
 from rlreason.memory.shapes import shape_from
 from rlreason.model.alone import alone
-from rlreason.model.devices import DTYPES
 from rlreason.model.policy import Policy
 from rlreason.model.scoring import LogProbScorer
 from rlreason.records.files import RANKS_LOG, STACKS
@@ -53,6 +52,11 @@ def mode_of(run: TrainingConfig, policy: Policy, world: int) -> tuple[str, str]:
             f"rollout=hf with parallel={run.parallel}, which divides the model ({why}): the in-process engine samples "
             "from a whole one: choose rollout=vllm, or parallel=replicate"
         )
+    if mode == "shard" and run.rollout.compile:
+        raise ConfigError(
+            f"rollout.compile=true with parallel={run.parallel}, which divides the model ({why}): its steps are "
+            "compiled from a whole one: set it to false, or choose parallel=replicate"
+        )
     return mode, why
 
 
@@ -69,7 +73,7 @@ def lead(run: TrainingConfig, policy: Policy, reference: LogProbScorer | None, w
     try:
         return _led(run, policy, reference, group, mode, folder)
     except BaseException:
-        group.close()
+        group.close(at_once=True)
         raise
 
 
@@ -79,11 +83,14 @@ def _led(
     ranks = group.join(policy.device)
     with ranks.losses_named("the start"):
         share_threads(run, ranks)
-        ranks.broadcast((run, mode, str(folder), policy.model.config, policy.tokenizer, policy.compute_dtype))
+        of_policy = {
+            name: getattr(policy, name) for name in ("compute_dtype", "weights", "head_dtype", "attention")
+        }  # what auto has come to here
+        ranks.broadcast((run, mode, str(folder), policy.model.config, policy.tokenizer, of_policy))
         send_weights(ranks, policy)
         frozen = None if reference is None else reference.policy
         learner, scores = assembled(ranks, run, mode, policy, frozen, leads=True)
-        learner.ended = group.close
+        learner.ended = lambda: group.close(at_once=bool(ranks.broken))
         policy.deal = lambda scorer, pairs, wanted: scores.of("policy", scorer, pairs, wanted)
         if frozen is not None:
             frozen.deal = lambda scorer, pairs, wanted: scores.of("reference", scorer, pairs, wanted)
@@ -93,7 +100,7 @@ def _led(
 
 def follow(ranks: Ranks) -> dict[str, Order]:
     """What this rank, any but the first, does at the word of rank 0, by name."""
-    run, mode, folder, config, tokenizer, products = ranks.broadcast()
+    run, mode, folder, config, tokenizer, of_policy = ranks.broadcast()
     os.environ[STACKS_VARIABLE] = str(Path(folder).absolute() / STACKS)
     listen()
     with alone(), no_init_weights():
@@ -102,7 +109,7 @@ def follow(ranks: Ranks) -> dict[str, Order]:
         )
     model.tie_weights()
     receive_weights(ranks, model)
-    policy = Policy(model, tokenizer, products, ranks.device, DTYPES[run.model.weights], run.model.attention)
+    policy = Policy(model, tokenizer, device=ranks.device, **of_policy)
     choose_threads(run, policy)
     share_threads(run, ranks)
     choose_trained(run.model, policy, run.seed)
@@ -129,11 +136,15 @@ def assembled(
     """The learner and the scorer of a rank. `leads`: of rank 0, whose policy stays whole."""
     settings = settings_of(run)
     policies = {"policy": policy} | ({} if reference is None else {"reference": reference})
+    agree(ranks, policies.values())
     if mode == "replicate":
         return RankedLearner(ranks, policy, **settings), DealtScores(ranks, policies, in_step=False)
     mesh = mesh_of(ranks)
-    own = ShardedPolicy.of(in_main_memory(policy) if leads else policy, mesh)
-    policies = {name: own if one is policy else ShardedPolicy.of(one, mesh) for name, one in policies.items()}
+    whole = in_main_memory(policy)
+    own = ShardedPolicy.of(apart(whole) if leads else whole, mesh)
+    policies = {
+        name: own if one is policy else ShardedPolicy.of(in_main_memory(one), mesh) for name, one in policies.items()
+    }
     learner = ShardedLearner(ranks, policy if leads else None, own, **settings)
     return learner, DealtScores(ranks, policies, in_step=True)
 
@@ -145,11 +156,27 @@ def share_threads(run: TrainingConfig, ranks: Ranks) -> None:
 
 
 def in_main_memory(policy: Policy) -> Policy:
-    """Move a policy's model into main memory; returns a policy whose model stays where it was."""
-    on_device = copy.copy(policy)
-    on_device.model = policy.model
-    policy.model = copy.deepcopy(policy.model).to("cpu")  # type: ignore[arg-type]
-    return on_device
+    """The policy, its model moved into main memory, from where sharding brings each rank its part, layer by layer."""
+    policy.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
+    if policy.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return policy
+
+
+def apart(policy: Policy) -> Policy:
+    """The same policy with a model of its own."""
+    found = copy.copy(policy)
+    found.model = copy.deepcopy(policy.model)
+    return found
+
+
+def agree(ranks: Ranks, policies: Iterable[Policy]) -> None:
+    """Let all ranks lay out prompts alike: the list of micro-batches that they deal depends on it."""
+    for policy in policies:
+        if policy.shares_prompts and not all(ranks.gathered(policy.shares_prompts)):
+            policy.stop_sharing("another rank cannot share them")
+        elif not policy.shares_prompts:
+            ranks.gathered(False)
 
 
 def send_weights(ranks: Ranks, policy: Policy) -> None:
