@@ -227,6 +227,7 @@ CLOCKS |= {"sweeps/board.py", "sweeps/costs.py"}  # when a run began; which runs
 CLOCKS |= {"report/serve.py", "report/assignment/gather.py"}  # whether a run has written; the newest of one name
 CLOCKS |= {"discovery/replies.py"}  # how long a server's Retry-After is still, where it is a date
 CLOCKS |= {"health/ending.py"}  # how long a run has shown no sign of life
+CLOCKS |= {"distributed/ranks.py", "distributed/start.py"}  # torch wants its limits as a timedelta
 CLOCKS |= {"sweeps/forks.py"}  # whether the code has changed since it was loaded
 
 

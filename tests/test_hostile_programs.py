@@ -300,7 +300,8 @@ def listener() -> Iterator[list[socket.socket]]:
 @pytest.fixture(scope="module")
 def scored(request, tmp_path_factory, listener) -> Iterator[dict[str, Future[list[Told]]]]:
     """What became of every program that is asked for, in the order of the names, two at a time."""
-    asked = {item.callspec.params["program"] for item in request.session.items if "scored" in _parametrized(item)}
+    items = [item for item in request.session.items if "scored" in _parametrized(item)]
+    asked = {item.callspec.params["program"] for item in items if "program" in item.callspec.params}
     scorers: SimpleQueue[Scorer] = SimpleQueue()
     made = [Scorer(tmp_path_factory.mktemp("scorer")) for _ in range(SCORERS)]
     for scorer in made:

@@ -60,8 +60,8 @@ def test_the_mode_is_that_of_the_plan(composed):
     assert fits.mode == "replicate"
     assert fits.why.startswith("a whole model takes about 57 GiB in training, and 79 GiB are free")
     assert mode(SMALL, 2).mode == "shard"
-    assert mode(SMALL, 2, "parallel=replicate") == ("replicate", "as asked")
-    assert mode(CARD, 2, "parallel=shard") == ("shard", "as asked")
+    assert mode(SMALL, 2, "gpus=2", "parallel=replicate") == ("replicate", "as asked")
+    assert mode(CARD, 2, "gpus=2", "parallel=shard") == ("shard", "as asked")
     whole = mode(SMALL, 2, "optimizer=adamw_8bit")
     assert whole.mode == "replicate"
     assert whole.why.endswith("; optimizer=adamw_8bit cannot be spread")

@@ -91,6 +91,7 @@ def started(place: Path, slurm: dict[str, str]) -> Started:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_jobs_in_the_queue_are_found_again_and_must_be_those_that_are_asked_for(tmp_path):
     slurm = installed(tmp_path / "slurm", nodes=0)  # where nothing ever starts
     sweep = Started(*WORDS, "seed=0,1", PARTITION, cwd=tmp_path, **slurm)
