@@ -133,7 +133,8 @@ class Killed:
         for process in [self.process.pid, *below(self.process.pid)]:
             with suppress(OSError):
                 env = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-                found |= {v.decode().partition("=")[2]: process for v in env if v.startswith(b"RANK=")}
+                named = [v.decode().partition("=")[2] for v in env if v.startswith(b"RANK=")]
+                found = dict.fromkeys(named, process) | found  # what a rank has started inherits its number
         return found
 
     def end(self, seconds: float) -> tuple[int, str]:
