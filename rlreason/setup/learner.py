@@ -22,7 +22,8 @@ def make_learner(run: TrainingConfig, policy: Policy, folder: Path | None = None
         from rlreason.setup.ranks import lead  # what one process has no use for takes half a second to load
 
         return lead(run, policy, getattr(algorithm, "reference", None), world, folder)
-    if idle := unused(torch.cuda.device_count(), run.rollout.gpus, run.rollout.placement):
+    sampling = (run.rollout.gpus, run.rollout.placement) if run.rollout.engine == "vllm" else (1, "auto")
+    if idle := unused(torch.cuda.device_count(), *sampling):
         policy.remarks.append(f"{idle} more here (gpus=N trains on several, docs/scale.md)")
     return Learner(policy, **settings_of(run))
 
