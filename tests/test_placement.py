@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlreason.config.rollout import RolloutConfig
+from rlreason.config.store import typed
 from rlreason.engines.vllm.isolation import environment
 from rlreason.engines.vllm.process import NCCLTransfer, ProcessTransfer, visible_gpu
 from rlreason.engines.vllm.weight_transfer import InProcessTransfer
@@ -73,10 +74,11 @@ def test_an_engines_process_sees_its_gpu_alone(visible):
     assert visible_gpu(visible, 0) == whole[0]
 
 
-def test_the_trainers_ranks_on_this_machine_are_those_of_torchrun_or_of_the_setting():
+def test_the_trainers_ranks_on_this_machine_are_those_of_torchrun_or_of_the_setting(composed):
+    four, auto, untrained = (typed(composed(*words)) for words in (["gpus=4"], [], ["algorithm=evaluate"]))
     torchrun = {"RANK": "0", "WORLD_SIZE": "16", "MASTER_ADDR": "node0", "MASTER_PORT": "29400"}
     with environment(dict.fromkeys([*torchrun, "LOCAL_WORLD_SIZE"])):
-        assert ranks_here(SimpleNamespace(gpus="4")) == 4
-        assert ranks_here(SimpleNamespace(gpus="auto")) == ranks_here(SimpleNamespace()) == 1
+        assert ranks_here(four) == 4
+        assert ranks_here(auto) == ranks_here(untrained) == 1
     with environment(torchrun | {"LOCAL_WORLD_SIZE": "8"}):
-        assert ranks_here(SimpleNamespace(gpus="auto")) == 8  # the others are on another machine
+        assert ranks_here(auto) == 8  # the others are on another machine

@@ -1,6 +1,5 @@
 """Training on several ranks, here processes that meet by gloo: the same gradient, weights and metrics as in one."""
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from rlreason.progress.tensors import moments
 from rlreason.setup.algorithm import frozen_copy
 from rlreason.setup.learner_settings import settings_of
 from rlreason.setup.model import choose_trained
-from rlreason.setup.ranks import lead
+from rlreason.setup.ranks import apart, lead
 from rlreason.types import Grade, Response, Sample
 from tests.test_trainer import run_of
 
@@ -81,7 +80,7 @@ def test_two_ranks_follow_the_gradient_of_one_process_in_update_after_update(tok
     run, _ = run_of(*WORDS, *words)
     policy = grouped_policy(tokenizer, tied, pick_dtype(run.model.dtype, torch.device("cpu")), run.model.head)
     choose_trained(run.model, policy, run.seed)
-    alone = Learner(policy_apart(policy), **settings_of(run))
+    alone = Learner(apart(policy), **settings_of(run))
     has_reference = run.kl_placement != "none"
     reference = LogProbScorer(frozen_copy(policy), 96) if has_reference else None
     samples = samples_for(policy)
@@ -108,9 +107,9 @@ def test_two_ranks_follow_the_gradient_of_one_process_in_update_after_update(tok
                     torch.testing.assert_close(other, one, atol=1e-6, rtol=0)
             weights = dict(alone.policy.named_weights())
             for name, weight in policy.named_weights():  # of the whole copy, where the model is in parts
-                apart = (weight - weights[name]).abs()  # Adam takes a gradient of rounding alone for a whole one
-                assert apart.mean() < 1e-6, (number, name)
-                assert apart.max() < 1e-3, (number, name)
+                differ = (weight - weights[name]).abs()  # Adam takes a gradient of rounding alone for a whole one
+                assert differ.mean() < 1e-6, (number, name)
+                assert differ.max() < 1e-3, (number, name)
         pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
         assert_close(LogProbScorer(policy, 96).log_probs(pairs), LogProbScorer(alone.policy, 96).log_probs(pairs), 1e-3)
         assert ranked.weights_are_finite()
@@ -118,13 +117,6 @@ def test_two_ranks_follow_the_gradient_of_one_process_in_update_after_update(tok
     finally:
         ranked.close()
     assert not (tmp_path / "ranks.log").exists()  # nobody had anything to say
-
-
-def policy_apart(policy: Policy) -> Policy:
-    """The same policy, whose weights are its own."""
-    found = copy.copy(policy)
-    found.model = copy.deepcopy(policy.model)
-    return found
 
 
 def first_moments(learner: Learner, folder: Path) -> list[torch.Tensor]:

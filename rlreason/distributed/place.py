@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from rlreason.errors import ConfigError
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: The variables that tell a process its place. Rank 0 starts others (engines, graders) that have no place among these.
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ADDRESS = "127.0.0.1"  # of processes that rank 0 starts itself

@@ -15,9 +15,10 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from rlreason.distributed.place import ADDRESS, NAMES, VISIBLE, Place, own_gpu, place_of
+from rlreason.distributed.place import ADDRESS, NAMES, Place, own_gpu, place_of
 from rlreason.distributed.ranks import FOREVER, Ranks, told_in
 from rlreason.runtime import signals
+from rlreason.runtime.gpus import VISIBLE
 from rlreason.runtime.stacks import dump
 
 BEGIN, NOTHING = "begin", b"nothing"  # a key of the store; rank 0 says seconds there, or that no run begins
@@ -74,11 +75,13 @@ class Group:
     def ended(self) -> str:
         """Which of the started processes have ended, and how; "" where all live."""
         time.sleep(LOOK_S)  # a connection is closed before the process is gone
-        codes = {rank: child.poll() for rank, child in self.children.items()}
-        gone = [f"rank {rank} ended with {_named(code)}" for rank, code in codes.items() if code is not None]
-        if gone:
+        if gone := self._gone():
             self._over.set()
-        return ", ".join(gone)
+        return gone
+
+    def _gone(self) -> str:
+        codes = {rank: child.poll() for rank, child in self.children.items()}
+        return ", ".join(f"rank {rank} ended with {_named(code)}" for rank, code in codes.items() if code is not None)
 
     def close(self, at_once: bool = False) -> None:
         """Wait for the others to end, and end those that do not; `at_once`: those that wait in a call for ever."""
@@ -96,14 +99,13 @@ class Group:
     def _watch(self) -> None:
         """End this process where another rank has ended and nothing here finds that out, as in a call of NCCL."""
         while not self._over.wait(LOOK_S):
-            dead = {rank: child.returncode for rank, child in self.children.items() if child.poll() is not None}
-            ended = [f"rank {rank} ended with {_named(code)}" for rank, code in dead.items()]
+            ended = self._gone()
             with suppress(RuntimeError):  # the store of torchrun may have gone
-                ended = [told] if (told := told_in(self.store, self.world)) else ended
+                ended = told_in(self.store, self.world) or ended
             if not ended or self._over.wait(GRACE_S) or signals.asked():
                 continue
             log = f" (see {self.log})" * bool(self.children)
-            why = f"training on {self.world} ranks: {', '.join(ended)}{log}{dump(ended[0])}"
+            why = f"training on {self.world} ranks: {ended}{log}{dump(ended)}"
             with suppress(Exception):  # such as a full disk, which must not keep it from ending
                 self.note(why)
             signals.leave_at_once(f"ended: {why}; resume=RUN goes on from the last checkpoint", 1)

@@ -48,13 +48,10 @@ def _follow(place: Place, store: object, limit_s: float) -> int:
         while (order := ranks.order())[0] != "end":
             name, arguments = order
             orders[name](*arguments)
-    except RuntimeError as error:
-        if is_gone(error):  # rank 0 ended, and says why
+    except Exception as error:
+        if isinstance(error, RuntimeError) and is_gone(error):  # rank 0 ended, and says why
             print(f"rank {place.rank}: rank 0 has gone", file=sys.stderr)
             return 1
-        ranks.tell(f"{type(error).__name__}: {first_line(error)}")
-        raise
-    except Exception as error:
         ranks.tell(f"{type(error).__name__}: {first_line(error)}")
         raise
     return 0

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from rlreason.runtime import signals
 from rlreason.runtime.atomic_files import removed
+from rlreason.runtime.gpus import VISIBLE
 from rlreason.runtime.processors import usable_processors
 from rlreason.runtime.text import first_line
 from rlreason.sweeps.board import Board
 from rlreason.sweeps.design import PlannedRun
 from rlreason.sweeps.jobs import Sweep, end_processes
-from rlreason.sweeps.lease import VISIBLE
 from rlreason.sweeps.processes import came_to
 from rlreason.sweeps.runner import CONSOLES, Work, held
 from rlreason.sweeps.state import DOMINATED, WAITING, SweepState

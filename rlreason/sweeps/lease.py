@@ -18,9 +18,8 @@ from urllib.parse import quote
 from rlreason.errors import ConfigError
 from rlreason.memory.machine import asked_driver
 from rlreason.runtime.environment import GPUS_VARIABLE
-from rlreason.runtime.gpus import torch_has_gpus
+from rlreason.runtime.gpus import VISIBLE, torch_has_gpus
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 SLURM_JOB = "SLURM_JOB_ID"  # numbers of GPUs count from 0 in each of its jobs
 WAIT_S = 1.0  # between two looks at whether a GPU has become free
 
