@@ -2,7 +2,6 @@
 
 import os
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from conftest import PROMPT
 from recording import Recording
 from test_unread_settings import VLLM_SETTINGS, compare, settings
 
-from rlreason.config.rollout import RolloutConfig
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
@@ -41,10 +39,9 @@ def engine(tokenizer, tmp_path_factory):
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two GPUs are here")
 def test_without_two_gpus_the_placement_is_a_users_mistake():
-    rollout = RolloutConfig(engine="vllm", placement="second_gpu", async_level=1)
-    assert rollout.problems() == []
+    run = settings("rollout=vllm", "rollout.placement=second_gpu", "rollout.async_level=1", "loss=grpo_clip")
     with pytest.raises(ConfigError, match=r"rollout.placement=second_gpu: GPUs visible here: [01], .*choose auto"):
-        check_engine(SimpleNamespace(rollout=rollout))
+        check_engine(run)
 
 
 def prompts_for(policy, problems, count=4):
