@@ -84,6 +84,7 @@ class FakePolicy(Policy):
         self.device, self.model, self.tokenizer = torch.device("cuda"), model.eval(), None
         self.weights, self.compute_dtype, self.head_dtype = torch.float32, compute_dtype, head_dtype
         self._no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="cuda")
+        self.in_main_memory = False
         self.attention, self.why_attention, self.remarks = kernel, "", []
         self.shares_prompts = kernel == "varlen"
         model.set_attn_implementation(NAMES[kernel])

@@ -8,7 +8,7 @@ from rlreason.config.store import typed
 from rlreason.memory import formula as f
 from rlreason.memory.fitting import divided
 from rlreason.memory.machine import Device
-from rlreason.memory.plan import CONTEXT, all_fit, plan_of
+from rlreason.memory.plan import CONTEXT, all_fit, held_later, plan_of
 from rlreason.memory.ranks import parallel_mode
 from rlreason.memory.shapes import PUBLISHED
 from rlreason.memory.sharing import BUCKET
@@ -47,8 +47,27 @@ def test_shares_divide_what_is_held_and_not_what_is_computed(composed, ranks):
         assert one.training[part] == alone.training[part]
     root, layer = SHAPE.vocab * SHAPE.width, (SHAPE.numbers - SHAPE.vocab * SHAPE.width) // SHAPE.layers
     assert one.training["gathered weights"] >= 4 * (root + layer)
-    assert one.main_memory == f.weight_bytes(SHAPE, 4)  # rank 0's whole copy
+    assert one.main_memory == 2 * f.weight_bytes(SHAPE, 4)  # rank 0's whole copies of policy and reference
     assert one.sampling["engine's weights"] == alone.sampling["engine's weights"]
+
+
+def test_shares_that_the_plan_decides_are_those_that_are_asked_for(composed):
+    """The cache of vLLM above all: of shares, the trainer takes less beside it than of whole models."""
+    decided = plan(composed, "gpus=4", device=SMALL)
+    assert decided.mode == "shard"
+    assert decided == plan(composed, "gpus=4", "parallel=shard", device=SMALL)
+    one_sequence = plan(composed, "gpus=4", "rollout.max_rows=1", device=SMALL).sampling["KV cache"]
+    assert decided.sampling["KV cache"] > 8 * one_sequence
+
+
+def test_what_is_taken_after_vllm_counts_the_weights_that_are_not_there_yet(composed):
+    """A model that is spread is read into main memory: its parts come to the GPUs when vLLM has its cache."""
+    run = typed(composed(*MODEL, "gpus=4"))
+    work = work_of(run, SHAPE, SMALL)
+    spread = dataclasses.replace(work, parallel="shard")
+    held = plan_of(spread, SMALL).training
+    assert held_later(spread) == held["weights"] + held["moments"]
+    assert held_later(dataclasses.replace(work, parallel="replicate")) == f.moment_bytes(work.trained, "adamw")
 
 
 def test_the_mode_is_that_of_the_plan(composed):

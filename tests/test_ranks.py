@@ -47,7 +47,7 @@ def samples_for(policy: Policy) -> list[Sample]:
     ]  # fmt: skip
 
 
-def grouped_policy(tokenizer, tied: bool, products: torch.dtype, head: str) -> Policy:
+def grouped_policy(tokenizer, tied: bool, products: torch.dtype, head: str, spread: bool) -> Policy:
     """Keys with fewer heads than queries, and two layers."""
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -56,7 +56,7 @@ def grouped_policy(tokenizer, tied: bool, products: torch.dtype, head: str) -> P
         eos_token_id=0, bos_token_id=None,
     )  # fmt: skip
     heads = torch.bfloat16 if head == "bfloat16" else torch.float32
-    return Policy(Qwen2ForCausalLM(config), tokenizer, products, head_dtype=heads)
+    return Policy(Qwen2ForCausalLM(config), tokenizer, products, head_dtype=heads, in_main_memory=spread)
 
 
 CASES = {
@@ -66,19 +66,26 @@ CASES = {
         ("parallel=replicate", "model.gradient_checkpointing=true", "model.lora.rank=4"),
     ),
     "shard, checkpointing": (True, ("parallel=shard", "model.gradient_checkpointing=true")),
-    "replicate, half precision in the head (not LoRA)": (
+    "replicate, half precision in the head": (
         True,
         ("parallel=replicate", "model.dtype=bfloat16", "model.head=bfloat16"),
     ),
+    "replicate, four ranks": (True, ("parallel=replicate", "gpus=4")),
+    "shard, four ranks": (False, ("parallel=shard", "gpus=4", "model.gradient_checkpointing=true")),
     "shard, untied, LoRA": (False, ("parallel=shard", "model.lora.rank=4", "kl_placement=loss", "kl_coef=0.1")),
 }
 
 
-@pytest.mark.parametrize("case", [pytest.param(name, marks=[pytest.mark.long] * ("LoRA" in name)) for name in CASES])
-def test_two_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokenizer, tmp_path, case):
+def takes_long(case: str) -> bool:
+    return any(word in case for word in ("LoRA", "four", "half"))
+
+
+@pytest.mark.parametrize("case", [pytest.param(name, marks=[pytest.mark.long] * takes_long(name)) for name in CASES])
+def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokenizer, tmp_path, case):
     tied, words = CASES[case]
     run, _ = run_of(*WORDS, *words)
-    policy = grouped_policy(tokenizer, tied, pick_dtype(run.model.dtype, torch.device("cpu")), run.model.head)
+    products = pick_dtype(run.model.dtype, torch.device("cpu"))
+    policy = grouped_policy(tokenizer, tied, products, run.model.head, spread="parallel=shard" in words)
     choose_trained(run.model, policy, run.seed)
     alone = Learner(apart(policy), **settings_of(run))
     has_reference = run.kl_placement != "none"
@@ -88,8 +95,8 @@ def test_two_ranks_follow_the_gradient_of_one_process_in_update_after_update(tok
         pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
         scores = reference.log_probs(pairs)
         samples = [replace(s, reference_log_probs=found) for s, found in zip(samples, scores, strict=True)]
-    assert [w for w, _ in alone.dealt(samples)].count(True) % 2  # one rank has one more than the other
-    ranked = lead(run, policy, reference, 2, tmp_path)
+    assert [w for w, _ in alone.dealt(samples)].count(True) % int(run.gpus)  # some ranks have one more than others
+    ranked = lead(run, policy, reference, int(run.gpus), tmp_path)
     try:
         if has_reference:  # which the ranks score together from now on
             again = reference.log_probs(pairs)

@@ -25,6 +25,7 @@ from rlreason.distributed.ranks import Ranks
 from rlreason.errors import ConfigError
 from rlreason.model.packing import PackedBatch
 from rlreason.model.policy import Policy
+from rlreason.model.skeleton import materialize
 from rlreason.model.watched import not_finite
 from rlreason.objectives.objective import Objective
 from rlreason.types import Sample
@@ -66,7 +67,7 @@ class ShardedPolicy(Policy):
 
     @classmethod
     def of(cls, policy: Policy, mesh: DeviceMesh) -> "ShardedPolicy":
-        """Spread this policy's model, in place."""
+        """Spread this policy's model, in place. One without numbers gets memory for this rank's part, to be filled."""
         found = cls.__new__(cls)
         found.__dict__.update(policy.__dict__)
         layers = [module for module in policy.model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -77,6 +78,7 @@ class ShardedPolicy(Policy):
             )
         root = _Root(found)
         for module in (*layers, root):
+            materialize(module, policy.device)  # one layer at a time: all of them may be more than a GPU holds
             # Gathered weights are given up after each pass: the root's would otherwise be those before the next step.
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
         for module in root.modules():
@@ -141,28 +143,15 @@ class ShardedLearner(RankedLearner):
     def receive(self, moments: Sequence[Plain]) -> None:
         """This rank's part of the weights and moments that rank 0 has whole."""
         here = [{key: made(value) for key, value in kept.items()} for kept in moments]
-        copies = list(self.whole.model.parameters()) if self.whole is not None else [None] * len(self._all())
-        for part, copy in zip(self._all(), copies, strict=True):
-            _put(part, self._spread(part, copy))
+        fill(self.ranks, self.policy, self.whole)
         for parameter, kept in zip(self.parameters, here, strict=True):
             for key, value in kept.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
-                    kept[key] = distributed_like(self._spread(parameter, value), parameter)
+                    kept[key] = distributed_like(from_rank_0(self.ranks, parameter, value), parameter)
                 elif isinstance(value, Tensor):
                     self.ranks.spread([value])
         super(RankedLearner, self).restore(here)
         self.weights_moved()
-
-    def _all(self) -> list[Tensor]:
-        return list(self.policy.model.parameters())
-
-    def _spread(self, part: Tensor, whole: Tensor | None) -> Tensor:
-        """Rank 0's whole tensor, on this rank's device."""
-        known = None if self.ranks.rank else whole
-        full = torch.empty(part.shape, dtype=part.dtype) if known is None else known.detach().clone()
-        full = full.to(self.ranks.device)
-        self.ranks.spread([full])
-        return full
 
     def write_moments(self, folder: Path) -> None:
         """Every rank writes its part of the moments."""
@@ -193,6 +182,24 @@ class ShardedLearner(RankedLearner):
     def orders(self) -> dict[str, Any]:
         """Those of a learner with a whole model, and one more."""
         return super().orders() | {"moments_not_finite": self.moments_not_finite}
+
+
+@torch.no_grad()
+def fill(ranks: Ranks, policy: Policy, whole: Policy | None) -> None:
+    """Give every rank its part of the weights and buffers that rank 0 has whole; `whole` is None elsewhere."""
+    parts = [*policy.model.parameters(), *policy.model.buffers()]
+    copies = [None] * len(parts) if whole is None else [*whole.model.parameters(), *whole.model.buffers()]
+    for part, copy in zip(parts, copies, strict=True):
+        _put(part, from_rank_0(ranks, part, copy))
+
+
+def from_rank_0(ranks: Ranks, part: Tensor, whole: Tensor | None) -> Tensor:
+    """Rank 0's whole tensor, on this rank's device."""
+    known = None if ranks.rank else whole
+    full = torch.empty(part.shape, dtype=part.dtype) if known is None else known.detach().clone()
+    full = full.to(ranks.device)
+    ranks.spread([full])
+    return full
 
 
 def distributed_like(whole: Tensor, part: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 It is that of one GPU, and where several ranks train, that of rank 0, which has the engine as well.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlreason.memory import formula as f
 from rlreason.memory.machine import Device
@@ -30,7 +30,7 @@ class Plan:
     other_device: dict[str, int] = field(default_factory=dict)  # of an engine with a GPU of its own
     ranks: int = 1  # that train
     mode: str = "replicate"  # what each of them has of the model: all, or a part (shard)
-    main_memory: int = 0  # bytes beside a GPU's: rank 0's whole copy of a model that is spread
+    main_memory: int = 0  # bytes beside a GPU's: rank 0's whole copies of models that are spread
 
     @property
     def peak(self) -> int:
@@ -65,20 +65,21 @@ def all_fit(plan: Plan, device: Device) -> bool:
 
 def plan_of(work: Work, device: Device) -> Plan:
     """The plan on `device`. Of several ranks that may choose: whole models where that fits, else spread ones."""
+    whole, spread = replace(work, parallel="replicate"), replace(work, parallel="shard")
     if work.ranks == 1 or work.parallel != "auto":
-        return _plan_of(work, device, "shard" if work.ranks > 1 and work.parallel == "shard" else "replicate")
-    whole = _plan_of(work, device, "replicate")
-    return whole if all_fit(whole, device) or not work.may_be_spread else _plan_of(work, device, "shard")
+        return _plan_of(spread if work.ranks > 1 and work.parallel == "shard" else whole, device)
+    plan = _plan_of(whole, device)
+    return plan if all_fit(plan, device) or not work.may_be_spread else _plan_of(spread, device)
 
 
-def _plan_of(work: Work, device: Device, mode: str) -> Plan:
-    """What is always held, and what comes on top in training and in sampling.
+def _plan_of(work: Work, device: Device) -> Plan:
+    """Of ranks whose mode is decided. What is always held, and what comes on top in training and in sampling.
 
     training: held + gradients + casts + activations + head or layer, or held + gradients in the optimizer's step
     sampling: held + casts + KV cache + decoding; without gradients and activations
     held:     weights, moments, the reference model, the first weights of a run that restarts
     """
-    spread = mode == "shard"
+    spread = work.parallel == "shard"
     held, training = on_ranks(work, held_parts(work), training_parts(work), spread)
     engine = engine_parts(work, device)
     of_training, of_sampling = held | training, held | ({} if work.elsewhere else engine)
@@ -99,8 +100,8 @@ def _plan_of(work: Work, device: Device, mode: str) -> Plan:
         bool(work.trained),
         {"libraries": of_vllm} | engine if work.elsewhere else {},
         work.ranks,
-        mode,
-        f.weight_bytes(work.shape, 4) if spread else 0,
+        work.parallel,
+        f.weight_bytes(work.shape, 4) * (2 if work.reference else 1) if spread else 0,
     )
 
 
@@ -119,11 +120,14 @@ def held_later(work: Work) -> int:
     """Bytes that the trainer takes where vLLM samples, after vLLM has planned its cache: its engine starts before.
 
     Moments, the reference model and the first weights; where vLLM keeps its memory, what training takes on top as well.
+    Of a model that is spread the weights too: until then they are in main memory.
     """
     if work.elsewhere:
         return 0
-    held, training = on_ranks(work, held_parts(work), training_parts(work), work.parallel == "shard")
-    return sum(held.values()) - held["weights"] + (sum(training.values()) if work.resident else 0)
+    spread = work.parallel == "shard"
+    held, training = on_ranks(work, held_parts(work), training_parts(work), spread)
+    there = 0 if spread else held["weights"]
+    return sum(held.values()) - there + (sum(training.values()) if work.resident else 0)
 
 
 def training_parts(work: Work) -> dict[str, int]:
@@ -168,7 +172,7 @@ def planned_cache(work: Work, device: Device) -> tuple[int, int]:
     """(bytes of vLLM's cache, bytes that one sequence takes), as vLLM's start will plan them."""
     kv, weights = f.kv_bytes(work.shape, work.products), work.products * work.shape.numbers
     there = device.second_free if work.elsewhere else device.free
-    trainer = 0 if work.elsewhere else held_parts(work)["weights"]
+    trainer = 0 if work.elsewhere or work.parallel == "shard" else held_parts(work)["weights"]
     free = max(0, (1 << 62 if there is None else there) - trainer - CONTEXT[device.kind])
     asked = max((-(-sampled.count // work.engines) for sampled in work.sampled), default=1)
     rows = min(work.max_rows, asked)

@@ -21,6 +21,7 @@ from rlreason.model.packing import PackedBatch, Pair, divide, pack
 from rlreason.model.parameters import model_size, round_weights
 from rlreason.model.policy_checks import check_head, check_kernel, check_model, check_sharing
 from rlreason.model.products import operand, product, use_fast_products
+from rlreason.model.skeleton import with_one_layer
 from rlreason.runtime.atomic_files import whole
 from rlreason.runtime.lock import alive
 from rlreason.runtime.text import first_line
@@ -47,14 +48,16 @@ class Policy:
         weights: torch.dtype = torch.float32,
         attention: str = "auto",
         head_dtype: torch.dtype = torch.float32,
+        in_main_memory: bool = False,
     ) -> None:
         """Move the model to `device` and check it: `ConfigError` where packed sequences would be scored wrongly.
 
         `compute_dtype` is that of matrix products; `weights` of lower precision than float32 set it, too, and the
         output head keeps float32. `attention`: the kernel for packed sequences, auto or one of `attention.NAMES`.
         `head_dtype`: that of what the output head multiplies; its sums and its weights are float32 whatever it is.
+        `in_main_memory`: the model stays there, and computes there, until sharding brings its parts to the devices.
         """
-        self.device = device or pick_device()
+        self.device, self.in_main_memory = device or pick_device(), in_main_memory
         self.tokenizer = tokenizer
         self.remarks: list[str] = []  # what was done to the model to save memory, for `describe`
         self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
@@ -73,6 +76,9 @@ class Policy:
             round_weights(self.model, weights)
             self.compute_dtype = weights
             self._move()
+        if in_main_memory:
+            self._check_first_layer()
+            return
         if head_dtype != torch.float32:
             check_head(self)
         if self.attention != "sdpa":
@@ -80,13 +86,25 @@ class Policy:
             if self.shares_prompts:
                 check_sharing(self)
 
+    def _check_first_layer(self) -> None:
+        """What depends on the device is checked there with one layer: all of them may be more than it holds."""
+        short, dtype, head = with_one_layer(self.model), self.compute_dtype, self.head_dtype
+        part = Policy(short, self.tokenizer, dtype, self.device, attention=self.attention, head_dtype=head)
+        self.shares_prompts = self.shares_prompts and part.shares_prompts
+        self.remarks += [remark for remark in part.remarks if remark not in self.remarks]
+
     def stop_sharing(self, why: str) -> None:
         """Have every response computed behind a prompt of its own from now on."""
         self.shares_prompts = False
         self.remarks.append(f"each response is computed behind a prompt of its own ({why})")
 
+    @property
+    def lies_on(self) -> torch.device:
+        """Where the weights are now: what is computed with them is packed there."""
+        return torch.device("cpu") if self.in_main_memory else self.device
+
     def _move(self) -> None:
-        self.model.to(device=self.device)  # type: ignore[arg-type, call-arg]  # the wrapper hides torch's signature
+        self.model.to(device=self.lies_on)  # type: ignore[arg-type, call-arg]  # the wrapper hides torch's signature
         use_fast_products(self.model)
 
     @property
@@ -147,7 +165,7 @@ class Policy:
 
     def pack(self, pairs: Sequence[Pair]) -> PackedBatch:
         """The (prompt ids, response ids) pairs in one row on the device; neighbours share a prompt where that runs."""
-        return pack(pairs, self.device, self.shares_prompts)
+        return pack(pairs, self.lies_on, self.shares_prompts)
 
     def divide(self, pairs: Sequence[Pair], budget: int, max_rows: int | None = None) -> list[list[int]]:
         """The pairs, by number, in rows of at most `budget` tokens as `pack` lays them out; see `packing.divide`."""
@@ -253,15 +271,17 @@ def load_policy(
     weights: str = "float32",
     attention: str = "auto",
     head_dtype: torch.dtype = torch.float32,
+    in_main_memory: bool = False,
 ) -> Policy:
     """A policy from a model folder or a hub name; `ConfigError` where it cannot be loaded or fails a check.
 
     `dtype` is that of matrix products (auto, or one of `DTYPES`), `weights` that of the weights in memory, `head_dtype`
-    that of what the output head multiplies.
+    that of what the output head multiplies; `in_main_memory` as in `Policy`.
     """
     device, tokenizer = pick_device(), load_tokenizer(path)
     with alone(), _loading(path):
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="sdpa", **NOTHING_RUNS
         )
-    return Policy(model, tokenizer, pick_dtype(dtype, device), device, DTYPES[weights], attention, head_dtype)
+    products = pick_dtype(dtype, device)
+    return Policy(model, tokenizer, products, device, DTYPES[weights], attention, head_dtype, in_main_memory)

@@ -95,5 +95,13 @@ def make_reference(run: GRPOConfig, policy: Policy) -> LogProbScorer | None:
 def frozen_copy(policy: Policy) -> Policy:
     """The policy as it is now, apart from it and never trained."""
     model = copy.deepcopy(policy.model).requires_grad_(False)
-    types = {"compute_dtype": policy.compute_dtype, "weights": policy.weights, "head_dtype": policy.head_dtype}
-    return Policy(model, policy.tokenizer, device=policy.device, attention=policy.attention, **types)
+    return Policy(
+        model,
+        policy.tokenizer,
+        policy.compute_dtype,
+        policy.device,
+        policy.weights,
+        policy.attention,
+        policy.head_dtype,
+        policy.in_main_memory,
+    )

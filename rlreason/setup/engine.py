@@ -133,7 +133,8 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
     if shape is not None:
         here = Device(policy.device.type, bf16=policy.compute_dtype == torch.bfloat16)
         response = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
-        return held_later(work_of(run, shape, here, max(1, longest - response)))
+        work = work_of(run, shape, here, max(1, longest - response))
+        return held_later(replace(work, parallel="shard") if policy.in_main_memory else work)
     weights = list(policy.model.parameters())
     trained = [(p.numel(), p.element_size()) for p in weights if p.requires_grad and run.trains]
     has_reference = getattr(run, "kl_placement", "none") != "none"

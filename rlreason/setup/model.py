@@ -19,6 +19,7 @@ from rlreason.model.tiny_formats import VOCABULARY, texts_in
 from rlreason.model.weight_cache import checksum, copied
 from rlreason.records.console import Console
 from rlreason.runtime.processors import default_threads
+from rlreason.setup.parallel import is_spread
 from rlreason.setup.start import Start, find_or_make
 from rlreason.setup.warm_start import Lessons, warm_up
 from rlreason.setup.warm_start_formats import formats_of
@@ -57,7 +58,7 @@ def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     """The model as it is before any training: loaded, or made on the spot with random weights."""
     model, (products, head) = run.model, choose_types(run.model, run.rollout.engine, hardware_here())
     if model.folder is not None:
-        return load_policy(model.folder, model.dtype, model.weights, model.attention, head)
+        return load_policy(model.folder, model.dtype, model.weights, model.attention, head, is_spread(run))
     assert isinstance(model, TinyModelConfig)
     tiny, device = model, pick_device()
     tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)

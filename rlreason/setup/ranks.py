@@ -2,70 +2,47 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.initialization import no_init_weights
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rlreason.config.training import TrainingConfig
 from rlreason.distributed.learner import RankedLearner
 from rlreason.distributed.ranks import Ranks
 from rlreason.distributed.scores import DealtScores
-from rlreason.distributed.sharding import ShardedLearner, ShardedPolicy, mesh_of
+from rlreason.distributed.sharding import ShardedLearner, ShardedPolicy, fill, mesh_of
 from rlreason.distributed.start import Group
-from rlreason.errors import ConfigError
 from rlreason.learner import Learner
-from rlreason.memory.machine import Device, processor
-from rlreason.memory.ranks import parallel_mode
 from rlreason.memory.shapes import shape_from
-from rlreason.model.alone import alone
+from rlreason.model.attention import NAMES
+from rlreason.model.lora import merged_weights
 from rlreason.model.policy import Policy
+from rlreason.model.products import use_fast_products
 from rlreason.model.scoring import LogProbScorer
+from rlreason.model.skeleton import from_config, one_layer_of, skeleton_of, with_one_layer
 from rlreason.records.files import RANKS_LOG, STACKS
 from rlreason.records.status import write_status
 from rlreason.runtime.environment import STACKS_VARIABLE
 from rlreason.runtime.stacks import listen
-from rlreason.setup.algorithm import frozen_copy
 from rlreason.setup.learner_settings import settings_of
 from rlreason.setup.model import choose_threads, choose_trained
+from rlreason.setup.parallel import mode_of
 
 Order = Callable[..., Any]
-
-
-def mode_of(run: TrainingConfig, policy: Policy, world: int) -> tuple[str, str]:
-    """(replicate or shard, why), by the memory plan.
-
-    `ConfigError` where the engine cannot sample from a model in parts.
-    """
-    here, shape = processor(), shape_from(policy.model.config.get_text_config().to_dict())
-    if policy.device.type == "cuda":
-        total = torch.cuda.mem_get_info()[1]  # of what is free now, vLLM has its part already, which the plan counts
-        here = Device("cuda", torch.cuda.get_device_name(), total, total)
-    mode, why = parallel_mode(run, shape, here, world)
-    if mode == "shard" and run.rollout.engine == "hf" and policy.device.type == "cuda":
-        raise ConfigError(
-            f"rollout=hf with parallel={run.parallel}, which divides the model ({why}): the in-process engine samples "
-            "from a whole one: choose rollout=vllm, or parallel=replicate"
-        )
-    if mode == "shard" and run.rollout.compile:
-        raise ConfigError(
-            f"rollout.compile=true with parallel={run.parallel}, which divides the model ({why}): its steps are "
-            "compiled from a whole one: set it to false, or choose parallel=replicate"
-        )
-    return mode, why
 
 
 def lead(run: TrainingConfig, policy: Policy, reference: LogProbScorer | None, world: int, folder: Path) -> Learner:
     """Rank 0's learner. The others are started, get the model from here, and wait for what it says.
 
-    In the mode `shard`, `policy` becomes a whole copy in main memory.
+    In the mode `shard`, `policy` is from then on a whole copy in main memory, if it was not so from the start.
     """
-    mode, why = mode_of(run, policy, world)
+    mode, why = mode_of(run, shape_from(policy.model.config.get_text_config().to_dict()), policy.device, world)
     place = "GPUs" if policy.device.type == "cuda" else "processes"
     has = {"replicate": "each has the whole model", "shard": "each has a part of the model"}[mode]
     policy.remarks.append(f"{world} {place} train, {has} (parallel={mode}: {why})")
@@ -87,13 +64,21 @@ def _led(
             name: getattr(policy, name) for name in ("compute_dtype", "weights", "head_dtype", "attention")
         }  # what auto has come to here
         ranks.broadcast((run, mode, str(folder), policy.model.config, policy.tokenizer, of_policy))
-        send_weights(ranks, policy)
-        frozen = None if reference is None else reference.policy
-        learner, scores = assembled(ranks, run, mode, policy, frozen, leads=True)
+        whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
+        if mode == "replicate":
+            send_weights(ranks, policy.model)
+            agree(ranks, whole.values())
+            policies = whole
+        else:
+            for one in whole.values():
+                to_main_memory(one)
+            send_weights(ranks, with_one_layer(policy.model))
+            agree(ranks, whole.values())
+            policies = trained_from(run, without_numbers(policy, policy.model.config))
+        learner, scores = assembled(run, ranks, mode, policies, whole)
         learner.ended = lambda: group.close(at_once=bool(ranks.broken))
-        policy.deal = lambda scorer, pairs, wanted: scores.of("policy", scorer, pairs, wanted)
-        if frozen is not None:
-            frozen.deal = lambda scorer, pairs, wanted: scores.of("reference", scorer, pairs, wanted)
+        for name, one in whole.items():
+            one.deal = partial(scores.of, name)
         learner.restore([{} for _ in learner.parameters])
     return learner
 
@@ -103,18 +88,16 @@ def follow(ranks: Ranks) -> dict[str, Order]:
     run, mode, folder, config, tokenizer, of_policy = ranks.broadcast()
     os.environ[STACKS_VARIABLE] = str(Path(folder).absolute() / STACKS)
     listen()
-    with alone(), no_init_weights():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="sdpa"
-        )
-    model.tie_weights()
+    model = from_config(config if mode == "replicate" else one_layer_of(config))
     receive_weights(ranks, model)
-    policy = Policy(model, tokenizer, device=ranks.device, **of_policy)
+    policy = Policy(model, tokenizer, device=ranks.device, **of_policy)  # which checks what this device computes
+    if mode == "shard":
+        policy = without_numbers(policy, config)
     choose_threads(run, policy)
     share_threads(run, ranks)
-    choose_trained(run.model, policy, run.seed)
-    frozen = frozen_copy(policy) if getattr(run, "kl_placement", "none") != "none" else None
-    learner, scores = assembled(ranks, run, mode, policy, frozen)
+    policies = trained_from(run, policy)
+    agree(ranks, policies.values())
+    learner, scores = assembled(run, ranks, mode, policies)
     orders = learner.orders() | {"score": scores.score}
     lends = run.rollout.engine == "vllm" and run.rollout.sleep and run.rollout.shares_gpu
     return {name: lending(do) for name, do in orders.items()} if lends and ranks.device.type == "cuda" else orders
@@ -131,22 +114,41 @@ def lending(order: Order) -> Order:
 
 
 def assembled(
-    ranks: Ranks, run: TrainingConfig, mode: str, policy: Policy, reference: Policy | None, leads: bool = False
+    run: TrainingConfig,
+    ranks: Ranks,
+    mode: str,
+    policies: Mapping[str, Policy],
+    whole: Mapping[str, Policy] = MappingProxyType({}),
 ) -> tuple[RankedLearner, DealtScores]:
-    """The learner and the scorer of a rank. `leads`: of rank 0, whose policy stays whole."""
+    """The learner and the scorer of a rank, from its policies by name; `whole`: those that rank 0 has all of."""
     settings = settings_of(run)
-    policies = {"policy": policy} | ({} if reference is None else {"reference": reference})
-    agree(ranks, policies.values())
     if mode == "replicate":
-        return RankedLearner(ranks, policy, **settings), DealtScores(ranks, policies, in_step=False)
+        return RankedLearner(ranks, policies["policy"], **settings), DealtScores(ranks, policies, in_step=False)
     mesh = mesh_of(ranks)
-    whole = in_main_memory(policy)
-    own = ShardedPolicy.of(apart(whole) if leads else whole, mesh)
-    policies = {
-        name: own if one is policy else ShardedPolicy.of(in_main_memory(one), mesh) for name, one in policies.items()
-    }
-    learner = ShardedLearner(ranks, policy if leads else None, own, **settings)
-    return learner, DealtScores(ranks, policies, in_step=True)
+    parts = {name: ShardedPolicy.of(policy, mesh) for name, policy in policies.items()}
+    for name, part in parts.items():
+        fill(ranks, part, whole.get(name))
+    learner = ShardedLearner(ranks, whole.get("policy"), parts["policy"], **settings)
+    return learner, DealtScores(ranks, parts, in_step=True)
+
+
+def trained_from(run: TrainingConfig, policy: Policy) -> dict[str, Policy]:
+    """The policy, ready to be trained, and a copy as the reference model where a KL term asks for it."""
+    choose_trained(run.model, policy, run.seed)
+    if getattr(run, "kl_placement", "none") == "none":
+        return {"policy": policy}
+    reference = apart(policy)
+    reference.model.requires_grad_(False)
+    return {"policy": policy, "reference": reference}
+
+
+def without_numbers(policy: Policy, config: PretrainedConfig) -> Policy:
+    """The same policy with a model that takes no memory yet, and of which a rank gets its part by `fill`."""
+    found = copy.copy(policy)
+    found.model, found.in_main_memory, found.remarks = skeleton_of(config), False, []
+    found.model.set_attn_implementation(NAMES[found.attention])
+    use_fast_products(found.model)
+    return found
 
 
 def share_threads(run: TrainingConfig, ranks: Ranks) -> None:
@@ -155,12 +157,12 @@ def share_threads(run: TrainingConfig, ranks: Ranks) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
 
 
-def in_main_memory(policy: Policy) -> Policy:
-    """The policy, its model moved into main memory, from where sharding brings each rank its part, layer by layer."""
+def to_main_memory(policy: Policy) -> None:
+    """Move the policy's model there, where that of a folder that is spread is from the start."""
+    policy.in_main_memory = True
     policy.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
     if policy.device.type == "cuda":
         torch.cuda.empty_cache()
-    return policy
 
 
 def apart(policy: Policy) -> Policy:
@@ -179,9 +181,9 @@ def agree(ranks: Ranks, policies: Iterable[Policy]) -> None:
             ranks.gathered(False)
 
 
-def send_weights(ranks: Ranks, policy: Policy) -> None:
-    """The policy's weights, adapters added in, to all ranks."""
-    weights = list(policy.named_weights())
+def send_weights(ranks: Ranks, model: PreTrainedModel) -> None:
+    """The model's weights, adapters added in, to all ranks."""
+    weights = list(merged_weights(model))
     ranks.broadcast([name for name, _ in weights])
     for _, weight in weights:
         ranks.spread([weight.detach().float().to(ranks.device)])

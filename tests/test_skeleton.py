@@ -1,0 +1,105 @@
+"""Models that stand for one that is too large to be whole in a place: without numbers, or with one layer."""
+
+import copy
+
+import pytest
+import torch
+from test_unread_settings import settings
+from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from rlreason.model.lora import add_lora
+from rlreason.model.policy import Policy
+from rlreason.model.scoring import LogProbScorer
+from rlreason.model.skeleton import materialize, one_layer_of, skeleton_of, with_one_layer
+from rlreason.setup.model import make_policy
+from rlreason.setup.parallel import is_spread
+
+SIZES = {
+    "vocab_size": 400, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "eos_token_id": 0,
+}  # fmt: skip
+PAIRS = [([3, 5, 7], [11, 13, 2]), ([4], [9, 9, 9])]
+FAMILIES = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SIZES)),
+    "qwen3, tied": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_of_one_layer_computes_what_the_whole_one_does_without_its_other_layers(family, tokenizer):
+    whole = FAMILIES[family]().eval()
+    short = with_one_layer(whole)
+    assert short.config.num_hidden_layers == 1
+    assert whole.config.num_hidden_layers == 3
+    cut = copy.deepcopy(whole)
+    cut.model.layers = cut.model.layers[:1]
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    with torch.no_grad():
+        torch.testing.assert_close(short(ids).logits, cut(ids, use_cache=False).logits)
+
+
+def test_a_model_of_one_layer_has_adapters_added_in(tokenizer):
+    whole = FAMILIES["llama"]().eval()
+    add_lora(whole, 4, 8.0, None, seed=0)
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=0.1)
+    short, ids = with_one_layer(whole), torch.tensor([[3, 1, 4, 1, 5]])
+    whole.model.layers = whole.model.layers[:1]
+    with torch.no_grad():
+        torch.testing.assert_close(short(ids).logits, whole(ids, use_cache=False).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_skeleton_takes_no_memory_until_it_gets_some_part_by_part(family):
+    whole = FAMILIES[family]().eval()
+    bones = skeleton_of(whole.config)
+    named = {name: tensor.shape for name, tensor in [*whole.named_parameters(), *whole.named_buffers()]}
+    own = dict([*bones.named_parameters(), *bones.named_buffers()])
+    assert {name: tensor.shape for name, tensor in own.items()} == named
+    assert all(tensor.is_meta for tensor in own.values())
+    materialize(bones.model.layers[0], torch.device("cpu"))
+    there = {name for name, tensor in bones.named_parameters() if not tensor.is_meta}
+    assert there == {name for name in named if name.startswith("model.layers.0.")}
+    materialize(bones, torch.device("cpu"))
+    tied = bones.get_output_embeddings().weight is bones.get_input_embeddings().weight
+    assert tied == whole.config.tie_word_embeddings
+    with torch.no_grad():
+        for tensor, source in zip(
+            [*bones.parameters(), *bones.buffers()], [*whole.parameters(), *whole.buffers()], strict=True
+        ):
+            tensor.copy_(source)
+        ids = torch.tensor([[3, 1, 4, 1, 5]])
+        torch.testing.assert_close(bones(ids).logits, whole(ids).logits)
+
+
+def test_layers_of_several_kinds_are_cut_with_the_rest():
+    config = Qwen3Config(**SIZES, head_dim=16, layer_types=["full_attention", "sliding_attention", "full_attention"])
+    assert one_layer_of(config).layer_types == ["full_attention"]
+    assert len(config.layer_types) == 3
+
+
+def test_a_policy_in_main_memory_scores_as_any_other(tokenizer):
+    model = FAMILIES["llama"]()
+    model.resize_token_embeddings(len(tokenizer))
+    scores = [
+        LogProbScorer(Policy(copy.deepcopy(model), tokenizer, in_main_memory=there), 64)(PAIRS)
+        for there in (False, True)
+    ]
+    assert scores[0] == scores[1]
+
+
+def test_a_model_from_a_folder_that_ranks_divide_stays_in_main_memory(tokenizer, tmp_path):
+    model = FAMILIES["llama"]()
+    model.resize_token_embeddings(len(tokenizer))
+    Policy(model, tokenizer).save(tmp_path / "model")
+    words = ("model=local", f"model.path={tmp_path / 'model'}", "rollout=hf")
+    for more, spread in (
+        (("gpus=2", "parallel=shard"), True), (("gpus=2", "parallel=replicate"), False), ((), False)
+    ):  # fmt: skip
+        run = settings(*words, *more)
+        assert is_spread(run) == spread
+        assert make_policy(run, []).in_main_memory == spread
+    assert not is_spread(settings("gpus=2", "parallel=shard"))  # made on the spot, and taught as a whole
