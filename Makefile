@@ -25,7 +25,7 @@ test-wheel: .venv/installed
 
 # What takes minutes. RLREASON_LONG_MINUTES bounds it: no test begins later than that, and those left out are named.
 test-long: test-wheel
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist worksteal -m long --ignore tests/test_packaging.py tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist load --maxschedchunk 1 -m long --ignore tests/test_packaging.py tests
 
 # The real vLLM beside the processor build of torch. Without its dependencies, because those would bring torchvision,
 # torchaudio and torchcodec for CUDA, with which transformers does not import here (docs/vllm.md).

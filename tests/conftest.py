@@ -28,6 +28,11 @@ BEGAN = time.monotonic()
 LONG_MINUTES = float(os.environ.get("RLREASON_LONG_MINUTES") or "inf")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the long tests those first that take seconds, so that most are begun where the time is bounded."""
+    items.sort(key=lambda item: bool(item.get_closest_marker("long")) and not item.get_closest_marker("slow"))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Long tests begin only within the time that was given for them; one that is left out is named in the report."""
     if item.get_closest_marker("long") and time.monotonic() - BEGAN > 60 * LONG_MINUTES:

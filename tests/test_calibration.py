@@ -74,6 +74,8 @@ def covered(rng, n: int, seeds: int, spreads: tuple[float, ...], gain: float = 0
     return inside / n
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_equal_settings_are_rarely_told_apart():
     rng = np.random.default_rng(7)
     shares = [false_share(rng, 300, seeds, SPREADS[kind]) for seeds, kind in CELLS]
@@ -81,6 +83,8 @@ def test_equal_settings_are_rarely_told_apart():
     assert np.mean(shares) <= limit(300 * len(CELLS))
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_families_and_chosen_settings_are_rarely_told_apart():
     rng = np.random.default_rng(8)
     assert false_share(rng, 120, 4, (0.03,) * 6) <= limit(120)
@@ -92,6 +96,8 @@ def test_a_known_difference_is_covered():
     assert 0.90 <= np.mean([covered(rng, 120, seeds, SPREADS[kind]) for seeds, kind in CELLS[2:6]]) <= 0.98
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_two_hundred_pairs_through_the_command_and_real_files(tmp_path):
     """Every pair through the verb: half as CSV, half as the folders of a sweep."""
     rng, verdicts = np.random.default_rng(10), []

@@ -49,6 +49,7 @@ def one_line(done: Done, code: int, *words: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["a flipped bit", pytest.param("no file", marks=pytest.mark.long)])
 @pytest.mark.parametrize("file", ["state.json", pytest.param("model/model.safetensors", marks=pytest.mark.long)])
 def test_the_newest_checkpoint_is_broken(runs, killed, file, damage):
@@ -81,6 +82,7 @@ def test_every_checkpoint_is_broken(runs, killed):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_metrics_are_cut_in_a_line(runs, killed):
     """Behind the newest checkpoint this is what a kill may leave; before it, rows are lost that come from before."""
     with (killed / "metrics.jsonl").open("a") as file:
@@ -120,6 +122,7 @@ def test_a_second_process_on_the_folder_of_a_run(runs):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_grading_worker_is_killed_and_another_takes_its_place(runs):
     folder = runs.new()
     started = Started(*runs.words("grpo", "n_steps=8"), f"hydra.run.dir={folder.name}", cwd=runs.place)
@@ -172,6 +175,7 @@ def filled(disk: Path, free: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_disk_is_full_when_a_checkpoint_is_written(runs, disk):
     folder, steps = disk / "run", "n_steps=20"
     words = (*runs.words("grpo", steps, "eval_every=0"), f"hydra.run.dir={folder}")

@@ -186,6 +186,8 @@ def compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_log_pro
 """
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_exits_hangs_and_noise_are_findings_and_the_rest_is_checked(tmp_path):
     (tmp_path / "hostile.py").write_text(HOSTILE)
     done, figures, _ = check(tmp_path / "hostile.py", "--timeout", "1")

@@ -180,6 +180,7 @@ def test_the_phases_of_a_run_that_samples_ahead_add_up_and_what_overlaps_is_busy
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_phases_of_a_run_that_was_killed_add_up_over_all_its_parts(tmp_path):
     killed = rlreason(
         *words_of("checkpoint.every=1", "n_steps=4"),

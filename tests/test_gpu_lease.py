@@ -260,6 +260,7 @@ def visible(grid: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_real_runs_see_their_gpus_alone_and_a_machine_without_says_no_word_of_them(tmp_path):
     words = ["-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "eval_every=0", "save_model=false"]
     names = gpus(2)

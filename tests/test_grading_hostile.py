@@ -115,6 +115,7 @@ def test_there_are_enough_hostile_inputs():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_hostile_inputs_do_no_harm(every):
     files, failures, peak = set(os.listdir()), [], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -45,6 +45,8 @@ def gone(processes: list[psutil.Process], within_s: float = 10.0) -> bool:
     return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_close_leaves_no_process_and_the_grader_can_be_used_again():
     grader = Grader(GradingConfig(workers=2))
     grader.start()
@@ -172,7 +174,9 @@ def script(tmp_path: Path, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, *(pytest.param(how, marks=pytest.mark.long) for how in (signal.SIGTERM, signal.SIGINT))]
+)
 def test_no_worker_outlives_a_parent_that_is_killed(tmp_path, how):
     parent = script(tmp_path, "stay")
     assert parent.stdout.readline() == "1.0\n"

@@ -112,6 +112,7 @@ def test_so_many_checkpoints_are_kept_and_the_best_besides(runs, keep):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_run_is_given_more_steps_and_equals_one_that_had_them_from_the_start(runs):
     """Also where the command that gives it more is killed before it has taken one."""
     folder = runs.new()
@@ -177,6 +178,7 @@ def test_evaluations_may_come_at_other_steps_and_training_stays_the_same(runs):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_lies_behind_the_checkpoint_is_gone_when_the_run_goes_on_and_never_there_twice(runs):
     """It goes on by another way than before, so nothing of the first way may be left."""
     folder = runs.new()

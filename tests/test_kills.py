@@ -39,10 +39,7 @@ PHASES = {
     "curves": ("rlreason.records.curves:draw_curves:call:1", 2),
     "summary": ("rlreason.records.writer:RunWriter._write_summary:call:1", 2),
 }
-QUICK = (
-    "first evaluation", "sampling", "before the update", "behind the update", "responses", "before the manifest",
-    "pruning", "saved",
-)  # fmt: skip
+QUICK = ("behind the update",)
 BETWEEN_UPDATES = "rlreason.trainer:Trainer.evaluate_within:{}:5"  # in the second step, as all that follow
 STEP, ROW = "rlreason.learner:Learner._step:{}:{}", "rlreason.records.writer:RunWriter.metrics:{}:{}"
 PLACES = {
@@ -87,6 +84,7 @@ def test_a_killed_run_goes_on_bit_for_bit(runs, phase):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "at"), sorted(QUICK_PLACES))
 def test_a_killed_run_of_another_kind_goes_on_bit_for_bit(runs, kind, at):
     killed_and_started_again(runs, kind, at)
@@ -143,6 +141,7 @@ def test_a_run_killed_while_its_model_is_taught_begins_anew(runs):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_killed_when_its_summary_is_there_is_finished(runs):
     folder = runs.new()
     runs.killed("grpo", folder, "rlreason.records.writer:RunWriter.summary:return:1")

@@ -217,6 +217,7 @@ def test_a_large_vocabulary_takes_what_the_plan_says(words, tmp_path, composed, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_training_a_model_of_135m_takes_what_the_plan_says(tmp_path, composed, tokenizer):
     (tmp_path / "config.json").write_text(json.dumps(SMOLLM))
     run = typed(

@@ -163,6 +163,7 @@ def test_every_monitor_is_a_setting_and_stands_in_the_document():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_stopped_run_goes_on_when_its_monitor_is_set_otherwise(tmp_path):
     words = words_of("monitors.entropy=stop", "monitors.entropy_below=20")  # every entropy is below that
     stopped = rlreason(*words, cwd=tmp_path)

@@ -120,6 +120,7 @@ def test_a_run_whose_reader_left_was_interrupted(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_training_run_ends_quietly_when_its_reader_leaves(tmp_path):
     words = [*SMALL, "save_model=false", "n_steps=1000", "eval_every=0", "hydra.run.dir=x"]
     assert left_after(2, "-m", "rlreason", *words, cwd=tmp_path) == (141, "")

@@ -141,6 +141,7 @@ def test_the_words_of_a_trial_replace_those_of_the_run(run):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_trial_runs_and_leaves_nothing(tmp_path, composed, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))))

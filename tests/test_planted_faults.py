@@ -216,6 +216,8 @@ def test_a_grader_that_times_out(tmp_path):
     assert any(line.startswith("grading_incidents.jsonl") for line in found.evidence)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "judged",
     [pytest.param((), marks=pytest.mark.slow), pytest.param(("eval.reward=r1_zero",), marks=pytest.mark.long)],

@@ -229,7 +229,14 @@ WORDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("more", [(), ("model.lora.rank=4",), ("optimizer=adamw_8bit", "train_batch_size=8")])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        pytest.param(("model.lora.rank=4",), marks=pytest.mark.long),
+        pytest.param(("optimizer=adamw_8bit", "train_batch_size=8"), marks=pytest.mark.long),
+    ],
+)
 def test_a_run_that_is_put_back_would_write_the_same_checkpoint_again(tmp_path, more):
     trained(tmp_path, *WORDS, *more, "n_steps=2")
     newest = checkpoints_in(tmp_path)[-1]

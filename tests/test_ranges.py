@@ -70,7 +70,9 @@ def test_every_number_has_a_range():
     assert not sorted(key for key in found if range_of(key) is None), "give these a range in config/ranges.py"
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (number % 3 > 0)) for number, name in enumerate(RUNS)]
+)
 def test_an_extreme_value_is_accepted_or_one_line(composed_run, name):
     """Whatever number is given, checking ends at once and says at most one line on the setting itself."""
     run = composed_run(name)

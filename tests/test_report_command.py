@@ -46,6 +46,8 @@ def whole(tmp_path_factory) -> Path:
     return rates(tmp_path_factory.mktemp("whole") / "rates")
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_becomes_a_page_and_markdown_in_its_folder(whole, tmp_path):
     folder = Path(shutil.copytree(whole, tmp_path / "rates"))
     done = report(folder)
@@ -145,7 +147,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (number % 3 > 0)) for number, name in enumerate(BROKEN)]
+)
 def test_what_is_broken_is_named_and_the_rest_is_compared(name, whole, tmp_path):
     change, says = BROKEN[name]
     folder = Path(shutil.copytree(whole, tmp_path / "rates"))

@@ -190,6 +190,7 @@ def test_what_cannot_be_run_again_is_one_line_and_leaves_no_folder(words, says, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_diverges_again_keeps_its_exit_code(tmp_path):
     diverging = ["learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1"]
     done = rlreason(*TINY, *diverging, "hydra.run.dir=bad", cwd=tmp_path)
@@ -200,6 +201,7 @@ def test_a_run_that_diverges_again_keeps_its_exit_code(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_run_goes_on_with_more_steps_in_its_own_folder(tmp_path):
     done = rlreason(*SMALL, "hydra.run.dir=here/run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

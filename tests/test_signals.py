@@ -328,6 +328,7 @@ def updates(folder: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_evaluation_that_is_stopped_keeps_its_responses_and_goes_on(tmp_path):
     words = ["-m", "rlreason", "algorithm=evaluate", "model=tiny", "model.width=32", "model.warm_start.steps=4"]
     words += ["data.n_train=256", "data.n_validation=512", "eval_problems=512", "hydra.run.dir=run"]

@@ -38,9 +38,14 @@ def settings_of(sweep_name: str, carried: list[str], *words: str) -> list[str]:
     ("name", "carried"),
     [
         ("grpo_off_policy_focused", ["epochs_per_rollout=2", "train_batch_size=64"]),
-        ("objectives", ["loss=grpo_no_clip", "std_norm=none"]),
-        ("cs336_2026_on_policy", ["length_norm=constant", "std_norm=none"]),
-        ("kl", ["std_norm=group_std"]),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("objectives", ["loss=grpo_no_clip", "std_norm=none"]),
+                ("cs336_2026_on_policy", ["length_norm=constant", "std_norm=none"]),
+                ("kl", ["std_norm=group_std"]),
+            )
+        ),
     ],
 )
 def test_a_carried_word_never_makes_two_settings_the_same_run(name, carried):
@@ -49,6 +54,8 @@ def test_a_carried_word_never_makes_two_settings_the_same_run(name, carried):
     assert len(set(alone)) == len(alone)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_every_stage_of_the_assignment_composes_with_every_winner_of_those_before(every):
     asked = read(["-m", "sweep=grpo_assignment", "seed=0"])

@@ -190,6 +190,7 @@ def test_what_fails_leaves_the_others_alone_and_what_has_ended_is_left(tmp_path,
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_setting_that_is_stopped_stays_stopped(tmp_path, capfd):
     grid = design(tmp_path, "1", "2", "3", words=(BROKEN,))
     asked = []
@@ -211,6 +212,7 @@ def test_a_setting_that_is_stopped_stays_stopped(tmp_path, capfd):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_setting_may_be_stopped_while_its_runs_are_under_way_side_by_side(tmp_path):
     grid = design(tmp_path, "1", "2", "3", words=(BROKEN,))
     stop = [{"setting": {"learning_rate": "2"}, "reason": "it cannot win"}]

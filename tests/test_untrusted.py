@@ -201,6 +201,8 @@ def hostile(tmp_path_factory) -> tuple[Path, int, str]:
     return place / "out", code, written
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_shows_what_its_model_and_its_data_say(hostile):
     folder, code, written = hostile
     assert code == 0, written

@@ -110,7 +110,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("reward", ["waits_rewards:stubborn", "waits_late:f"])
+@pytest.mark.parametrize("reward", ["waits_rewards:stubborn", pytest.param("waits_late:f", marks=pytest.mark.long)])
 def test_no_worker_that_hangs_outlives_a_killed_run_also_where_a_thread_started_it(rewards, reward):
     """The kernel ends only those that a main thread started."""
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{rewards}"}
@@ -177,6 +177,8 @@ def test_a_silent_process_ends_itself_says_why_and_leaves_its_stacks(tmp_path):
     assert "in stuck_in_here" in (tmp_path / "run/stacks.txt").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_that_works_on_is_left_alone(tmp_path):
     done = hang(tmp_path, "works", 5.0)
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
