@@ -3,7 +3,9 @@
     python fake_slurm.py COMMAND ARGUMENTS        as the scripts do that `installed` writes
 
 Jobs wait until one of `FAKE_SLURM_NODES` places is free, run in a session of their own, see the GPUs that they asked
-for, and are sent SIGTERM and then SIGKILL when they are cancelled. What is known of a job lies in a file of its own.
+for, and are sent SIGTERM and then SIGKILL when they are cancelled. Where there is a file `warn`, the next job that is
+found running comes near its time limit: what `srun` has started is sent the signal that `#SBATCH --signal` names. What
+is known of a job lies in a file of its own.
 """
 
 import json
@@ -15,6 +17,8 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 FOLDER, NODES = "FAKE_SLURM", "FAKE_SLURM_NODES"
 GRACE_S = 20.0  # between SIGTERM and SIGKILL
@@ -63,11 +67,21 @@ def node(script: str, gpus: str, *names: str) -> None:
             path = jobs() / f"{name}.job"
             running[name] = process = _started(script, gpus, name)
             path.write_text(json.dumps(json.loads(path.read_text()) | {"state": "RUNNING", "pid": process.pid}))
+        if running and (place := jobs().parent / "warn").exists():
+            place.unlink()
+            _warn(script, next(iter(running.values())).pid)
         for name, process in list(running.items()):
             if process.poll() is not None:
                 del running[name]
                 (jobs() / f"{name}.job").rename(jobs() / f"{name}.done")
         time.sleep(0.1)
+
+
+def _warn(script: str, batch: int) -> None:
+    """Tell the tasks of a job's step, not the batch script that started it, nor what the tasks have started."""
+    (name,) = re.findall(r"^#SBATCH --signal=([A-Z0-9]+)@", Path(script).read_text(), re.MULTILINE)
+    for task in psutil.Process(batch).children():
+        task.send_signal(getattr(signal, f"SIG{name}"))
 
 
 def _started(script: str, gpus: str, name: str) -> subprocess.Popen:

@@ -141,6 +141,8 @@ def test_what_an_endpoint_refused_is_asked_again_once_it_is_mended(tmp_path, cod
     assert log["spent"]["calls"] == calls
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_best_program_is_on_the_disk_from_the_beginning(tmp_path):
     slow = {"kind": "slow", "seconds": 1.5, "then": axes(4)}
     with serving({"samples": 2, "replies": [axes(20), slow]}) as server:

@@ -123,6 +123,7 @@ def test_the_final_model_loads_with_transformers(card):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_saved_model_trains_on_files_with_both_prompts(card, tmp_path):
     _, folder = card
     for half in ("train", "test"):

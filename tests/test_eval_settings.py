@@ -33,6 +33,7 @@ from rlreason.setup.protocol import protocol_of
 from rlreason.setup.run_summary import describe_job
 from rlreason.setup.warm_start_formats import formats_of
 from rlreason.types import Grade, Problem, Response, Sample
+from tests.some import some
 
 TESTS = Path(__file__).parent
 FILES = ["algorithm=evaluate", "model=smollm2_135m"]
@@ -93,46 +94,60 @@ def test_how_many_problems_are_asked(words, on_the_way, at_the_end):
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [
-        (["eval.prompt=r1_hero"], "r1_hero is no option of prompt: did you mean r1_zero? choose one of"),
-        (
-            ["eval.prompt.stop=[x]"],
-            "eval.prompt.stop=[x] needs an option to change, and eval.prompt is null: choose one ",
-        ),
-        (["eval.prompt.file=x"], "choose one as well, as in eval.prompt=r1_zero eval.prompt.file=x"),
-        (["eval.data.path=/nope"], "choose one as well, as in eval.data=jsonl eval.data.path=/nope"),
-        (["eval.reward=:f"], "eval.reward=:f is neither r1_zero nor question_only nor module:function"),
-        (["prompt.reward=:f"], "prompt.reward=:f is neither r1_zero nor question_only nor module:function"),
-        (["eval.prompt=r1_zero", "eval.prompt.reward=f:"], "eval.prompt.reward=f: is neither r1_zero nor"),
-        (["eval.prompt=r1_zero", "eval.prompt.stop=['']"], "eval.prompt.stop holds an empty text"),
-        (["algorithm=best_of_n", "scorer=:f"], "scorer=:f must be module:function"),
-        (["eval.sampling.max_tokens=100000"], "eval.sampling.max_tokens=100000 must be below 512, the tiny model's"),
-        (["eval.sampling.max_tokens=0"], "eval.sampling.max_tokens=0 must be at least 1"),
-        (["sampling.max_tokens=0"], "sampling.max_tokens=0 must be at least 1"),
-        (["interim_eval_problems=32", "eval.final_problems=16"], "is less than interim_eval_problems=32, all of which"),
-        (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "choose data=stories_hard instead"),
-        (
-            [*FILES, "eval.data=jsonl"],
-            "eval.data.validation has no value: give eval.data.validation=FILE, or hold out with eval.data.n_",
-        ),
-        ([*FILES, "eval.data=jsonl", "eval.data.path=/"], "eval.data.path=/ holds neither validation nor test: name"),
-        ([*FILES, "eval.data=jsonl", "eval.data.path=/nope"], "eval.data.path=/nope is no folder"),
-        ([*FILES, "eval.data=jsonl", "eval.data.path=/", "eval.data.validation=zzz"], "eval.data.path=/ holds no zzz"),
-        (["eval.reward=mine"], "eval.reward=mine is neither r1_zero nor question_only nor module:function"),
-        (["eval.sampling.max_tokens=2"], "sampling.min_tokens=4 and eval.sampling.max_tokens=2: min <= max must"),
-        (["eval.sampling.temperature=-1"], "eval.sampling.temperature=-1.0 must not be negative"),
-        (["eval.samples=2", "eval.sampling.temperature=0"], "set eval.sampling.temperature=1, or eval.samples=1"),
-        (["eval.samples=0"], "eval.samples=0 must be at least 1"),
-        (["eval.problems=9", "eval_problems=8"], "both set eval.problems: leave one of them out"),
-        (["eval.problems=9", "eval.final_problems=8"], "eval.final_problems=8 is less than eval.problems=9"),
-        (["eval.data=gsm8k"], "model=tiny with eval.data=gsm8k"),
-        (["eval.data=stories", "eval.data.limit=5"], "eval.data.limit=5 has no effect"),
-        (["eval.data=stories", "eval.data.max_value=0"], "eval.data.max_value=0 must "),
-        (["algorithm=evaluate", "split=train", "eval.data=stories"], "choose data=stories instead"),
-        (["algorithm=evaluate", "eval.final_problems=5"], "eval.final_problems=5 has no effect"),
-        (["algorithm=best_of_n", "eval.samples=5"], "eval.samples=5 has no effect"),
-        (["-m", "eval.prompt=null,r1_zero"], "null in a sweep over options"),
-    ],
+    some(
+        [
+            (["eval.prompt=r1_hero"], "r1_hero is no option of prompt: did you mean r1_zero? choose one of"),
+            (
+                ["eval.prompt.stop=[x]"],
+                "eval.prompt.stop=[x] needs an option to change, and eval.prompt is null: choose one ",
+            ),
+            (["eval.prompt.file=x"], "choose one as well, as in eval.prompt=r1_zero eval.prompt.file=x"),
+            (["eval.data.path=/nope"], "choose one as well, as in eval.data=jsonl eval.data.path=/nope"),
+            (["eval.reward=:f"], "eval.reward=:f is neither r1_zero nor question_only nor module:function"),
+            (["prompt.reward=:f"], "prompt.reward=:f is neither r1_zero nor question_only nor module:function"),
+            (["eval.prompt=r1_zero", "eval.prompt.reward=f:"], "eval.prompt.reward=f: is neither r1_zero nor"),
+            (["eval.prompt=r1_zero", "eval.prompt.stop=['']"], "eval.prompt.stop holds an empty text"),
+            (["algorithm=best_of_n", "scorer=:f"], "scorer=:f must be module:function"),
+            (
+                ["eval.sampling.max_tokens=100000"],
+                "eval.sampling.max_tokens=100000 must be below 512, the tiny model's",
+            ),
+            (["eval.sampling.max_tokens=0"], "eval.sampling.max_tokens=0 must be at least 1"),
+            (["sampling.max_tokens=0"], "sampling.max_tokens=0 must be at least 1"),
+            (
+                ["interim_eval_problems=32", "eval.final_problems=16"],
+                "is less than interim_eval_problems=32, all of which",
+            ),
+            (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "choose data=stories_hard instead"),
+            (
+                [*FILES, "eval.data=jsonl"],
+                "eval.data.validation has no value: give eval.data.validation=FILE, or hold out with eval.data.n_",
+            ),
+            (
+                [*FILES, "eval.data=jsonl", "eval.data.path=/"],
+                "eval.data.path=/ holds neither validation nor test: name",
+            ),
+            ([*FILES, "eval.data=jsonl", "eval.data.path=/nope"], "eval.data.path=/nope is no folder"),
+            (
+                [*FILES, "eval.data=jsonl", "eval.data.path=/", "eval.data.validation=zzz"],
+                "eval.data.path=/ holds no zzz",
+            ),
+            (["eval.reward=mine"], "eval.reward=mine is neither r1_zero nor question_only nor module:function"),
+            (["eval.sampling.max_tokens=2"], "sampling.min_tokens=4 and eval.sampling.max_tokens=2: min <= max must"),
+            (["eval.sampling.temperature=-1"], "eval.sampling.temperature=-1.0 must not be negative"),
+            (["eval.samples=2", "eval.sampling.temperature=0"], "set eval.sampling.temperature=1, or eval.samples=1"),
+            (["eval.samples=0"], "eval.samples=0 must be at least 1"),
+            (["eval.problems=9", "eval_problems=8"], "both set eval.problems: leave one of them out"),
+            (["eval.problems=9", "eval.final_problems=8"], "eval.final_problems=8 is less than eval.problems=9"),
+            (["eval.data=gsm8k"], "model=tiny with eval.data=gsm8k"),
+            (["eval.data=stories", "eval.data.limit=5"], "eval.data.limit=5 has no effect"),
+            (["eval.data=stories", "eval.data.max_value=0"], "eval.data.max_value=0 must "),
+            (["algorithm=evaluate", "split=train", "eval.data=stories"], "choose data=stories instead"),
+            (["algorithm=evaluate", "eval.final_problems=5"], "eval.final_problems=5 has no effect"),
+            (["algorithm=best_of_n", "eval.samples=5"], "eval.samples=5 has no effect"),
+            (["-m", "eval.prompt=null,r1_zero"], "null in a sweep over options"),
+        ]
+    ),
 )
 def test_a_mistake_is_one_line_with_the_cure(words, says):
     with pytest.raises(ConfigError) as error:

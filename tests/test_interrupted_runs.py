@@ -35,6 +35,7 @@ def stopped_and_started_again(runs: Runs, phase: str, by: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("phase", "by"), QUICK)
 def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(runs, phase, by):
     stopped_and_started_again(runs, phase, by)
@@ -131,6 +132,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
     folder = runs.new()
     runs.killed("grpo", folder, PHASES["last evaluation"][0])
@@ -152,6 +154,7 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_run_that_is_stopped_before_it_goes_on_is_a_finished_run(runs):
     folder = runs.new()
     shutil.copytree(runs.unbroken("grpo"), folder)

@@ -76,8 +76,6 @@ def tokens(responses):
     return [(r.problem_id, r.token_ids) for r in responses]
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_each_engine_knows_its_own_process_and_nothing_of_the_trainers_ranks(started):
     own = [[process.pid for process in engine.transfer.processes] for engine in started.many.engines]
     assert [len(pids) for pids in own] == [1, 1]

@@ -15,8 +15,9 @@ from rlreason.memory.head import Head
 from tests.starts import ROOT
 
 
-@needs
 @pytest.mark.slow
+@pytest.mark.long
+@needs
 def test_a_gpu_keeps_for_the_gradient_what_the_plan_says(tmp_path):
     words = [sys.executable, str(Path(__file__).with_name("cuda_memory.py")), str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

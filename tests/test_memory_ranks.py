@@ -8,7 +8,7 @@ from rlreason.config.store import typed
 from rlreason.memory import formula as f
 from rlreason.memory.fitting import divided
 from rlreason.memory.machine import Device
-from rlreason.memory.plan import CONTEXT, all_fit, held_later, plan_of
+from rlreason.memory.plan import CONTEXT, all_fit, held_later, plan_of, spread_work
 from rlreason.memory.ranks import parallel_mode
 from rlreason.memory.shapes import PUBLISHED
 from rlreason.memory.sharing import BUCKET
@@ -65,9 +65,21 @@ def test_what_is_taken_after_vllm_counts_the_weights_that_are_not_there_yet(comp
     run = typed(composed(*MODEL, "gpus=4"))
     work = work_of(run, SHAPE, SMALL)
     spread = dataclasses.replace(work, parallel="shard")
-    held = plan_of(spread, SMALL).training
+    held, root = plan_of(spread, SMALL).training, 4 * SHAPE.vocab * SHAPE.width
     assert held_later(spread) == held["weights"] + held["moments"]
+    few = dataclasses.replace(spread, trained=[(1000, 4)])  # as of adapters: then the start takes more
+    assert held_later(few) >= held["weights"] + 2 * root
     assert held_later(dataclasses.replace(work, parallel="replicate")) == f.moment_bytes(work.trained, "adamw")
+
+
+def test_half_precision_copies_of_a_spread_model_are_kept_for_a_gradient_alone(composed):
+    run = typed(composed(*MODEL, "gpus=4", "parallel=shard"))
+    work = work_of(run, SHAPE, CARD)
+    assert spread_work(work).casts == work.casts._replace(kept=0)
+    assert plan_of(work, CARD).training["cast weights"] == work.casts.every > 0
+    again = plan(composed, "gpus=4", "parallel=shard", "model.gradient_checkpointing=true")
+    assert again.training.get("cast weights", 0) == 0
+    assert again.training["activations"] < plan_of(work, CARD).training["activations"]
 
 
 def test_the_mode_is_that_of_the_plan(composed):

@@ -174,6 +174,7 @@ def test_a_place_that_is_gone_is_one_line_too(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_on_a_full_disk_ends_in_one_line(tmp_path):
     limited = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000)); "

@@ -16,6 +16,8 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_step_is_traced_with_its_phases_and_nothing_of_the_run_changes(kind, tmp_path, capsys):
     words = (*RUNS[kind], "n_steps=3", "eval_problems=8", "eval_every=0", "save_model=true", "checkpoint.every=1")

@@ -13,6 +13,7 @@ from rlreason.records import code_state
 from rlreason.records.code_state import changes_of, commit_of, keep_changes, own_code, package_digest
 from rlreason.records.provenance import code_differs, differences, part_line, provenance
 from rlreason.runtime.secrets import HIDDEN
+from tests.some import some
 from tests.starts import ROOT
 from tests.test_api import TINY
 
@@ -215,14 +216,16 @@ def test_a_job_says_what_its_parts_are(measured):
 
 @pytest.mark.parametrize(
     ("word", "other"),
-    [
-        ("seed=5", {"seeds"}),
-        ("model.seed=1", {"model", "seeds"}),
-        ("prompt=r1_zero", {"prompts", "model", "tokenizer"}),
-        ("sampling.temperature=0.5", {"sampling", "eval_sampling"}),
-        ("data.n_validation=9", {"data"}),
-        ("rollout.max_rows=2", {"engine"}),
-    ],
+    some(
+        [
+            ("seed=5", {"seeds"}),
+            ("model.seed=1", {"model", "seeds"}),
+            ("prompt=r1_zero", {"prompts", "model", "tokenizer"}),
+            ("sampling.temperature=0.5", {"sampling", "eval_sampling"}),
+            ("data.n_validation=9", {"data"}),
+            ("rollout.max_rows=2", {"engine"}),
+        ]
+    ),
 )
 def test_each_fact_follows_its_setting_alone(word, other, measured, tmp_path):
     told, before = told_of(evaluate(*JOB, word, f"hydra.run.dir={tmp_path / 'run'}", quiet=True)), told_of(measured)

@@ -17,6 +17,7 @@ from rlreason.config.sources import resource_dir
 from rlreason.config.store import SCHEMAS, typed
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
+from tests.some import some
 
 CONF = resource_dir("conf")
 CLOUD = "model=smollm2_135m"
@@ -70,9 +71,7 @@ def test_every_number_has_a_range():
     assert not sorted(key for key in found if range_of(key) is None), "give these a range in config/ranges.py"
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (number % 3 > 0)) for number, name in enumerate(RUNS)]
-)
+@pytest.mark.parametrize("name", some(RUNS))
 def test_an_extreme_value_is_accepted_or_one_line(composed_run, name):
     """Whatever number is given, checking ends at once and says at most one line on the setting itself."""
     run = composed_run(name)
@@ -94,24 +93,26 @@ def test_an_extreme_value_is_accepted_or_one_line(composed_run, name):
 
 @pytest.mark.parametrize(
     ("word", "says"),
-    [
-        ("seed=99999999999999999999", "must be at most 9223372036854775807: try seed=0"),
-        ("seed=-1", "must not be negative: try seed=0"),
-        ("threads=10000", "must be at most"),
-        ("grading.memory_mb=1", "must be at least 256"),
-        ("grading.timeout_s=100", "must be at most 60"),
-        ("grading.timeout_s=1e-9", "must be at least 0.01"),
-        ("grading.rel_tol=0.5", "must be below 0.1"),
-        ("grading.workers=100000", "must be at most"),
-        ("model.width=100000", "must be at most 1024"),
-        ("model.layers=1000", "must be at most 32"),
-        ("rollout_batch_size=1000000000", "must be at most 1000000"),
-        ("data.n_train=1000000000000", "must be at most 1000000"),
-        ("n_steps=100000000000000000000000000000000000000000000000000", "must be at most 1000000000"),
-        ("data.limit=0", "must be at least 1: null uses every problem"),
-        ("model.lora.rank=-1", "must not be negative: 0 trains without adapters"),
-        ("adam_betas=[0.9,1]", "must be below 1: try [0.9,0.95]"),
-    ],
+    some(
+        [
+            ("seed=99999999999999999999", "must be at most 9223372036854775807: try seed=0"),
+            ("seed=-1", "must not be negative: try seed=0"),
+            ("threads=10000", "must be at most"),
+            ("grading.memory_mb=1", "must be at least 256"),
+            ("grading.timeout_s=100", "must be at most 60"),
+            ("grading.timeout_s=1e-9", "must be at least 0.01"),
+            ("grading.rel_tol=0.5", "must be below 0.1"),
+            ("grading.workers=100000", "must be at most"),
+            ("model.width=100000", "must be at most 1024"),
+            ("model.layers=1000", "must be at most 32"),
+            ("rollout_batch_size=1000000000", "must be at most 1000000"),
+            ("data.n_train=1000000000000", "must be at most 1000000"),
+            ("n_steps=100000000000000000000000000000000000000000000000000", "must be at most 1000000000"),
+            ("data.limit=0", "must be at least 1: null uses every problem"),
+            ("model.lora.rank=-1", "must not be negative: 0 trains without adapters"),
+            ("adam_betas=[0.9,1]", "must be below 1: try [0.9,0.95]"),
+        ]
+    ),
 )
 def test_a_number_out_of_its_range_is_one_line_with_the_rule_and_the_cure(word, says):
     with pytest.raises(ConfigError) as caught:

@@ -10,6 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlreason.distributed.moments import read_whole
 from rlreason.distributed.place import Place, own_gpu, place_of, world_of
+from rlreason.distributed.sharding import ShardedPolicy
 from rlreason.errors import ConfigError
 from rlreason.learner import Learner
 from rlreason.model.devices import pick_dtype
@@ -19,7 +20,7 @@ from rlreason.progress.tensors import moments
 from rlreason.setup.algorithm import frozen_copy
 from rlreason.setup.learner_settings import settings_of
 from rlreason.setup.model import choose_trained
-from rlreason.setup.ranks import apart, lead
+from rlreason.setup.ranks import lead
 from rlreason.types import Grade, Response, Sample
 from tests.test_trainer import run_of
 
@@ -70,6 +71,10 @@ CASES = {
         True,
         ("parallel=replicate", "model.dtype=bfloat16", "model.head=bfloat16"),
     ),
+    "shard, half precision": (
+        False,
+        ("parallel=shard", "model.dtype=bfloat16", "model.head=bfloat16", "model.gradient_checkpointing=true"),
+    ),
     "replicate, four ranks": (True, ("parallel=replicate", "gpus=4")),
     "shard, four ranks": (False, ("parallel=shard", "gpus=4", "model.gradient_checkpointing=true")),
     "shard, untied, LoRA": (False, ("parallel=shard", "model.lora.rank=4", "kl_placement=loss", "kl_coef=0.1")),
@@ -87,7 +92,7 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
     products = pick_dtype(run.model.dtype, torch.device("cpu"))
     policy = grouped_policy(tokenizer, tied, products, run.model.head, spread="parallel=shard" in words)
     choose_trained(run.model, policy, run.seed)
-    alone = Learner(apart(policy), **settings_of(run))
+    alone = Learner(policy.apart(), **settings_of(run))
     has_reference = run.kl_placement != "none"
     reference = LogProbScorer(frozen_copy(policy), 96) if has_reference else None
     samples = samples_for(policy)
@@ -124,6 +129,17 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
     finally:
         ranked.close()
     assert not (tmp_path / "ranks.log").exists()  # nobody had anything to say
+
+
+def test_a_policy_in_parts_keeps_no_half_precision_copies_of_its_layers(tokenizer):
+    """Autocast would, until the end of a pass: then every rank had the whole model again."""
+    policy = grouped_policy(tokenizer, True, torch.bfloat16, "float32", spread=False)
+    for kind, keeps in ((Policy, True), (ShardedPolicy, False)):
+        one = kind.__new__(kind)
+        one.__dict__.update(policy.__dict__)
+        with one.autocast():
+            assert torch.is_autocast_enabled("cpu")
+            assert torch.is_autocast_cache_enabled() is keeps
 
 
 def first_moments(learner: Learner, folder: Path) -> list[torch.Tensor]:

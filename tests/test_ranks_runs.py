@@ -75,6 +75,17 @@ def test_a_run_goes_on_with_any_number_of_ranks_in_any_mode(tmp_path, alone, fir
 
 
 @pytest.mark.long
+def test_a_model_from_a_folder_is_spread_from_main_memory_and_goes_on_in_one_process(tmp_path):
+    trained(tmp_path / "first", *WORDS, "n_steps=1", "save_model=true")
+    model = ("model=local", "data=stories", f"model.path={tmp_path / 'first' / 'model'}", "micro_batch_tokens=700",
+             "prompt=r1_zero", "prompt.reward=own_reward:halves", "kl_placement=loss", "kl_coef=0.05")  # fmt: skip
+    expected, _ = trained(tmp_path / "one", *WORDS, *model)
+    assert any(row.get("train/grad_norm", 0) > 0 for row in expected)
+    trained(tmp_path / "two", *WORDS, *model, "n_steps=3", "gpus=2", "parallel=shard")
+    assert_same(whole_steps(gone_on(tmp_path / "two", *model)), whole_steps(expected))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", ["replicate", "shard"])
 @pytest.mark.parametrize(
     "more",

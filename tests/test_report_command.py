@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rlreason.sweeps.state import write_state
+from tests.some import some
 from tests.sweep_folders import CONFIG, PROTOCOL, answers, ended, sweep
 
 pytest.importorskip("vl_convert")
@@ -147,9 +148,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (number % 3 > 0)) for number, name in enumerate(BROKEN)]
-)
+@pytest.mark.parametrize("name", some(BROKEN))
 def test_what_is_broken_is_named_and_the_rest_is_compared(name, whole, tmp_path):
     change, says = BROKEN[name]
     folder = Path(shutil.copytree(whole, tmp_path / "rates"))

@@ -91,6 +91,31 @@ def test_a_policy_in_main_memory_scores_as_any_other(tokenizer):
     assert scores[0] == scores[1]
 
 
+class UncheckedPolicy(Policy):
+    """Of a device on which nothing can be compared."""
+
+    def _check_first_layer(self) -> None:
+        pass
+
+
+def test_in_main_memory_nothing_is_brought_to_the_device(tokenizer):
+    """Which is one without memory: whatever is mixed with the model ends in an error."""
+    model = FAMILIES["llama"]()
+    model.resize_token_embeddings(len(tokenizer))
+    expected = LogProbScorer(Policy(copy.deepcopy(model), tokenizer, head_dtype=torch.bfloat16), 64).log_probs(PAIRS)
+    there = {"device": torch.device("meta"), "in_main_memory": True}
+    policy = UncheckedPolicy(model, tokenizer, head_dtype=torch.bfloat16, **there)
+    assert LogProbScorer(policy, 64).log_probs(PAIRS) == expected
+    assert policy.apart().lies_on == torch.device("cpu")
+
+
+def test_adapters_of_a_skeleton_take_no_memory_either():
+    bones = skeleton_of(LlamaConfig(**SIZES))
+    add_lora(bones, 4, 8.0, None, seed=0)
+    assert all(parameter.is_meta for parameter in bones.parameters())
+    assert any(".lora_" in name for name, _ in bones.named_parameters())
+
+
 def test_a_model_from_a_folder_that_ranks_divide_stays_in_main_memory(tokenizer, tmp_path):
     model = FAMILIES["llama"]()
     model.resize_token_embeddings(len(tokenizer))

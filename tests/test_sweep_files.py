@@ -253,6 +253,8 @@ def chain(tmp_path, monkeypatch) -> Asked:
     return check_words(["-m", *words, "n_steps=2", "group_size=4", "experiment=null"], note=str)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_chain_has_its_stages_in_folders_below_its_own(chain):
     assert (chain.design, chain.folder) == (None, Path("runs/sweeps/mine"))
     with composing(chain):

@@ -175,6 +175,7 @@ def test_a_folder_that_another_process_writes_is_waited_for_and_then_refused(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_fails_leaves_the_others_alone_and_what_has_ended_is_left(tmp_path, capfd):
     grid = design(tmp_path / "grid", "1", "2", words=(BROKEN,))
     finished(tmp_path / "grid/learning_rate=2,seed=0")

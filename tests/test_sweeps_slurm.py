@@ -148,6 +148,26 @@ def test_a_sweep_that_is_stopped_ends_its_jobs_in_order_and_takes_the_others_off
     assert "== 3 jobs in Slurm's queue: 102_0 to 102_2" in again.stdout
 
 
+@pytest.mark.long
+def test_a_job_near_its_time_limit_writes_a_checkpoint_and_the_sweep_goes_on_from_there(tmp_path):
+    slurm = installed(tmp_path / "slurm", nodes=1)
+    words = [*WORDS, "seed=0", "n_steps=300", PARTITION, "checkpoint.every=1000", "model.warm_start.steps=0"]
+    sweep = Started(*words, "data.n_train=4096", "hydra.launcher.timeout_min=5", cwd=tmp_path, **slurm)
+    rows = tmp_path / "grid/seed=0/metrics.jsonl"
+    wait_for(lambda: (rows.exists() and len(rows.read_text().splitlines()) > 5) or not sweep.process.is_alive(), 200)
+    (tmp_path / "slurm/warn").touch()
+    done = sweep.finished(150)
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert [run.status for run in read_state(tmp_path / "grid").runs] == ["interrupted"]
+    assert states(slurm) == []
+    assert list((tmp_path / "grid/seed=0/checkpoints").iterdir())
+    reached = len(rows.read_text().splitlines())
+    again = rlreason(*words, "data.n_train=4096", "hydra.launcher.timeout_min=5", cwd=tmp_path, **slurm)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert [run.status for run in read_state(tmp_path / "grid").runs] == ["finished"]
+    assert len(rows.read_text().splitlines()) >= 300 > reached
+
+
 def _cmdline(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()

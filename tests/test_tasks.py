@@ -21,6 +21,7 @@ from rlreason.setup.read_data import read_splits
 from rlreason.setup.warm_start import Lessons
 from rlreason.setup.warm_start_formats import SHARED, format_of
 from rlreason.types import Problem
+from tests.some import some
 
 TASKS = ("stories", "stories_long", "stories_mixed", "stories_rambling", "stories_sparse", "stories_shortcut")
 FEW = ["data.n_train=600", "data.n_validation=200"]
@@ -136,7 +137,7 @@ def sizes(policy: Policy, lessons: Lessons, problems: list[Problem], template: s
         yield len(policy.encode_response(template.format(solution=problem.solution, answer=problem.answer)))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", some(TASKS))
 def test_prompts_and_worked_answers_fit(asked, task):
     run = asked(f"data={task}", "data.n_validation=200", "model.width=16")
     train, validation = read_splits(run.data, print)

@@ -33,8 +33,10 @@ SMALL = (
 
 
 def run_of(*words: str):
+    """The settings of a small run; of the built-in model, where the words give no other."""
+    small = [word for word in SMALL if "model=local" not in words or not word.startswith("model.")]
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        cfg = compose("config", [*SMALL, *words])
+        cfg = compose("config", [*small, *words])
     OmegaConf.resolve(cfg)
     return typed(cfg), OmegaConf.to_yaml(cfg)
 

@@ -43,6 +43,7 @@ from rlreason.setup.protocol import protocol_of
 from rlreason.setup.run_summary import evaluated_otherwise
 from rlreason.trainer import train
 from rlreason.types import Grade, Response, Sample
+from tests.some import some
 
 #: Settings of vLLM's engine. Starting it takes too long here: tests/test_vllm*.py record what it reads.
 VLLM_SETTINGS = {f"rollout.{key}" for key in ("max_rows", "sleep", "kv_cache_gb", "attest", "timeout_s")}
@@ -214,7 +215,7 @@ def test_a_whole_run_reads_its_settings(algorithm, whole):
     compare(run, read)
 
 
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("data", some(DATA))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_reads_its_settings_on_every_kind_of_data(algorithm, data, whole, places, tmp_path):
     """What the steps themselves read does not depend on the data."""
@@ -347,6 +348,8 @@ def test_a_sweep_is_refused_before_its_first_run():
         check_words(["-m", "kl_estimator=k3,k2", "seed=0"])
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_what_an_option_of_the_users_own_sets_is_no_mistake(tmp_path):
     """A prompt says how its traces are written, whichever algorithm it is chosen for."""
     (tmp_path / "own/prompt").mkdir(parents=True)

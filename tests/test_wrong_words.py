@@ -18,6 +18,7 @@ from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.modules import PACKAGE
 from rlreason.errors import ConfigError
 from rlreason.main import answer_question
+from tests.some import some
 
 ANOTHER = "choose one of "
 QUOTES = "cannot be read: a value with = : , ( ) quotes or brackets needs quotes"
@@ -176,7 +177,9 @@ def answered_by(words: list[str]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("words", "says"), LINES, ids=lambda value: str(value)[:60].encode("unicode_escape").decode())
+@pytest.mark.parametrize(
+    ("words", "says"), some(LINES), ids=lambda value: str(value)[:60].encode("unicode_escape").decode()
+)
 def test_a_wrong_command_line_is_one_line_with_the_cure(words, says, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = answered_by(words)

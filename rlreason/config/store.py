@@ -52,6 +52,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 def register() -> None:
     """Tell Hydra the schemas, and every `multirun_sweeps/NAME.yaml` as `sweep=NAME`. Safe to call twice."""
     store = ConfigStore.instance().store
+    # Hydra copies the whole store for each composition, and then what it takes out of it once more.
+    vars(ConfigStore.instance())["__deepcopy__"] = lambda memo: ConfigStore.instance()
     for group, nodes in SCHEMAS.items():
         for name, node in nodes.items():
             store(group=group, name=name, node=node)

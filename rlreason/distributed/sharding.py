@@ -5,6 +5,7 @@ while it computes. Rank 0 has a whole copy beside it, in main memory, from which
 models are saved.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from rlreason.distributed.ranks import Ranks
 from rlreason.errors import ConfigError
 from rlreason.model.packing import PackedBatch
 from rlreason.model.policy import Policy
+from rlreason.model.products import use_fast_products
 from rlreason.model.skeleton import materialize
 from rlreason.model.watched import not_finite
 from rlreason.objectives.objective import Objective
@@ -79,6 +81,7 @@ class ShardedPolicy(Policy):
         root = _Root(found)
         for module in (*layers, root):
             materialize(module, policy.device)  # one layer at a time: all of them may be more than a GPU holds
+            use_fast_products(module)
             # Gathered weights are given up after each pass: the root's would otherwise be those before the next step.
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
         for module in root.modules():
@@ -87,6 +90,12 @@ class ShardedPolicy(Policy):
                 module.set_force_sum_reduction_for_comms(True)
         found.root = root
         return found
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Without its cache, which would keep a half-precision copy of every layer until the pass ends."""
+        if self.compute_dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute_dtype, cache_enabled=False)
 
     def log_probs(
         self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from rlreason.memory import formula as f
 from rlreason.memory.machine import Device
-from rlreason.memory.sharing import on_ranks
+from rlreason.memory.sharing import of_start, on_ranks
 from rlreason.memory.work import Work
 
 #: Bytes of the libraries and their context, whatever the model: guesses on a GPU.
@@ -65,11 +65,16 @@ def all_fit(plan: Plan, device: Device) -> bool:
 
 def plan_of(work: Work, device: Device) -> Plan:
     """The plan on `device`. Of several ranks that may choose: whole models where that fits, else spread ones."""
-    whole, spread = replace(work, parallel="replicate"), replace(work, parallel="shard")
+    whole, spread = replace(work, parallel="replicate"), spread_work(work)
     if work.ranks == 1 or work.parallel != "auto":
         return _plan_of(spread if work.ranks > 1 and work.parallel == "shard" else whole, device)
     plan = _plan_of(whole, device)
     return plan if all_fit(plan, device) or not work.may_be_spread else _plan_of(spread, device)
+
+
+def spread_work(work: Work) -> Work:
+    """The same of ranks that each have a part: their casts are not kept, but for a gradient without checkpointing."""
+    return replace(work, parallel="shard", casts=work.casts._replace(kept=0))
 
 
 def _plan_of(work: Work, device: Device) -> Plan:
@@ -120,14 +125,14 @@ def held_later(work: Work) -> int:
     """Bytes that the trainer takes where vLLM samples, after vLLM has planned its cache: its engine starts before.
 
     Moments, the reference model and the first weights; where vLLM keeps its memory, what training takes on top as well.
-    Of a model that is spread the weights too: until then they are in main memory.
+    Of a model that is spread the weights too: they come from main memory when vLLM is there, before it first sleeps.
     """
     if work.elsewhere:
         return 0
     spread = work.parallel == "shard"
     held, training = on_ranks(work, held_parts(work), training_parts(work), spread)
-    there = 0 if spread else held["weights"]
-    return sum(held.values()) - there + (sum(training.values()) if work.resident else 0)
+    later = sum(held.values()) + (sum(training.values()) if work.resident else 0)
+    return max(later, held["weights"] + of_start(work)) if spread else later - held["weights"]
 
 
 def training_parts(work: Work) -> dict[str, int]:

@@ -27,12 +27,23 @@ def on_ranks(
     if not spread:
         largest = max((4 * numbers for numbers, _ in work.trained), default=0)
         return held, training | {"sum over ranks": max(BUCKET, largest) + (NCCL if work.head.on_gpu else 0)}
-    s = work.shape
-    root = s.width * (s.vocab * (1 if s.tied else 2) + 1)
-    layer = (s.numbers - root) // s.layers
+    root, layer = root_and_layer(work)
     divided = {name: -(-amount // work.ranks) for name, amount in held.items()}
     passes = {name: amount for name, amount in training.items() if name != "gradients"}
     gradients = {"gradients": -(-f.gradient_bytes(work.trained) // work.ranks)} if work.trained else {}
     of_backward = max(8 * layer, 8 * root - sum(passes.values())) if work.trained else 0
     gathered = 4 * (root + AT_ONCE * layer) + of_backward + (NCCL if work.head.on_gpu else 0)
     return divided, gradients | passes | {"gathered weights": gathered}
+
+
+def root_and_layer(work: Work) -> tuple[int, int]:
+    """Numbers of what is in no layer, and of one layer."""
+    s = work.shape
+    root = s.width * (s.vocab * (1 if s.tied else 2) + 1)
+    return root, (s.numbers - root) // s.layers
+
+
+def of_start(work: Work) -> int:
+    """Bytes beside its share of the weights that a rank takes while it gets them: the root, and its largest tensor."""
+    root, _ = root_and_layer(work)
+    return 4 * (root + work.shape.width * work.shape.vocab) + (NCCL if work.head.on_gpu else 0)

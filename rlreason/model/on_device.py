@@ -1,4 +1,4 @@
-"""Numbers of the processor, brought to the device in copies for which nobody waits.
+"""Numbers of the processor, brought to the device in copies for which nobody waits; and its memory, given back.
 
 A copy out of ordinary memory waits for everything that the GPU still has to do; one out of pinned memory takes its
 turn there, so that the next micro-batch is laid out while the GPU computes the one before.
@@ -28,3 +28,9 @@ def on_device(values: Tensor, device: torch.device | str) -> Tensor:
     if torch.device(device).type == "cuda":
         values = values.pin_memory()
     return values.to(device, non_blocking=True)
+
+
+def give_back(device: torch.device) -> None:
+    """What torch has kept of a GPU's memory for itself, to whoever else needs it there."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,6 +1,7 @@
 """The model being trained: load it, encode text for it, compute log-probabilities under it, save it."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from rlreason.model.devices import DTYPES, pick_device, pick_dtype
 from rlreason.model.kernels import select_kernel
 from rlreason.model.logprobs import chunked_log_probs
 from rlreason.model.lora import merged_weights
+from rlreason.model.on_device import give_back
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
 from rlreason.model.parameters import model_size, round_weights
 from rlreason.model.policy_checks import check_head, check_kernel, check_model, check_sharing
@@ -92,11 +94,19 @@ class Policy:
         part = Policy(short, self.tokenizer, dtype, self.device, attention=self.attention, head_dtype=head)
         self.shares_prompts = self.shares_prompts and part.shares_prompts
         self.remarks += [remark for remark in part.remarks if remark not in self.remarks]
+        del short, part
+        give_back(self.device)  # an engine that starts next is to find it
 
     def stop_sharing(self, why: str) -> None:
         """Have every response computed behind a prompt of its own from now on."""
         self.shares_prompts = False
         self.remarks.append(f"each response is computed behind a prompt of its own ({why})")
+
+    def apart(self) -> "Policy":
+        """The same policy with a model of its own, checked as this one is."""
+        found = copy.copy(self)
+        found.model, found.remarks = copy.deepcopy(self.model), []
+        return found
 
     @property
     def lies_on(self) -> torch.device:

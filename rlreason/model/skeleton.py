@@ -13,10 +13,9 @@ from rlreason.model.lora import merged_weights
 
 def from_config(config: PretrainedConfig) -> PreTrainedModel:
     """A model of this architecture, float32, on the processor, to be filled: its weights are what lay in memory."""
+    own = copy.deepcopy(config)  # which remembers how a model was made
     with alone(), no_init_weights():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="sdpa"
-        )
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(own, dtype=torch.float32, attn_implementation="sdpa")
     model.tie_weights()
     model.eval()
     return model

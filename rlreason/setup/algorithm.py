@@ -1,6 +1,5 @@
 """The algorithm of a run, from its settings: which sequences are learned from, and with what advantages."""
 
-import copy
 from typing import Any
 
 from rlreason.algorithms.base import Algorithm
@@ -93,15 +92,7 @@ def make_reference(run: GRPOConfig, policy: Policy) -> LogProbScorer | None:
 
 
 def frozen_copy(policy: Policy) -> Policy:
-    """The policy as it is now, apart from it and never trained."""
-    model = copy.deepcopy(policy.model).requires_grad_(False)
-    return Policy(
-        model,
-        policy.tokenizer,
-        policy.compute_dtype,
-        policy.device,
-        policy.weights,
-        policy.attention,
-        policy.head_dtype,
-        policy.in_main_memory,
-    )
+    """The policy as it is now, apart from it and never trained; what was checked of the one holds for the other."""
+    found = policy.apart()
+    found.model.requires_grad_(False)
+    return found

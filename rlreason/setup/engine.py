@@ -21,7 +21,7 @@ from rlreason.engines.weight_check import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.errors import ConfigError
 from rlreason.memory.formula import gradient_bytes, moment_bytes
 from rlreason.memory.machine import Device
-from rlreason.memory.plan import held_later
+from rlreason.memory.plan import held_later, spread_work
 from rlreason.memory.shapes import shape_from
 from rlreason.memory.work import work_of
 from rlreason.model.policy import Policy
@@ -134,13 +134,14 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
         here = Device(policy.device.type, bf16=policy.compute_dtype == torch.bfloat16)
         response = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
         work = work_of(run, shape, here, max(1, longest - response))
-        return held_later(replace(work, parallel="shard") if policy.in_main_memory else work)
+        return held_later(spread_work(work) if policy.in_main_memory else work)
     weights = list(policy.model.parameters())
     trained = [(p.numel(), p.element_size()) for p in weights if p.requires_grad and run.trains]
     has_reference = getattr(run, "kl_placement", "none") != "none"
     copies = sum(p.numel() * p.element_size() for p in weights) if has_reference else 0
     first = gradient_bytes(trained) if getattr(run, "restarts", False) else 0
-    return moment_bytes(trained, run.optimizes_by or "adamw") + copies + first
+    arrives = sum(p.numel() * p.element_size() for p in weights) if policy.in_main_memory else 0
+    return moment_bytes(trained, run.optimizes_by or "adamw") + copies + first + arrives
 
 
 def check_placement(placement: str, device: str) -> None:

@@ -1,14 +1,19 @@
 """What each rank of a run will have of the model: asked before it is loaded, and again when it is there."""
 
-import torch
+from contextlib import suppress
+from typing import cast
 
+import torch
+from transformers import AutoConfig
+
+from rlreason.config.model import ModelConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.distributed.place import place_of, world_of
 from rlreason.errors import ConfigError
 from rlreason.memory.machine import Device, processor
 from rlreason.memory.ranks import Parallel, parallel_mode
-from rlreason.memory.shapes import ModelShape, shape_of
+from rlreason.memory.shapes import ModelShape, shape_from, shape_of
 from rlreason.model.devices import pick_device
 
 
@@ -17,10 +22,20 @@ def is_spread(run: RunConfig) -> bool:
 
     One made on the spot is small, and is trained as a whole before.
     """
-    if not isinstance(run, TrainingConfig) or run.model.made_on_the_spot:
+    if not run.trains or run.model.made_on_the_spot:
         return False
-    world = world_of(run.gpus, place_of(), torch.cuda.device_count())
-    return world > 1 and mode_of(run, shape_of(run.model).shape, pick_device(), world).mode == "shard"
+    training = cast(TrainingConfig, run)
+    world = world_of(training.gpus, place_of(), torch.cuda.device_count())
+    return world > 1 and mode_of(training, _shape(run.model), pick_device(), world).mode == "shard"
+
+
+def _shape(model: ModelConfig) -> ModelShape | None:
+    """Also of a model that is still to be downloaded: its config.json is, now."""
+    if (shape := shape_of(model).shape) is not None:
+        return shape
+    with suppress(OSError, ValueError):  # which the one who loads it says better
+        return shape_from(AutoConfig.from_pretrained(str(model.folder), trust_remote_code=False).to_dict())
+    return None
 
 
 def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device, world: int) -> Parallel:

@@ -22,14 +22,15 @@ from rlreason.learner import Learner
 from rlreason.memory.shapes import shape_from
 from rlreason.model.attention import NAMES
 from rlreason.model.lora import merged_weights
+from rlreason.model.on_device import give_back
 from rlreason.model.policy import Policy
-from rlreason.model.products import use_fast_products
 from rlreason.model.scoring import LogProbScorer
 from rlreason.model.skeleton import from_config, one_layer_of, skeleton_of, with_one_layer
 from rlreason.records.files import RANKS_LOG, STACKS
 from rlreason.records.status import write_status
 from rlreason.runtime.environment import STACKS_VARIABLE
 from rlreason.runtime.stacks import listen
+from rlreason.setup.algorithm import frozen_copy
 from rlreason.setup.learner_settings import settings_of
 from rlreason.setup.model import choose_threads, choose_trained
 from rlreason.setup.parallel import mode_of
@@ -43,6 +44,7 @@ def lead(run: TrainingConfig, policy: Policy, reference: LogProbScorer | None, w
     In the mode `shard`, `policy` is from then on a whole copy in main memory, if it was not so from the start.
     """
     mode, why = mode_of(run, shape_from(policy.model.config.get_text_config().to_dict()), policy.device, world)
+    mode = "shard" if policy.in_main_memory else mode  # as it was decided before it was loaded
     place = "GPUs" if policy.device.type == "cuda" else "processes"
     has = {"replicate": "each has the whole model", "shard": "each has a part of the model"}[mode]
     policy.remarks.append(f"{world} {place} train, {has} (parallel={mode}: {why})")
@@ -93,6 +95,8 @@ def follow(ranks: Ranks) -> dict[str, Order]:
     policy = Policy(model, tokenizer, device=ranks.device, **of_policy)  # which checks what this device computes
     if mode == "shard":
         policy = without_numbers(policy, config)
+        del model  # else its one layer stays on the GPU
+        give_back(policy.device)
     choose_threads(run, policy)
     share_threads(run, ranks)
     policies = trained_from(run, policy)
@@ -108,7 +112,7 @@ def lending(order: Order) -> Order:
 
     def then_give_back(*arguments: Any) -> None:
         order(*arguments)
-        torch.cuda.empty_cache()
+        give_back(torch.device("cuda"))
 
     return then_give_back
 
@@ -137,9 +141,7 @@ def trained_from(run: TrainingConfig, policy: Policy) -> dict[str, Policy]:
     choose_trained(run.model, policy, run.seed)
     if getattr(run, "kl_placement", "none") == "none":
         return {"policy": policy}
-    reference = apart(policy)
-    reference.model.requires_grad_(False)
-    return {"policy": policy, "reference": reference}
+    return {"policy": policy, "reference": frozen_copy(policy)}
 
 
 def without_numbers(policy: Policy, config: PretrainedConfig) -> Policy:
@@ -147,7 +149,6 @@ def without_numbers(policy: Policy, config: PretrainedConfig) -> Policy:
     found = copy.copy(policy)
     found.model, found.in_main_memory, found.remarks = skeleton_of(config), False, []
     found.model.set_attn_implementation(NAMES[found.attention])
-    use_fast_products(found.model)
     return found
 
 
@@ -161,15 +162,7 @@ def to_main_memory(policy: Policy) -> None:
     """Move the policy's model there, where that of a folder that is spread is from the start."""
     policy.in_main_memory = True
     policy.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
-    if policy.device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def apart(policy: Policy) -> Policy:
-    """The same policy with a model of its own."""
-    found = copy.copy(policy)
-    found.model = copy.deepcopy(policy.model)
-    return found
+    give_back(policy.device)
 
 
 def agree(ranks: Ranks, policies: Iterable[Policy]) -> None:
