@@ -109,6 +109,7 @@ def test_the_metrics_are_gone(runs, killed):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_second_process_on_the_folder_of_a_run(runs):
     folder, words = runs.new(), ("n_steps=40", "eval_every=0", "checkpoint.every=1000")
     first = Started(*runs.words("grpo", *words), f"hydra.run.dir={folder.name}", cwd=runs.place)

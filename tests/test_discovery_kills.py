@@ -8,6 +8,7 @@ from rlreason.discovery.scripted_server import serving
 from rlreason.errors import ConfigError
 from tests.discovery_runs import AXES, DETOURS, axes, calls_in, discover, log_in, program, run_here
 from tests.killed import AT, SIGNAL
+from tests.some import some
 
 JOURNAL, LOOP, ASKING = "rlreason.discovery.journal", "rlreason.discovery.loop", "rlreason.discovery.asking"
 #: Before and after what is written down, while requests are under way, and while programs run.
@@ -32,7 +33,7 @@ WORDS = {"refine": ("strategy=refine", "budget.calls=9"), "hybrid": ("strategy=h
 
 
 @pytest.mark.parametrize("strategy", ["refine", pytest.param("hybrid", marks=pytest.mark.long)])
-@pytest.mark.parametrize("place", [*PLACES, *(pytest.param(place, marks=pytest.mark.long) for place in MORE)])
+@pytest.mark.parametrize("place", some([*PLACES, *MORE], len(PLACES + MORE)))
 def test_a_killed_run_goes_on_with_every_paid_call_exactly_once(tmp_path, place, strategy):
     script = {"samples": 3, "replies": DETOURS} if strategy == "hybrid" else DETOURS
     folder = tmp_path / "run"

@@ -321,6 +321,7 @@ def places_in(value: Any, path: tuple = ()) -> list[tuple]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_whatever_is_damaged_there_is_a_report_or_one_line(tmp_path):
     """Every part of a log is replaced by another value, or left out; 25 that can be read so get a report."""
     rng, written = random.Random(0), 0

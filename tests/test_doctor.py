@@ -500,6 +500,7 @@ def test_a_cure_stands_below_what_it_cures():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_libraries_too_broken_to_read_settings_are_findings_and_no_traceback(tmp_path):
     fake(tmp_path / "site", "antlr4-python3-runtime", "4.13.2")
     (tmp_path / "site/antlr4").mkdir()

@@ -148,6 +148,8 @@ def test_a_hostile_gold_is_no_worse_than_a_hostile_answer():
     assert not [grade for grade in grades if grade.outcome == "error"]
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_hostile_batch_costs_little_more_than_its_clean_part_and_changes_no_grade():
     clean = [(str(index % 97), str(index % 89)) for index in range(180)]
     clean += [(f"\\frac{{{index}}}{{7}}", f"{index}/7") for index in range(60)]

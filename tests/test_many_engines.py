@@ -22,7 +22,7 @@ from rlreason.model.tiny import build_model
 pytest.importorskip("vllm")
 psutil = pytest.importorskip("psutil")
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.filterwarnings("ignore::FutureWarning")]
 NAMES = ("GPU 1", "GPU 2")  # where they would run
 #: As torchrun tells the second of two ranks. No process listens at that port.
 TORCHRUN = {

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from rlreason.config.store import typed
+from rlreason.distributed import ranks
 from rlreason.memory import formula as f
 from rlreason.memory.fitting import divided
 from rlreason.memory.machine import Device
@@ -20,6 +21,10 @@ MODEL = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm
 SHAPE = PUBLISHED["Qwen/Qwen2.5-Math-1.5B"]
 CARD = Device("cuda", "a card", int(79.1 * GIB), 80 * GIB)
 SMALL = Device("cuda", "a small card", int(39.4 * GIB), 40 * GIB)
+
+
+def test_the_plan_counts_the_bucket_that_gradients_are_summed_in():
+    assert 4 * ranks.BUCKET == BUCKET
 
 
 def plan(composed, *words, device=CARD):

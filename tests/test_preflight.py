@@ -342,6 +342,7 @@ def test_an_evaluation_that_goes_on_keeps_its_files(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_whose_data_is_no_use_leaves_nothing_and_has_its_exit_code(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\nnonsense\n')
     (tmp_path / "model").mkdir()

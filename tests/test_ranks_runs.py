@@ -191,7 +191,7 @@ def loss(advantages, policy_log_probs):
 @pytest.mark.parametrize(
     ("fails_on", "more"),
     [
-        ("0", ("parallel=replicate",)),
+        pytest.param("0", ("parallel=replicate",), marks=pytest.mark.long),
         pytest.param("0", ("parallel=shard",), marks=pytest.mark.long),
         pytest.param("1", ("parallel=shard",), marks=pytest.mark.long),
         pytest.param("0,1", ("parallel=replicate",), marks=pytest.mark.long),

@@ -212,6 +212,8 @@ def test_a_run_shows_what_its_model_and_its_data_say(hostile):
     assert r"\x1b[2J" in written
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_texts_of_a_run_folder_can_be_read_in_a_terminal(hostile):
     folder = hostile[0]
     texts = [path for path in folder.rglob("*") if path.suffix in (".md", ".yaml", ".txt", ".json", ".jsonl", ".log")]

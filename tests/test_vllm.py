@@ -476,6 +476,7 @@ def test_a_dead_and_a_hung_engine_end_in_one_clear_error_and_the_process_ends(to
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_grpo_run_that_samples_ahead_with_vllm_from_the_command_line(tmp_path):
     small = ["n_steps=3", "eval_problems=4", "model.warm_start.steps=10", "rollout_batch_size=16", "group_size=4"]
     ahead = ["rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip"]

@@ -91,6 +91,8 @@ def test_a_worker_that_hangs_or_is_stopped_costs_its_own_response_alone(rewards)
         assert psutil.wait_procs([worker], timeout=10)[1] == []
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_that_closes_its_pipe_and_lives_on_is_not_waited_for(rewards):
     began, others = time.monotonic(), psutil.Process().children()
     with Grader(GradingConfig(timeout_s=20.0), "waits_rewards:mute") as grader:
