@@ -93,6 +93,8 @@ def odd_process(tmp_path):
     OmegaConf.clear_resolver("div")
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_nothing_of_the_process_is_changed_however_a_run_ends(tmp_path, done, odd_process, monkeypatch, capfd):
     monkeypatch.setenv("FOLDER_TO_BREAK", str(tmp_path / "failing"))
     before = state()

@@ -46,6 +46,8 @@ def start(forks: Forks, place: Path, *words: str, processors: list[int] | None =
     return process
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_it_is_a_child_with_a_folder_environment_streams_and_processors_of_its_own(forks, tmp_path):
     (processor, *_) = os.sched_getaffinity(0)
     stacks = tmp_path / "early"

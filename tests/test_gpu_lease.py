@@ -180,6 +180,7 @@ def test_the_runs_of_a_sweep_have_gpus_of_their_own(tmp_path, capfd, per_run, si
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_waits_for_what_another_one_has_and_says_so_once(tmp_path, capfd):
     names = gpus(1)
     other = holding(names, 1)

@@ -135,13 +135,12 @@ READ = {"tensorboard": in_tensorboard, "wandb": in_wandb, "trackio": in_trackio}
 
 
 INTERRUPTED = -1.0
-SLOW = [(name, pause) for name in READ for pause in (INTERRUPTED, 0.0, 1.5)]  # what a service has kept differs
-QUICK = [("wandb", INTERRUPTED)]
+PAUSES = [(name, pause) for name in READ for pause in (INTERRUPTED, 0.0, 1.5)]  # what a service has kept differs
 
 
-@pytest.mark.parametrize(
-    ("name", "pause"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in SLOW if case not in QUICK)]
-)
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "pause"), PAUSES)
 def test_a_run_that_was_stopped_goes_on_with_its_own_run_in_the_service(tmp_path, name, pause):
     if name == "trackio":
         pytest.importorskip("trackio", minversion="0.40", exc_type=ImportError)

@@ -142,6 +142,7 @@ def first(tmp_path_factory) -> Run:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_rerun_comes_out_equal_and_says_so(first):
     cwd = first.folder.parent
     done = rlreason("rerun", "one", cwd=cwd)

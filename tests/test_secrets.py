@@ -192,6 +192,7 @@ def checkout(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_keeps_no_secret_in_any_file(checkout, tmp_path):
     """Of the environment, of the checkout, of the command line, and of what a reward of the user's own says."""
     (tmp_path / "own_reward.py").write_text(
