@@ -1,6 +1,7 @@
 """vLLM inside a trainer that is one of several ranks: it leaves their process group alone from start to end."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -63,5 +64,5 @@ def test_closing_an_engine_leaves_the_trainers_process_group(tokenizer, tmp_path
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("sums still") == ranks
-    sampled = {line.partition("sampled ")[2] for line in done.stdout.splitlines() if "sums still" in line}
-    assert len(sampled) == ranks  # each its own
+    sampled = set(re.findall(r"sampled (\[[^]]*\]) and", done.stdout))  # ranks may write into each other's lines
+    assert len(sampled) == ranks, done.stdout  # each its own
