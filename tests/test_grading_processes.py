@@ -14,6 +14,7 @@ import pytest
 
 from rlreason.config.groups import GradingConfig
 from rlreason.grading import Grader
+from tests.some import some
 
 ROOT = Path(__file__).parents[1]
 SYMBOLIC = [
@@ -174,9 +175,7 @@ def script(tmp_path: Path, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
 
 
-@pytest.mark.parametrize(
-    "how", [signal.SIGKILL, *(pytest.param(how, marks=pytest.mark.long) for how in (signal.SIGTERM, signal.SIGINT))]
-)
+@pytest.mark.parametrize("how", some([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
 def test_no_worker_outlives_a_parent_that_is_killed(tmp_path, how):
     parent = script(tmp_path, "stay")
     assert parent.stdout.readline() == "1.0\n"

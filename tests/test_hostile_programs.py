@@ -36,6 +36,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.some import some
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).with_name("hostile_programs")
 PROBLEM = "kissing_11"
@@ -325,11 +327,7 @@ def _parametrized(item: pytest.Item) -> list[str]:
     return item.fixturenames if isinstance(item, pytest.Function) and hasattr(item, "callspec") else []
 
 
-#: Every third one at every test, the others where there is time.
-OFTEN = [pytest.param(p, id=p.name, marks=[] if n % 3 == 0 else pytest.mark.long) for n, p in enumerate(PROGRAMS)]
-
-
-@pytest.mark.parametrize("program", OFTEN)
+@pytest.mark.parametrize("program", some(PROGRAMS), ids=lambda program: program.name)
 def test_a_hostile_program_gets_the_right_verdict_in_time_and_leaves_nothing(program, scored) -> None:
     for told in scored[program.name].result():
         assert told.left == []

@@ -16,6 +16,7 @@ from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.sweeps.carry import carry
 from rlreason.sweeps.state import RunState, SweepState, new_state, read_state, write_state
+from tests.some import some
 from tests.sweep_folders import answers, sweep
 
 LR = {"learning_rate": "1e-4"}
@@ -36,17 +37,15 @@ def settings_of(sweep_name: str, carried: list[str], *words: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "carried"),
-    [
-        ("grpo_off_policy_focused", ["epochs_per_rollout=2", "train_batch_size=64"]),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in (
-                ("objectives", ["loss=grpo_no_clip", "std_norm=none"]),
-                ("cs336_2026_on_policy", ["length_norm=constant", "std_norm=none"]),
-                ("kl", ["std_norm=group_std"]),
-            )
-        ),
-    ],
+    some(
+        [
+            ("grpo_off_policy_focused", ["epochs_per_rollout=2", "train_batch_size=64"]),
+            ("objectives", ["loss=grpo_no_clip", "std_norm=none"]),
+            ("cs336_2026_on_policy", ["length_norm=constant", "std_norm=none"]),
+            ("kl", ["std_norm=group_std"]),
+        ],
+        4,
+    ),
 )
 def test_a_carried_word_never_makes_two_settings_the_same_run(name, carried):
     alone = settings_of(name, [])

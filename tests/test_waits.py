@@ -19,6 +19,7 @@ from rlreason.runtime import lock
 from rlreason.runtime.stacks import listens, stacks_in
 from rlreason.runtime.watchdog import Silence
 from rlreason.setup.probe import unusable
+from tests.some import some
 from tests.starts import SMALL
 from tests.test_exit_codes import wait_for
 
@@ -112,7 +113,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("reward", ["waits_rewards:stubborn", pytest.param("waits_late:f", marks=pytest.mark.long)])
+@pytest.mark.parametrize("reward", some(["waits_rewards:stubborn", "waits_late:f"]))
 def test_no_worker_that_hangs_outlives_a_killed_run_also_where_a_thread_started_it(rewards, reward):
     """The kernel ends only those that a main thread started."""
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{rewards}"}

@@ -5,7 +5,6 @@ while it computes. Rank 0 has a whole copy beside it, in main memory, from which
 models are saved.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +65,7 @@ class ShardedPolicy(Policy):
     """A policy whose weights are spread over ranks: all of them must compute as many passes at the same time."""
 
     root: nn.Module
+    keeps_casts = False  # else a rank had all layers in half precision until a pass ends
 
     @classmethod
     def of(cls, policy: Policy, mesh: DeviceMesh) -> "ShardedPolicy":
@@ -90,12 +90,6 @@ class ShardedPolicy(Policy):
                 module.set_force_sum_reduction_for_comms(True)
         found.root = root
         return found
-
-    def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Without its cache, which would keep a half-precision copy of every layer until the pass ends."""
-        if self.compute_dtype == torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.compute_dtype, cache_enabled=False)
 
     def log_probs(
         self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True

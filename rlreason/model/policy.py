@@ -38,6 +38,7 @@ NOTHING_RUNS = {"trust_remote_code": False, "use_safetensors": True}
 class Policy:
     """A causal language model with its tokenizer; everything that turns token ids into log-probabilities uses it."""
 
+    keeps_casts = True  # half-precision copies of trained weights, until the block of `autocast` ends
     #: (scorer, pairs, whether entropies are wanted) -> scores by all ranks, where several train this policy.
     deal: "Callable[[LogProbScorer, Sequence[Pair], bool], list[TokenScores]] | None" = None
 
@@ -150,7 +151,7 @@ class Policy:
         """The context in which matrix products are computed in `compute_dtype`."""
         if self.compute_dtype == torch.float32:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.compute_dtype)
+        return torch.autocast(self.device.type, dtype=self.compute_dtype, cache_enabled=self.keeps_casts)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, width) -> (rows, vocab) float32, by the product that `log_probs` takes: sums are never rounded."""

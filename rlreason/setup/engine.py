@@ -138,10 +138,10 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
     weights = list(policy.model.parameters())
     trained = [(p.numel(), p.element_size()) for p in weights if p.requires_grad and run.trains]
     has_reference = getattr(run, "kl_placement", "none") != "none"
-    copies = sum(p.numel() * p.element_size() for p in weights) if has_reference else 0
+    copies = int(has_reference) + int(policy.in_main_memory)  # of which none is on the device yet
     first = gradient_bytes(trained) if getattr(run, "restarts", False) else 0
-    arrives = sum(p.numel() * p.element_size() for p in weights) if policy.in_main_memory else 0
-    return moment_bytes(trained, run.optimizes_by or "adamw") + copies + first + arrives
+    whole: int = sum(p.numel() * p.element_size() for p in weights)
+    return moment_bytes(trained, run.optimizes_by or "adamw") + copies * whole + first
 
 
 def check_placement(placement: str, device: str) -> None:
