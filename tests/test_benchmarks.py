@@ -138,7 +138,6 @@ def gpu_check(*words: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str],
     return done, json.loads((cwd / "out.json").read_text())["checks"]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_checks_for_a_card_do_here_what_a_processor_allows(tmp_path):
     done, found = gpu_check("--only", "kernels,memory", cwd=tmp_path)
@@ -150,7 +149,6 @@ def test_the_checks_for_a_card_do_here_what_a_processor_allows(tmp_path):
     assert done.stdout.startswith("no GPU here")
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_check_that_crashes_leaves_the_others_and_names_a_likely_cause(tmp_path):
     done, found = gpu_check("--only", "head,memory", "--model", str(tmp_path / "nowhere"), cwd=tmp_path)

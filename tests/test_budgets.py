@@ -37,7 +37,6 @@ def test_a_budget_that_is_lowered_is_not_raised():
     assert not raised({}, {"steps": 3})
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_steps_that_are_spent_end_a_run_and_more_of_them_let_it_go_on(tmp_path):
     words = words_of("budget.steps=2", "eval_problems=null", "interim_eval_problems=4")
@@ -55,7 +54,6 @@ def test_steps_that_are_spent_end_a_run_and_more_of_them_let_it_go_on(tmp_path):
     assert summary_of(tmp_path / "run")["rollout_step"] == 3
 
 
-@pytest.mark.slow
 def test_tokens_are_never_exceeded_once_a_step_is_known(tmp_path):
     assert (
         rlreason(*words_of("budget.tokens=600"), cwd=tmp_path).returncode == 0
@@ -65,7 +63,6 @@ def test_tokens_are_never_exceeded_once_a_step_is_known(tmp_path):
     assert summary["tokens/generated"] <= 600
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_clock_of_a_budget_goes_on_where_the_run_was_interrupted(tmp_path):
     """A budget that the first part has spent leaves the second the last evaluation alone."""
@@ -82,7 +79,6 @@ def test_the_clock_of_a_budget_goes_on_where_the_run_was_interrupted(tmp_path):
     assert summary["eval_problems"] == 8
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_last_evaluation_ends_inside_the_hours(tmp_path):
     first = rlreason(*words_of("n_steps=1"), cwd=tmp_path)

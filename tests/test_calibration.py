@@ -74,7 +74,6 @@ def covered(rng, n: int, seeds: int, spreads: tuple[float, ...], gain: float = 0
     return inside / n
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_equal_settings_are_rarely_told_apart():
     rng = np.random.default_rng(7)
@@ -83,7 +82,6 @@ def test_equal_settings_are_rarely_told_apart():
     assert np.mean(shares) <= limit(300 * len(CELLS))
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_families_and_chosen_settings_are_rarely_told_apart():
     rng = np.random.default_rng(8)
@@ -96,7 +94,6 @@ def test_a_known_difference_is_covered():
     assert 0.90 <= np.mean([covered(rng, 120, seeds, SPREADS[kind]) for seeds, kind in CELLS[2:6]]) <= 0.98
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_two_hundred_pairs_through_the_command_and_real_files(tmp_path):
     """Every pair through the verb: half as CSV, half as the folders of a sweep."""
@@ -132,7 +129,6 @@ def test_the_verdict_of_a_file_is_that_of_the_function(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_the_whole_table(capsys):
     seed = int.from_bytes(os.urandom(4), "big")
     rng = np.random.default_rng(seed)

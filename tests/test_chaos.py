@@ -18,8 +18,8 @@ from tests.broken_runs import Done, Runs, checkpoints_of, parts_of
 from tests.run_records import differences, rows_of, weights_of
 from tests.starts import ROOT, Started
 from tests.test_checkpoints import DAMAGE
-from tests.test_exit_codes import wait_for
 from tests.test_kills import PHASES
+from tests.waiting import wait_for
 
 psutil = pytest.importorskip("psutil")
 END = PHASES["end"][0]
@@ -48,7 +48,6 @@ def one_line(done: Done, code: int, *words: str) -> None:
     assert all(word in last for word in words), done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("damage", ["a flipped bit", pytest.param("no file", marks=pytest.mark.long)])
 @pytest.mark.parametrize("file", ["state.json", pytest.param("model/model.safetensors", marks=pytest.mark.long)])
@@ -81,7 +80,6 @@ def test_every_checkpoint_is_broken(runs, killed):
     assert runs.equal("grpo", killed)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_metrics_are_cut_in_a_line(runs, killed):
     """Behind the newest checkpoint this is what a kill may leave; before it, rows are lost that come from before."""
@@ -108,12 +106,11 @@ def test_the_metrics_are_gone(runs, killed):
     assert weights_of(killed) == weights_of(runs.unbroken("grpo"))
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_second_process_on_the_folder_of_a_run(runs):
     folder, words = runs.new(), ("n_steps=40", "eval_every=0", "checkpoint.every=1000")
     first = Started(*runs.words("grpo", *words), f"hydra.run.dir={folder.name}", cwd=runs.place)
-    wait_for(lambda: (folder / "evals").exists() or first.process.exitcode is not None, 120)
+    wait_for(lambda: (folder / "evals").exists() or first.process.exitcode is not None)
     second = runs.start("grpo", folder, *words)
     os.kill(first.process.pid, signal.SIGTERM)
     assert first.finished().returncode == 130
@@ -122,13 +119,12 @@ def test_a_second_process_on_the_folder_of_a_run(runs):
     assert parts_of(folder) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_grading_worker_is_killed_and_another_takes_its_place(runs):
     folder = runs.new()
     started = Started(*runs.words("grpo", "n_steps=8"), f"hydra.run.dir={folder.name}", cwd=runs.place)
     run, gone = psutil.Process(started.process.pid), set[int]()
-    wait_for(lambda: (folder / "evals").exists() or started.process.exitcode is not None, 120)
+    wait_for(lambda: (folder / "evals").exists() or started.process.exitcode is not None)
     while started.process.exitcode is None and len(gone) < 3:
         with contextlib.suppress(psutil.NoSuchProcess):  # the run or its worker may just have ended
             for child in run.children(recursive=True):
@@ -175,13 +171,12 @@ def filled(disk: Path, free: int) -> None:
         file.truncate(file.tell() - free)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_disk_is_full_when_a_checkpoint_is_written(runs, disk):
     folder, steps = disk / "run", "n_steps=20"
     words = (*runs.words("grpo", steps, "eval_every=0"), f"hydra.run.dir={folder}")
     started = Started(*words, cwd=disk)
-    wait_for(lambda: bool(checkpoints_of(folder)) or started.process.exitcode is not None, 120)
+    wait_for(lambda: bool(checkpoints_of(folder)) or started.process.exitcode is not None)
     os.kill(started.process.pid, signal.SIGSTOP)  # or it takes room while the disk is being filled
     filled(disk, 1 << 20)  # room for rows and responses
     os.kill(started.process.pid, signal.SIGCONT)

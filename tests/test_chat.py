@@ -201,7 +201,6 @@ def test_a_model_made_on_the_spot_has_no_chat_template():
         settings("prompt=chat")
 
 
-@pytest.mark.slow
 def test_an_instruct_model_is_asked_in_its_chat_template(tokenizer, tmp_path):
     asking(with_template(tokenizer, QWEN3)).save(tmp_path / "model")
     rows = [{"question": f"{i}+1?", "answer": f"#### {i + 1}"} for i in range(4)]

@@ -159,7 +159,7 @@ def check(*words, cwd=ROOT):
     """The finished command, its figures, and its seconds."""
     began = time.monotonic()
     argv = [sys.executable, "-m", "rlreason", "check", *map(str, words), "--json"]
-    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
     return done, json.loads(done.stdout) if done.stdout else {}, time.monotonic() - began
 
 
@@ -186,7 +186,6 @@ def compute_naive_policy_gradient_loss(raw_rewards_or_advantages, policy_log_pro
 """
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_exits_hangs_and_noise_are_findings_and_the_rest_is_checked(tmp_path):
     (tmp_path / "hostile.py").write_text(HOSTILE)

@@ -40,7 +40,7 @@ def mistake(*words: str) -> str:
 def python_m(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)}
     argv = [sys.executable, "-m", *words]
-    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,6 @@ def test_hours_data_and_traces():
     assert verdicts(SETTINGS | {"algorithm": "sft"})["imitated traces"] == OPEN
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_measured_by_the_leaderboards_rule_ends_with_its_card(tmp_path):
     words = [word for word in words_of("n_steps=1", "eval.sampling.max_tokens=64") if "eval_problems" not in word]

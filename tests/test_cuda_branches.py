@@ -25,7 +25,7 @@ def outcomes(tmp_path_factory):
     """Name of each check -> its traceback, empty where all was as it should be."""
     words = [sys.executable, str(Path(__file__).with_name("cuda_branches.py")), str(tmp_path_factory.mktemp("guard"))]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     return {told["check"]: told["failed"] for told in map(json.loads, ended.stdout.splitlines())}
 

@@ -2,7 +2,6 @@
 
 import os
 import random
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -261,10 +260,8 @@ def test_the_fingerprint_sees_every_text():
 
 @pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K is not here; set RLREASON_GSM8K to its folder")
 def test_the_real_gsm8k(grader):
-    """Read in well under a second, no question in both halves, and every solution a correct trace."""
-    began = time.monotonic()
+    """No question in both halves, and every solution a correct trace."""
     train, test, notes = read(FileDataConfig(name="gsm8k", path=str(GSM8K), validation="test", gold="hash"))
-    assert time.monotonic() - began < 1
     assert (len(train), len(test), notes) == (7473, 1319, [])
     assert all(p.answer.lstrip("-").replace(".", "").isdigit() for p in train + test)
     assert without_overlap(train, test, "refuse", str) == (train, [])

@@ -109,6 +109,7 @@ def test_a_forgotten_end_costs_that_block_alone():
     assert program_in(f"{fenced(RUN)}and\n```python\nfor i in") == RUN
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "hostile",
     [

@@ -52,7 +52,6 @@ def test_a_killed_run_goes_on_with_every_paid_call_exactly_once(tmp_path, place,
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_what_was_answered_before_a_kill_is_the_same_after_it(tmp_path):
     logs = []
@@ -67,7 +66,6 @@ def test_what_was_answered_before_a_kill_is_the_same_after_it(tmp_path):
     assert logs[0] == logs[1]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_stopped_run_keeps_the_answers_that_still_come(tmp_path):
     script = [axes(4), {"kind": "slow", "seconds": 1.0, "then": axes(6)}]
@@ -82,7 +80,6 @@ def test_a_stopped_run_keeps_the_answers_that_still_come(tmp_path):
     assert [call["outcome"] for call in calls_in(tmp_path / "run")] == ["ok", "ok"]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_finished_run_goes_on_where_it_may_spend_more(tmp_path):
     with serving([axes(n) for n in (4, 6, 8, 10)]) as server:
@@ -128,7 +125,6 @@ def test_a_problem_that_has_changed_is_not_gone_on_with(tmp_path):
     assert "its files have changed since this run began" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("code", [400, 401, 402, 503])
 def test_what_an_endpoint_refused_is_asked_again_once_it_is_mended(tmp_path, code):
@@ -142,7 +138,6 @@ def test_what_an_endpoint_refused_is_asked_again_once_it_is_mended(tmp_path, cod
     assert log["spent"]["calls"] == calls
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_best_program_is_on_the_disk_from_the_beginning(tmp_path):
     slow = {"kind": "slow", "seconds": 1.5, "then": axes(4)}
@@ -154,6 +149,7 @@ def test_the_best_program_is_on_the_disk_from_the_beginning(tmp_path):
     assert log_in(tmp_path / "run")["turns"] == []
 
 
+@pytest.mark.long
 def test_a_program_ends_with_the_hours_that_a_run_may_take(tmp_path):
     sleeps = program("import time\ntime.sleep(60)\n" + AXES.format(count=4))
     with serving([sleeps]) as server:
@@ -163,7 +159,6 @@ def test_a_program_ends_with_the_hours_that_a_run_may_take(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["seconds"] < 15
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_time_before_a_kill_is_spent_too(tmp_path):
     slow = {"kind": "slow", "seconds": 60, "then": axes(4)}

@@ -146,7 +146,6 @@ def test_a_key_is_sent_and_stands_nowhere(tmp_path):
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_server_that_is_down_ends_the_run_in_one_line_and_it_goes_on_later(tmp_path):
     with serving([axes(4), NO_RETRY]) as server:
@@ -215,7 +214,6 @@ def test_a_score_above_the_proved_bound_is_an_alarm_and_no_score(tmp_path):
     assert log_in(tmp_path / "run")["best"]["score"] == 2
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_seeds_and_strategies_are_a_sweep_with_one_report(tmp_path):
     with serving(DETOURS) as server:

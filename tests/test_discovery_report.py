@@ -320,7 +320,6 @@ def places_in(value: Any, path: tuple = ()) -> list[tuple]:
     return [path, *(place for key, one in inner for place in places_in(one, (*path, key)))]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_whatever_is_damaged_there_is_a_report_or_one_line(tmp_path):
     """Every part of a log is replaced by another value, or left out; 25 that can be read so get a report."""
@@ -613,7 +612,6 @@ def test_few_seeds_or_draws_tell_nothing_and_enough_of_them_do(tmp_path):
     assert words_of(tmp_path / "g", [log("refine", 0, no_draws)]) == {"refine": "no draws"}
 
 
-@pytest.mark.slow
 def test_refinement_that_does_nothing_is_rarely_called_better(tmp_path):
     """Runs whose later turns are draws of the same distribution as the first ones: any verdict on them is wrong."""
     rng, wrong = random.Random(0), 0

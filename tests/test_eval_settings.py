@@ -323,7 +323,6 @@ def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, c
     assert "\nLevel 2                            6    0.000" in out
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_trained_in_one_way_and_validated_in_another(tmp_path):
     (tmp_path / "mine.py").write_text(

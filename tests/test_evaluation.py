@@ -293,7 +293,6 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_killed_in_the_middle_and_started_again_it_leaves_the_same_file(tmp_path):
     words = ["algorithm=evaluate", "samples=2", "rollout.max_rows=4"]
@@ -324,7 +323,6 @@ def test_killed_in_the_middle_and_started_again_it_leaves_the_same_file(tmp_path
     assert not log.exists()
 
 
-@pytest.mark.slow
 def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path):
     (tmp_path / "my_scores.py").write_text("def brevity(question, response):\n    return -len(response)\n")
     words = ["algorithm=best_of_n", "n_list=[1,2,4]", "split=train", "scorer=my_scores:brevity", "hydra.run.dir=b"]

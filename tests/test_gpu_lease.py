@@ -28,8 +28,8 @@ from rlreason.sweeps.processes import Child, Start
 from rlreason.sweeps.runner import Work, run_sweep
 from rlreason.sweeps.state import read_state
 from tests.starts import ENV, SMALL, Started, rlreason
-from tests.test_exit_codes import wait_for
 from tests.test_sweeps import BROKEN, CONFIG, design
+from tests.waiting import wait_for
 
 USER = """
 import random, sys, time
@@ -85,13 +85,14 @@ def test_a_lease_takes_what_is_free_in_order_and_all_or_nothing():
     assert pool.lease(0, "one without").environment == {}
 
 
+@pytest.mark.long
 def test_processes_that_take_and_give_back_at_random_never_share_a_gpu():
     names = gpus(3)
     argv = [sys.executable, "-c", USER, ",".join(names)]
     users = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     events = []
     for user in users:
-        out = user.communicate(timeout=120)[0]
+        out = user.communicate(timeout=600)[0]
         assert user.returncode == 0
         events += [line.split() for line in out.splitlines() if not line.startswith("waiting")]
     held: Counter[str] = Counter()
@@ -102,18 +103,20 @@ def test_processes_that_take_and_give_back_at_random_never_share_a_gpu():
     assert not +held
 
 
+@pytest.mark.long
 def test_a_gpu_comes_back_however_its_process_ends():
     names = gpus(2)
     pool = Pool(names)
     other = holding(names, 2)
     assert pool.lease(1, "me") is None
     other.send_signal(signal.SIGKILL)
-    other.wait(60)
+    other.wait(600)
     lease = pool.lease(2, "me")
     assert lease is not None
     lease.close()
 
 
+@pytest.mark.long
 def test_a_run_keeps_its_gpus_without_its_starter_and_gives_them_back_when_it_is_killed(tmp_path):
     names = gpus(2)
     pool = Pool(names)
@@ -122,17 +125,17 @@ def test_a_run_keeps_its_gpus_without_its_starter_and_gives_them_back_when_it_is
     child = Child(Start("s", (), tmp_path, console, lease=lease), tmp_path / "run", [*SMALL, "n_steps=100000"], None)
     try:
         told = Path(f"/proc/{child.process.pid}/environ")
-        wait_for(lambda: b"CUDA_VISIBLE_DEVICES" in told.read_bytes(), 30)
+        wait_for(lambda: b"CUDA_VISIBLE_DEVICES" in told.read_bytes())
         assert f"CUDA_VISIBLE_DEVICES={','.join(names)}".encode() in told.read_bytes().split(b"\0")
         child.lease.close()  # as if this process had ended
         assert list(pool.taken()) == names
     finally:
         child.process.kill()
-        child.process.wait(60)
+        child.process.wait(600)
     assert pool.taken() == {}
     again = Child(Start("s", (), tmp_path, console, lease=pool.lease(1, "it")), tmp_path / "run", [BROKEN], None)
     again.process.kill()
-    wait_for(lambda: again.look() is not None, 60)
+    wait_for(lambda: again.look() is not None)
     assert pool.taken() == {}
 
 
@@ -163,7 +166,6 @@ def check_apart(said: str, each: int) -> int:
     return most
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("per_run", "side_by_side"), [pytest.param(1, 3, marks=pytest.mark.long), (2, 1)])
 def test_the_runs_of_a_sweep_have_gpus_of_their_own(tmp_path, capfd, per_run, side_by_side):
     names = gpus(3)
@@ -179,7 +181,6 @@ def test_the_runs_of_a_sweep_have_gpus_of_their_own(tmp_path, capfd, per_run, si
     assert Pool(names).taken() == {}
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_sweep_waits_for_what_another_one_has_and_says_so_once(tmp_path, capfd):
     names = gpus(1)
@@ -260,7 +261,6 @@ def visible(grid: Path) -> list[str]:
     return [one["CUDA_VISIBLE_DEVICES"] for one in found]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_real_runs_see_their_gpus_alone_and_a_machine_without_says_no_word_of_them(tmp_path):
     words = ["-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "eval_every=0", "save_model=false"]
@@ -298,12 +298,12 @@ def test_two_sweeps_side_by_side_share_no_gpu_and_a_killed_one_frees_its_own(tmp
     words = ["-m", "seed=0,1", *SMALL, "eval_every=0", "save_model=false"]
     env = {"RLREASON_GPUS": ",".join(names)}
     first = Started(*words, "n_steps=100000", "hydra.sweep.dir=first", cwd=tmp_path, **env)
-    wait_for(lambda: len(list(tmp_path.glob("first/*/metrics.jsonl"))) == 2 or not first.process.is_alive(), 200)
+    wait_for(lambda: len(list(tmp_path.glob("first/*/metrics.jsonl"))) == 2 or not first.process.is_alive())
     assert first.process.is_alive(), first.finished().stdout
     family = psutil.Process(first.process.pid).children(recursive=True)
     second = Started(*words, "n_steps=1", "hydra.sweep.dir=second", cwd=tmp_path, **env)
     out = second.said / "out"
-    wait_for(lambda: out.exists() and "waiting for a GPU" in out.read_text(), 100)
+    wait_for(lambda: out.exists() and "waiting for a GPU" in out.read_text())
     assert not list(tmp_path.glob("second/*/provenance.json"))
     os.kill(first.process.pid, signal.SIGKILL)
     first.finished()
@@ -311,7 +311,7 @@ def test_two_sweeps_side_by_side_share_no_gpu_and_a_killed_one_frees_its_own(tmp
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"taken by {tmp_path / 'first'}" in done.stdout or "taken by first/seed=" in done.stdout
     assert sorted(visible(tmp_path / "second")) == names
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=600)[1] == []
 
 
 def test_a_lease_of_nothing_says_nothing():

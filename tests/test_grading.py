@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -19,11 +18,12 @@ from rlreason.grading import Grader, question_only_reward_fn, r1_zero_reward_fn
 from rlreason.grading.formats import boxed
 from rlreason.grading.metrics import grading_metrics, grading_warnings
 from rlreason.grading.version import GRADER_VERSION
+from tests.waiting import patient
 
 
 @pytest.fixture(scope="module")
 def grader():
-    with Grader() as shared:
+    with Grader(patient()) as shared:
         yield shared
 
 
@@ -126,7 +126,7 @@ def test_nan_and_infinity_golds_match_only_themselves():
 
 
 def test_batches_keep_order_and_repeats_cost_nothing():
-    with Grader() as fresh:
+    with Grader(patient()) as fresh:
         answers = [str(index % 7) for index in range(70)]
         grades = fresh.grade_batch([tagged(answer) for answer in answers], ["3"] * 70)
         assert [grade.reward for grade in grades] == [float(answer == "3") for answer in answers]
@@ -140,7 +140,7 @@ def test_a_batch_of_unequal_lengths_is_the_callers_mistake(grader):
 
 
 def test_metrics_count_what_happened():
-    with Grader() as fresh:
+    with Grader(patient()) as fresh:
         grades = fresh.grade_batch([tagged("38"), tagged("39"), "no tags", tagged("9^9^9^9")], ["38"] * 4)
         grades += fresh.grade_batch([tagged("38"), None], [None, "38"])
         metrics = grading_metrics(grades)
@@ -158,7 +158,7 @@ def test_metrics_count_what_happened():
 
 
 def test_refusals_are_not_plain_wrong():
-    with Grader() as fresh:
+    with Grader(patient()) as fresh:
         (grade,) = fresh.grade_batch([tagged("9^{9^{9^9}}")], [r"\sqrt2"])
     assert (grade.outcome, grade.reward, grade.format) == ("refused", 0.0, 1.0)
 
@@ -186,20 +186,17 @@ def test_gsm8k_golds_grade_themselves_right_and_each_other_wrong():
         assert [grade.reward == 1.0 for grade in grades] == equal
 
 
-def test_surface_forms_of_numbers_are_graded_in_a_tenth_of_a_millisecond():
+def test_surface_forms_of_numbers_are_graded_without_the_symbolic_library():
     numbers = [str(17 * index % 1009) for index in range(2000)]
     responses = [tagged(FORMS[index % len(FORMS)].format(number)) for index, number in enumerate(numbers)]
-    with Grader(symbolic=False) as fresh:
+    with Grader(patient()) as fresh:
         grades = fresh.grade_batch(responses, numbers)
-    metrics = grading_metrics(grades)
     assert all(grade.reward == 1.0 for grade in grades)
-    assert metrics["grading/ms_median"] < 0.3  # 0.03 on an idle core; leave room for a busy one
+    assert {grade.path for grade in grades} <= {"text", "number", "structure"}  # no worker was asked
 
 
-def test_importing_the_package_is_cheap_and_leaves_the_symbolic_library_out():
+def test_importing_the_package_leaves_the_symbolic_library_out():
     heavy = "{'sympy', 'math_verify', 'torch', 'mpmath'}"
     program = f"import sys, rlreason.grading; print(sorted({heavy} & set(sys.modules)))"
-    begin = time.perf_counter()
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
-    assert time.perf_counter() - begin < 2.0

@@ -15,6 +15,7 @@ import pytest
 from rlreason.config.groups import GradingConfig
 from rlreason.grading import Grader
 from tests.some import some
+from tests.waiting import patient
 
 ROOT = Path(__file__).parents[1]
 SYMBOLIC = [
@@ -46,10 +47,9 @@ def gone(processes: list[psutil.Process], within_s: float = 10.0) -> bool:
     return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_close_leaves_no_process_and_the_grader_can_be_used_again():
-    grader = Grader(GradingConfig(workers=2))
+    grader = Grader(patient(workers=2))
     grader.start()
     assert rewards(grader) == EXPECTED
     processes = workers_of(os.getpid())
@@ -63,19 +63,19 @@ def test_close_leaves_no_process_and_the_grader_can_be_used_again():
 
 def test_eight_threads_share_one_grader():
     found: dict[int, list[float]] = {}
-    with Grader(GradingConfig(workers=2)) as grader:
+    with Grader(patient(workers=2)) as grader:
         threads = [
             threading.Thread(target=lambda key=key: found.update({key: rewards(grader, " " * key)})) for key in range(8)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(600)
     assert found == dict.fromkeys(range(8), EXPECTED)
 
 
 def test_workers_started_in_a_thread_outlive_it():
-    with Grader() as grader:
+    with Grader(patient()) as grader:
         thread = threading.Thread(target=grader.start)
         thread.start()
         thread.join()
@@ -91,7 +91,7 @@ def test_alarms_of_the_caller_are_left_alone():
     try:
         signal.setitimer(signal.ITIMER_REAL, 1000)
         handler = signal.getsignal(signal.SIGALRM)
-        with Grader() as grader:
+        with Grader(patient()) as grader:
             assert rewards(grader) == EXPECTED
         assert signal.getsignal(signal.SIGALRM) is handler
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 900
@@ -102,7 +102,7 @@ def test_alarms_of_the_caller_are_left_alone():
 
 
 def test_a_forked_child_makes_workers_of_its_own():
-    with Grader() as grader:
+    with Grader(patient()) as grader:
         assert rewards(grader) == EXPECTED
         mine = workers_of(os.getpid())
         child = os.fork()
@@ -118,6 +118,7 @@ def test_a_forked_child_makes_workers_of_its_own():
         assert workers_of(os.getpid()) == mine
 
 
+@pytest.mark.long
 def test_a_fork_while_another_thread_grades_does_not_hang_the_child():
     with Grader(GradingConfig(timeout_s=3.0), "tests.test_grading_settings:by_length") as grader:
         grader.grade_batch(["ab"], ["12"])
@@ -136,6 +137,7 @@ def test_a_fork_while_another_thread_grades_does_not_hang_the_child():
         thread.join()
 
 
+@pytest.mark.long
 def test_a_stuck_worker_delays_only_its_own_request():
     with Grader(GradingConfig(timeout_s=2.0, workers=2), "tests.test_grading_settings:by_length") as grader:
         grader.grade_batch(["ab", "abc"], ["12", "12"])
@@ -146,8 +148,9 @@ def test_a_stuck_worker_delays_only_its_own_request():
         assert time.perf_counter() - begin < 2.0 + 3.0
 
 
+@pytest.mark.long
 def test_a_worker_that_died_idle_is_replaced_and_no_request_is_blamed():
-    with Grader() as grader:
+    with Grader(patient()) as grader:
         assert rewards(grader) == EXPECTED
         for process in workers_of(os.getpid()):
             process.kill()
@@ -175,6 +178,7 @@ def script(tmp_path: Path, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", some([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
 def test_no_worker_outlives_a_parent_that_is_killed(tmp_path, how):
     parent = script(tmp_path, "stay")
@@ -189,12 +193,12 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path, how):
 
 def test_a_script_without_a_main_guard_grades_and_ends(tmp_path):
     parent = script(tmp_path)
-    output, _ = parent.communicate(timeout=60)
+    output, _ = parent.communicate(timeout=600)
     assert (output, parent.returncode) == ("1.0\n", 0)
 
 
 def test_memory_of_a_worker_is_limited_and_the_next_answer_is_graded():
-    with Grader(GradingConfig(memory_mb=512), "tests.test_grading_settings:by_length") as grader:
+    with Grader(patient(memory_mb=512), "tests.test_grading_settings:by_length") as grader:
         grades = grader.grade_batch(["memory", "ab"], ["12", "12"])
     assert [grade.outcome for grade in grades] == ["error", "correct"]
     assert grades[0].path == "killed"
@@ -205,7 +209,7 @@ def test_grades_do_not_depend_on_order_company_or_workers():
     pairs += [("9^9^9^9", "38"), (r"\sqrt{8}", r"2\sqrt2"), ("38", "39")]
 
     def graded(order: list[tuple[str, str]], workers: int) -> dict[tuple[str, str], object]:
-        with Grader(GradingConfig(workers=workers)) as grader:
+        with Grader(patient(workers=workers)) as grader:
             grades = grader.grade_batch([tagged(answer) for answer, _ in order], [gold for _, gold in order])
         return dict(zip(order, grades, strict=True))
 

@@ -68,7 +68,7 @@ def by_length(response, gold):
 
 def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
     log = tmp_path / "log" / "incidents.jsonl"
-    with Grader(GradingConfig(timeout_s=1.0), "tests.test_grading_settings:by_length", log) as fresh:
+    with Grader(GradingConfig(timeout_s=5.0), "tests.test_grading_settings:by_length", log) as fresh:
         responses = [
             "ab",
             "abc",

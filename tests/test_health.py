@@ -95,7 +95,6 @@ def test_notes_are_no_problems_and_a_course_is_drawn():
     assert drawn(Course("x", [(1, 2.0), (5, 2.0)])) == "x ▁▁  2 at step 1, 2 at step 5"
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_verb_on_a_run_a_sweep_and_a_run_that_broke_off(tmp_path):
     words = words_of("monitors.entropy=stop", "monitors.entropy_below=20", "hydra.run.dir=both/stopped")

@@ -34,7 +34,6 @@ def stopped_and_started_again(runs: Runs, phase: str, by: str) -> None:
     assert runs.equal("grpo", folder)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(("phase", "by"), QUICK)
 def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(runs, phase, by):
@@ -112,7 +111,6 @@ def test_so_many_checkpoints_are_kept_and_the_best_besides(runs, keep):
     runs.goes_on("grpo", folder, *words)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_finished_run_is_given_more_steps_and_equals_one_that_had_them_from_the_start(runs):
     """Also where the command that gives it more is killed before it has taken one."""
@@ -131,7 +129,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in files.items() if not name.startswith(".lock")}
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
     folder = runs.new()
@@ -153,7 +150,6 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
     assert differences(runs.unbroken("grpo"), folder) == []
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_finished_run_that_is_stopped_before_it_goes_on_is_a_finished_run(runs):
     folder = runs.new()
@@ -180,7 +176,6 @@ def test_evaluations_may_come_at_other_steps_and_training_stays_the_same(runs):
     assert len(texts) < len(others)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_what_lies_behind_the_checkpoint_is_gone_when_the_run_goes_on_and_never_there_twice(runs):
     """It goes on by another way than before, so nothing of the first way may be left."""

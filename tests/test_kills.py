@@ -77,13 +77,11 @@ def killed_and_started_again(runs: Runs, kind: str, at: str, parts: int = 2) -> 
     assert runs.equal(kind, folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("phase", QUICK)
 def test_a_killed_run_goes_on_bit_for_bit(runs, phase):
     killed_and_started_again(runs, "grpo", *PHASES[phase])
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "at"), sorted(QUICK_PLACES))
 def test_a_killed_run_of_another_kind_goes_on_bit_for_bit(runs, kind, at):
@@ -104,7 +102,6 @@ def test_a_killed_run_of_every_other_kind_goes_on_bit_for_bit(runs, kind, at):
     killed_and_started_again(runs, kind, at)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grpo", pytest.param("off_policy", marks=pytest.mark.long)])
 def test_a_repetition_of_an_unbroken_run_is_equal_and_each_of_its_updates_moves_the_weights(runs, kind):
     """What the comparisons above rest on: another process repeats the run, and equal is not equally still."""
@@ -140,7 +137,6 @@ def test_a_run_killed_while_its_model_is_taught_begins_anew(runs):
     assert differences(*folders) == []
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_killed_when_its_summary_is_there_is_finished(runs):
     folder = runs.new()

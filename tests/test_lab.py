@@ -254,7 +254,6 @@ def test_a_run_that_was_broken_off_is_measured_with_what_it_left(folder, capsys)
     assert own["grad_norm"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_reference_is_made_again_as_the_run_had_it(tmp_path):
     """KL in the reward: the recorded advantages follow from the remade reference; entropy moves the policy."""

@@ -1,4 +1,4 @@
-"""The size of things, and that each public one says what it is for: limits that hold for the whole package."""
+"""Limits for the whole package: how long modules and functions are, and what needs a docstring."""
 
 import ast
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 PACKAGE = Path(__file__).resolve().parents[1] / "rlreason"
 TOP_LEVEL_FILES = 10
-FUNCTION_LINES = 60
-FILE_LINES = 300
+FUNCTION_LINES = 80
+FILE_LINES = 500
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -51,26 +51,37 @@ def long_functions(sources: list[Source], limit: int = FUNCTION_LINES) -> list[s
 
 
 def undocumented(sources: list[Source]) -> tuple[list[str], int]:
-    """Public modules, classes, functions and methods without a docstring, and how many public ones there are.
+    """Return what lacks a docstring, and how many need one: modules, and public names that other modules mention.
 
-    A method counts as documented where the method of the same name in a base class of this package is. Classes are
-    known by their bare name; two of one name are asked both.
+    A method counts as documented where the method of the same name in a base class of this package is. Names are
+    compared bare, so two classes or methods of one name count as one.
     """
     classes: dict[str, list[ast.ClassDef]] = {}
+    mentioned_in: dict[str, set[str]] = {}
     for source in sources:
         for node in ast.walk(source.tree):
             if isinstance(node, ast.ClassDef):
                 classes.setdefault(node.name, []).append(node)
+            if isinstance(node, ast.Name | ast.Attribute | ast.alias):
+                mentioned_in.setdefault(_bare_name(node), set()).add(source.path)
     missing, count = [], 0
     for source in sources:
         if source.text.strip():
             count += 1
             missing += [] if ast.get_docstring(source.tree) else [f"{source.path}:1: the module"]
         for name, node, owner in _public(source.tree):
+            if not mentioned_in.get(node.name, set()) - {source.path}:
+                continue
             count += 1
             if not ast.get_docstring(node) and not (owner and _inherits(owner, node.name, classes)):
                 missing.append(f"{source.path}:{node.lineno}: {name}")
     return missing, count
+
+
+def _bare_name(node: ast.Name | ast.Attribute | ast.alias) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else node.name.rpartition(".")[2]
 
 
 def _public(
@@ -137,10 +148,10 @@ def test_functions_are_short() -> None:
     assert not bad, listed(rule, bad)
 
 
-def test_everything_public_says_what_it_is_for() -> None:
+def test_what_other_modules_use_has_a_docstring() -> None:
     bad, count = undocumented(sources_of(PACKAGE))
-    rule = f"{len(bad)} of {count} public names without a docstring: write one, or begin the name with an underscore"
-    assert not bad, listed(rule, bad)
+    assert count > 100  # of a package of this size; fewer means that they were not found
+    assert not bad, listed(f"{len(bad)} of {count} names that other modules use have no docstring", bad)
 
 
 def test_the_reading_of_docstrings(tmp_path) -> None:
@@ -153,17 +164,21 @@ def test_the_reading_of_docstrings(tmp_path) -> None:
     (package / "part.py").write_text(
         "from rlreason import base\nclass Part(base.Base):\n    def __init__(self): ...\n    def run(self):\n"
         "        def inner(): ...\n    def stop(self): ...\n    @property\n    def x(self):\n        '''An x.'''\n"
-        "    @x.setter\n    def x(self, to): ...\nclass _Own:\n    def run(self): ...\n"
+        "    @x.setter\n    def x(self, to): ...\nclass _Own:\n    def run(self): ...\ndef alone(): ...\nalone()\n"
+    )
+    (package / "user.py").write_text(
+        '"""It."""\nfrom rlreason.part import Part\npart = Part()\npart.run()\npart.stop()\npart.x = part.x\n'
     )
     sources = sources_of(package)
     expected = ["rlreason/part.py:1: the module", "rlreason/part.py:2: Part", "rlreason/part.py:6: Part.stop"]
-    assert undocumented(sources) == (expected, 8)
+    # Three modules and Base, Base.run, Part, Part.run, Part.stop, Part.x. `alone` is used in its own module only.
+    assert undocumented(sources) == (expected, 9)
     assert long_functions(sources, limit=1)[1:] == [
         "rlreason/part.py:4: run has 2 lines",
         "rlreason/part.py:8: x has 2 lines",
     ]
-    assert len(top_level_files(sources)) == 3
-    assert long_files(sources, limit=5) == ["rlreason/part.py: 13 lines"]
+    assert len(top_level_files(sources)) == 4
+    assert long_files(sources, limit=6) == ["rlreason/part.py: 15 lines"]
 
 
 def test_the_architecture_page_names_every_package():

@@ -15,7 +15,7 @@ import pytest
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.runtime import lock
 from rlreason.runtime.lock import alive, run_lock, sign_of_life
-from tests.test_exit_codes import wait_for
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 HOLDER = """
@@ -98,6 +98,7 @@ def test_another_run_in_this_process_is_refused_until_the_first_has_ended(tmp_pa
     assert [path.name for path in folder.iterdir()] == ["kept"]
 
 
+@pytest.mark.long
 def test_of_many_threads_one_at_a_time_has_the_folder(tmp_path):
     inside, most, refused = 0, 0, 0
     guard, start = threading.Lock(), threading.Barrier(8)
@@ -174,6 +175,7 @@ def test_a_file_system_without_locks_is_said_and_used_all_the_same(tmp_path, mon
     assert "file system without locks (No locks available)" in said[0]
 
 
+@pytest.mark.long
 def test_work_that_goes_on_changes_the_sign_of_life_and_nothing_else_does(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "EVERY_S", 0.05)
     assert sign_of_life(tmp_path / "run") is None
@@ -182,7 +184,7 @@ def test_work_that_goes_on_changes_the_sign_of_life_and_nothing_else_does(tmp_pa
         first = sign_of_life(tmp_path / "run")
         time.sleep(0.2)
         assert sign_of_life(tmp_path / "run") == first
-        wait_for(lambda: alive() or sign_of_life(tmp_path / "run") != first, 10)
+        wait_for(lambda: alive() or sign_of_life(tmp_path / "run") != first)
         with pytest.raises(ConfigError):
             take(tmp_path / "run")
     alive()  # of no run

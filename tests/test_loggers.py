@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rlreason.records.loggers.guarded import QUEUED, SERVICES, Loggers
 from rlreason.records.loggers.wandb_logger import WandbLogger
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.environment import SWEEP_VARIABLE
+from tests.waiting import wait_for
 
 OTHERS = {
     "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team", "WANDB_RUN_GROUP": "course", "WANDB_NAME": "first",
@@ -46,13 +47,6 @@ def place(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "lr=1"
     folder.mkdir()
     return folder
-
-
-def wait_for(there: Callable[[], object]) -> None:
-    until = time.monotonic() + 20
-    while not there():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -290,6 +284,7 @@ def test_a_place_that_goes_away_while_a_run_logs_is_one_line(place, name, reques
     assert (capfd.readouterr(), list(recwarn)) == (("", ""), [])
 
 
+@pytest.mark.long
 def test_a_service_that_does_not_answer_holds_the_run_no_longer_than_it_may(place, monkeypatch, capfd):
     """A server that takes connections and says nothing, as behind some firewalls."""
     wandb.teardown()
@@ -321,7 +316,7 @@ class Slow:
     def _do(self, what: str) -> None:
         if what == self.at:
             self.there.set()
-            self.go.wait(60)
+            self.go.wait(600)
         self.done.append(what)
 
     def log(self, row: Row) -> None:
@@ -340,6 +335,7 @@ class Slow:
         self._do("abandon")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", ["start", "log", "finish"])
 def test_a_logger_that_hangs_is_left_behind(at):
     said, go, made = list[str](), threading.Event(), list[Slow]()
@@ -353,7 +349,7 @@ def test_a_logger_that_hangs_is_left_behind(at):
     loggers.add("mine", make, "wait")
     for step in range(QUEUED + 10 if at == "log" else 3):
         loggers.log({"train_step": step})
-        assert at != "log" or made[0].there.wait(20)
+        assert at != "log" or made[0].there.wait(600)
     loggers.finish({})
     loggers.abandon()
     assert time.monotonic() - began < 2

@@ -15,7 +15,6 @@ from rlreason.memory.head import Head
 from tests.starts import ROOT
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @needs
 def test_a_gpu_keeps_for_the_gradient_what_the_plan_says(tmp_path):

@@ -162,7 +162,6 @@ def test_every_monitor_is_a_setting_and_stands_in_the_document():
     assert all("monitors" in {f.name for f in SCHEMAS["schema"][a].__dataclass_fields__.values()} for a in ("grpo",))
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_stopped_run_goes_on_when_its_monitor_is_set_otherwise(tmp_path):
     words = words_of("monitors.entropy=stop", "monitors.entropy_below=20")  # every entropy is below that
@@ -182,7 +181,6 @@ def test_a_stopped_run_goes_on_when_its_monitor_is_set_otherwise(tmp_path):
     assert summary["notices"]["entropy"] == 3
 
 
-@pytest.mark.slow
 def test_a_rate_that_is_too_large_ends_as_diverged_with_exit_code_5(tmp_path):
     done = rlreason(*words_of("learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1"), cwd=tmp_path)
     assert done.returncode == 5, done.stderr
@@ -192,7 +190,6 @@ def test_a_rate_that_is_too_large_ends_as_diverged_with_exit_code_5(tmp_path):
     assert "lower learning_rate" in told["reason"]
 
 
-@pytest.mark.slow
 def test_an_evaluation_that_ends_the_run_is_followed_by_the_last_one(tmp_path):
     words = words_of("monitors.parity=stop", "monitors.parity_bound=1e-12", "eval_problems=null")
     done = rlreason(*words, "interim_eval_problems=4", cwd=tmp_path)

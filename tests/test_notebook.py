@@ -31,7 +31,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("RLREASON_FIRST_HOUR", "small")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
     notebook = nbformat.read(NOTEBOOK, 4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     folders = {path.parent.name for path in (tmp_path / "first_hour").glob("*/summary.json")}
     assert folders == {"demo", "shows_work"} | {
         f"{name}_{seed}" for name in ("reinforce_with_baseline", "no_baseline") for seed in (0, 1)

@@ -207,20 +207,18 @@ def test_rewards_that_are_all_zero(tmp_path):
     assert "zero_reward" in rules(health)
 
 
-@pytest.mark.slow
 def test_a_grader_that_times_out(tmp_path):
-    words = ("prompt.reward=own_reward:slow_at_times", "grading.timeout_s=0.2", "n_steps=1", "rollout_batch_size=8")
+    words = ("prompt.reward=own_reward:slow_at_times", "grading.timeout_s=5", "n_steps=1", "rollout_batch_size=8")
     _, health = trained(tmp_path / "run", *words, "eval_problems=4", "eval_every=0", "train_batch_size=8")
     (found,) = [f for f in health.findings if f.rule == "grader_timeouts"]
     assert "ran out of time" in found.what
     assert any(line.startswith("grading_incidents.jsonl") for line in found.evidence)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(
     "judged",
-    [pytest.param((), marks=pytest.mark.slow), pytest.param(("eval.reward=r1_zero",), marks=pytest.mark.long)],
+    [(), ("eval.reward=r1_zero",)],
     ids=["by the same reward", "by another"],
 )
 def test_a_reward_that_can_be_hacked_on_the_built_in_task(tmp_path, judged):

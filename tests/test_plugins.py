@@ -386,9 +386,9 @@ def test_two_threads_with_one_name_do_not_meet_and_nothing_stays():
     def use(number: int) -> None:
         held = iter([number])  # not known to the other
         with as_settings(reward=lambda response, truth: held) as words:
-            together.wait(10)
+            together.wait(600)
             found[number] = words, objects.find(words[0].partition("=")[2])
-            together.wait(10)
+            together.wait(600)
 
     threads = [threading.Thread(target=use, args=(number,)) for number in (0, 1)]
     for thread in threads:

@@ -103,8 +103,9 @@ def test_a_function_that_can_be_had_is_no_matter(modules):
     ],
 )
 def test_a_reward_that_cannot_judge_is_refused_early(composed, modules, name, says):
+    limit = "grading.timeout_s=0.5" if name == "judge:slow" else "grading.timeout_s=60"
     with pytest.raises(ConfigError) as caught:
-        preflight([typed(composed(f"eval.reward={name}", "grading.timeout_s=0.5"))], modules)
+        preflight([typed(composed(f"eval.reward={name}", limit))], modules)
     assert str(caught.value).startswith(f"eval.reward={name}")
     assert says.format(here=modules) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
@@ -341,7 +342,6 @@ def test_an_evaluation_that_goes_on_keeps_its_files(tmp_path):
     assert (tmp_path / "status.json").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_whose_data_is_no_use_leaves_nothing_and_has_its_exit_code(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\nnonsense\n')
@@ -355,7 +355,6 @@ def test_a_run_whose_data_is_no_use_leaves_nothing_and_has_its_exit_code(tmp_pat
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
 def test_a_sweep_is_refused_before_its_first_run_and_leaves_nothing(tmp_path):
     done = rlreason("-m", "prompt.reward=r1_zero,nowhere:f", *SMALL, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")

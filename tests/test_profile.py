@@ -16,7 +16,6 @@ RUNS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_step_is_traced_with_its_phases_and_nothing_of_the_run_changes(kind, tmp_path, capsys):

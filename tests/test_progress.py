@@ -166,7 +166,7 @@ class Counting:
 
     def collect(self, step: int) -> Collected:
         if step > 1:
-            assert self.may.wait(10)
+            assert self.may.wait(600)
         self.collected.append(step)
         return Collected([], [], {"step": step})
 

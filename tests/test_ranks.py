@@ -120,7 +120,7 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
             weights = dict(alone.policy.named_weights())
             for name, weight in policy.named_weights():  # of the whole copy, where the model is in parts
                 differ = (weight - weights[name]).abs()  # Adam takes a gradient of rounding alone for a whole one
-                assert differ.mean() < 1e-6, (number, name)
+                assert differ.mean() < 1e-5, (number, name)  # a wrong gradient moves them by the rate, 0.01
                 assert differ.max() < 1e-3, (number, name)
         pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
         assert_close(LogProbScorer(policy, 96).log_probs(pairs), LogProbScorer(alone.policy, 96).log_probs(pairs), 1e-3)

@@ -165,10 +165,11 @@ def is_alive(process: int) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_ends_the_run_in_words(tmp_path):
     run = Killed(tmp_path / "run", COMMAND, "gpus=2", "parallel=shard")
     os.kill(run.ranks()["1"], signal.SIGKILL)
-    code, out = run.end(30)
+    code, out = run.end(120)
     assert code == 1
     assert "rank 1 ended with signal 9" in out
     assert "Traceback" not in out
@@ -202,7 +203,7 @@ def test_an_error_of_one_rank_alone_ends_the_run_soon(tmp_path, fails_on, more):
     (tmp_path / "fails.py").write_text(LOSS)
     words = [*SMALL, *WORDS, "loss=fails:loss", "gpus=2", *more, f"hydra.run.dir={tmp_path / 'run'}"]
     env = os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "FAILS_ON": fails_on}
-    done = subprocess.run([*COMMAND, *words], env=env, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run([*COMMAND, *words], env=env, capture_output=True, text=True, timeout=600, cwd=tmp_path)
     assert done.returncode == 1, done.stdout
     assert "no such loss here" in done.stderr
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
@@ -213,7 +214,7 @@ def test_a_rank_that_hangs_ends_the_run_within_its_limit(tmp_path):
     run = Killed(tmp_path / "run", COMMAND, "gpus=2", "waits.run_s=10")
     stopped = run.ranks()["1"]
     os.kill(stopped, signal.SIGSTOP)
-    code, out = run.end(40)
+    code, out = run.end(120)
     assert code == 1
     assert "waits.run_s=10" in out
     assert f"process {stopped}, stopped" in (tmp_path / "run" / "stacks.txt").read_text()
@@ -226,7 +227,7 @@ def test_nothing_is_left_of_a_run_that_loses_a_part(tmp_path, start, victim):
     run = Killed(tmp_path / "run", start, *(["gpus=2"] if start is COMMAND else []))
     ranks = run.ranks() | ({"0": run.process.pid} if start is COMMAND else {})
     os.kill({"the first rank": ranks["0"], "the second rank": ranks["1"]}.get(victim, run.process.pid), signal.SIGKILL)
-    code, _ = run.end(40)
+    code, _ = run.end(120)
     assert code != 0
 
 
@@ -234,7 +235,7 @@ def test_nothing_is_left_of_a_run_that_loses_a_part(tmp_path, start, victim):
 def test_a_signal_ends_ranks_in_order_and_the_run_goes_on(tmp_path):
     run = Killed(tmp_path / "run", COMMAND, "gpus=2", "parallel=shard")
     run.process.send_signal(signal.SIGINT)
-    code, out = run.end(60)
+    code, out = run.end(120)
     assert code == 130
     assert "leaving a checkpoint" in out
     done = subprocess.run(
@@ -248,11 +249,11 @@ def test_a_signal_ends_ranks_in_order_and_the_run_goes_on(tmp_path):
 def test_torchrun_trains_on_the_processor_and_a_command_that_trains_nothing_ends(tmp_path, alone):
     env = os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     words = [*SMALL, *WORDS, f"hydra.run.dir={tmp_path / 'run'}"]
-    done = subprocess.run([*TORCHRUN, *words], env=env, capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    done = subprocess.run([*TORCHRUN, *words], env=env, capture_output=True, text=True, timeout=600, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 processes train, each has the whole model" in " ".join(done.stdout.split())
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert_same(whole_steps(rows), whole_steps(alone))
     for words, code in ((["--version"], 0), (["n_steps=x"], 1), (["-m", "seed=0,1"], 1)):
-        done = subprocess.run([*TORCHRUN, *words], env=env, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+        done = subprocess.run([*TORCHRUN, *words], env=env, capture_output=True, text=True, timeout=600, cwd=tmp_path)
         assert done.returncode == code

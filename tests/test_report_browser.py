@@ -19,7 +19,7 @@ pytest.importorskip("vl_convert")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: .ci/browser installs it"),
-    pytest.mark.slow,
+    pytest.mark.long,
 ]
 AXE = Path(__file__).resolve().parents[1] / ".venv/browser/axe.min.js"
 HOSTILE = (

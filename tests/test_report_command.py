@@ -29,7 +29,7 @@ def report(*words, cwd: Path | None = None, **more) -> subprocess.CompletedProce
     """The command in a process of its own."""
     command = [sys.executable, "-m", "rlreason", "report", *map(str, words)]
     env = os.environ | {"COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120, check=False, **more)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=600, check=False, **more)
 
 
 def rates(folder: Path) -> Path:
@@ -47,7 +47,6 @@ def whole(tmp_path_factory) -> Path:
     return rates(tmp_path_factory.mktemp("whole") / "rates")
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_sweep_becomes_a_page_and_markdown_in_its_folder(whole, tmp_path):
     folder = Path(shutil.copytree(whole, tmp_path / "rates"))
@@ -87,7 +86,7 @@ def test_neither_torch_nor_hydra_is_loaded(whole, tmp_path):
         "try: main()\nexcept SystemExit: pass\n"
         "print(sorted({'torch', 'transformers', 'hydra', 'vllm', 'altair'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -168,7 +167,7 @@ def test_a_run_that_still_writes_is_not_compared(whole, tmp_path):
     (run / "status.json").write_text('{"status": "running", "time": "x"}')
     holds = (
         "import time; from pathlib import Path; from rlreason.runtime.lock import run_lock\n"
-        f"with run_lock(Path({str(run)!r}), print): print('held', flush=True); time.sleep(60)"
+        f"with run_lock(Path({str(run)!r}), print): print('held', flush=True); time.sleep(6000)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", holds], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -200,7 +200,6 @@ def test_the_runtime_is_what_its_hash_and_licences_say() -> None:
     assert set(re.findall(r"\d \(([\w-]+)\)\n", licences)) == {"BSD-3-Clause", "ISC"}
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_two_hundred_runs_make_a_page_within_fifteen_seconds() -> None:
     study = study_of([f"setting {k}" for k in range(50)], seeds=4)

@@ -147,7 +147,6 @@ def test_what_differs_is_told_even_where_nobody_swept_it(tmp_path):
     assert [detail.title for detail in details_of(of)][-2:] == ["Cost", "Method"]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_few_problems_are_shown_over_training_side_by_side(tmp_path):
     sweep(tmp_path, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5 + 0.4 * (value == "2"), 40))

@@ -34,7 +34,7 @@ def served(tmp_path):
 def asked(server, path: str, host: str | None = None, method: str = "GET"):
     """(status, headers, body) of a request."""
     port = server.server_address[1]
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or f"127.0.0.1:{port}")
     connection.endheaders()
@@ -81,6 +81,7 @@ def test_headers_keep_the_page_to_itself_and_fresh(served):
     assert "Python" not in headers["Server"]
 
 
+@pytest.mark.long
 def test_it_is_written_again_when_runs_change_and_survives_any_error(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
@@ -107,7 +108,7 @@ def test_it_is_written_again_when_runs_change_and_survives_any_error(tmp_path):
         while len(written) < n and time.monotonic() < end:
             time.sleep(0.02)
     stop.set()
-    thread.join(5)
+    thread.join(600)
     assert len(written) == 3
     assert said == ["! the report could not be written again, the last one stays: disk on fire"]
     assert Asked.going_on is False

@@ -141,7 +141,6 @@ def first(tmp_path_factory) -> Run:
     return load_run(cwd / "one")
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_rerun_comes_out_equal_and_says_so(first):
     cwd = first.folder.parent
@@ -168,7 +167,6 @@ def test_a_rerun_comes_out_equal_and_says_so(first):
     assert not (cwd / "one_rerun_2/log.txt").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -190,7 +188,6 @@ def test_what_cannot_be_run_again_is_one_line_and_leaves_no_folder(words, says, 
     assert sorted(os.listdir(cwd)) == before
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_that_diverges_again_keeps_its_exit_code(tmp_path):
     diverging = ["learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1"]
@@ -201,7 +198,6 @@ def test_a_run_that_diverges_again_keeps_its_exit_code(tmp_path):
     assert "metrics are equal" in done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_finished_run_goes_on_with_more_steps_in_its_own_folder(tmp_path):
     done = rlreason(*SMALL, "hydra.run.dir=here/run", cwd=tmp_path)
@@ -220,7 +216,6 @@ def test_a_finished_run_goes_on_with_more_steps_in_its_own_folder(tmp_path):
     assert max(row["rollout_step"] for row in again.metrics) == 4
 
 
-@pytest.mark.slow
 def test_an_evaluation_is_measured_again_too(tmp_path):
     run = evaluate(*JOB, f"hydra.run.dir={tmp_path / 'eval'}", quiet=True)
     done = rlreason("rerun", str(run.folder), "--json", cwd=tmp_path)

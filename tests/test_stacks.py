@@ -12,7 +12,7 @@ import pytest
 
 from rlreason.runtime import stacks
 from rlreason.runtime.environment import STACKS_VARIABLE
-from tests.test_exit_codes import wait_for
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 LISTENING = """
@@ -46,6 +46,7 @@ def child():
         process.stdout.close()
 
 
+@pytest.mark.long
 def test_the_stacks_of_a_run_and_of_what_it_started_are_in_one_file(tmp_path, child):
     with stacks.stacks_in(tmp_path) as path:
         told, deaf = child(LISTENING), child(DEAF)
@@ -65,11 +66,12 @@ def test_the_stacks_of_a_run_and_of_what_it_started_are_in_one_file(tmp_path, ch
     assert stacks.dump("nothing is under way") == ""
 
 
+@pytest.mark.long
 def test_a_process_that_is_stopped_is_said_to_be_and_not_waited_for(tmp_path, child):
     with stacks.stacks_in(tmp_path) as path:
         process = child(LISTENING)
         process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: "stopped" in stacks.described(process.pid), 10)
+        wait_for(lambda: "stopped" in stacks.described(process.pid))
         began = time.monotonic()
         stacks.write_stacks(path, "why")
         assert time.monotonic() - began < 10
@@ -78,11 +80,12 @@ def test_a_process_that_is_stopped_is_said_to_be_and_not_waited_for(tmp_path, ch
     assert "(no answer" in text
 
 
+@pytest.mark.long
 def test_a_person_asks_one_process(tmp_path, child):
     with stacks.stacks_in(tmp_path) as path:
         process = child(LISTENING)
         os.kill(process.pid, signal.SIGUSR1)
-        wait_for(lambda: "in waiting_for_godot" in path.read_text(), 20)
+        wait_for(lambda: "in waiting_for_godot" in path.read_text())
         os.kill(os.getpid(), signal.SIGUSR1)
         assert "test_a_person_asks_one_process" in path.read_text()
 
@@ -127,7 +130,7 @@ def test_other_threads_are_shown_too(tmp_path):
     end = threading.Event()
 
     def in_the_other_thread() -> None:
-        end.wait(60)
+        end.wait(600)
 
     thread = threading.Thread(target=in_the_other_thread)
     thread.start()

@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import signal
-import time
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
@@ -32,6 +31,7 @@ from rlreason.setup.ship import asked as shipped_run
 from rlreason.setup.ship import make, ship
 from rlreason.setup.start import SHIPPED, Start, cache_folder, code_hash, find_shipped, hashed, maker_of, recipe_of
 from rlreason.trainer import train
+from tests.waiting import MINUTES, wait_for
 
 QUICK = ["model.width=32", "model.warm_start.steps=2", "model.warm_start.batch_size=8", "data.n_train=64"]
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.5, -0.0, float("nan")], dtype=torch.bfloat16)}
@@ -99,35 +99,31 @@ def test_a_broken_file_is_said_and_made_anew(how, tmp_path):
     assert said
 
 
-def make_slowly(folder: Path, seconds: float, mark: Path) -> None:
+def make_slowly(folder: Path, mark: Path) -> None:
+    """Make the weights until another process says that it waits for them."""
+    said = mark.with_suffix(".said")
+
     def make() -> dict[str, torch.Tensor]:
         with mark.open("a") as file:
             file.write("made\n")
-        time.sleep(seconds)
+        wait_for(said.exists)
         return WEIGHTS
 
-    found = WeightCache(folder, lambda text: mark.with_suffix(".said").write_text(text)).get("k", make)[0]
+    found = WeightCache(folder, said.write_text).get("k", make)[0]
     assert checksum(found) == checksum(WEIGHTS)
 
 
-def started(seconds: float, folder: Path, mark: Path) -> multiprocessing.Process:
-    process = FORK.Process(target=make_slowly, args=(folder, seconds, mark))
+def started(folder: Path, mark: Path) -> multiprocessing.Process:
+    process = FORK.Process(target=make_slowly, args=(folder, mark))
     process.start()
     return process
 
 
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_two_runs_that_ask_at_once_make_it_once(tmp_path):
     mark = tmp_path / "mark"
-    both = [started(0.5, tmp_path / "cache", mark) for _ in range(2)]
+    both = [started(tmp_path / "cache", mark) for _ in range(2)]
     for process in both:
-        process.join(30)
+        process.join(MINUTES)
     assert [process.exitcode for process in both] == [0, 0]
     assert mark.read_text() == "made\n"
     assert "waiting for it" in mark.with_suffix(".said").read_text()
@@ -135,12 +131,12 @@ def test_two_runs_that_ask_at_once_make_it_once(tmp_path):
 
 def test_a_killed_builder_blocks_nobody(tmp_path):
     mark = tmp_path / "mark"
-    process = started(600, tmp_path / "cache", mark)
-    wait_for(mark)
+    process = started(tmp_path / "cache", mark)
+    wait_for(mark.exists)
     (tmp_path / "cache" / "k.safetensors.partial").write_bytes(b"half a file")
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
-    process.join(30)
+    process.join(MINUTES)
     said: list[str] = []
     assert not WeightCache(tmp_path / "cache", said.append).get("k", lambda: WEIGHTS)[1]
     assert said == []

@@ -53,7 +53,6 @@ def test_a_carried_word_never_makes_two_settings_the_same_run(name, carried):
     assert len(set(alone)) == len(alone)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_every_stage_of_the_assignment_composes_with_every_winner_of_those_before(every):

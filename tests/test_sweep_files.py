@@ -97,7 +97,7 @@ def test_designing_a_sweep_loads_no_torch():
         "with composing(asked): assert len(design_of(asked).runs) == 2\n"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 def test_names_say_the_swept_values_in_full_in_one_order_with_the_seed_last():
@@ -254,7 +254,6 @@ def chain(tmp_path, monkeypatch) -> Asked:
     return check_words(["-m", *words, "n_steps=2", "group_size=4", "experiment=null"], note=str)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_chain_has_its_stages_in_folders_below_its_own(chain):
     assert (chain.design, chain.folder) == (None, Path("runs/sweeps/mine"))

@@ -12,7 +12,7 @@ import pytest
 
 from rlreason.sweeps.state import read_state
 from tests.starts import ENV, SMALL, rlreason
-from tests.test_exit_codes import wait_for
+from tests.waiting import wait_for
 
 WORDS = ["-m", "hydra/launcher=ray", "hydra.launcher.num_cpus=1", "hydra.sweep.dir=grid", *SMALL, "save_model=false"]
 WORDS += ["eval_every=0", "threads=1"]
@@ -44,7 +44,7 @@ def test_a_sweep_on_ray_ends_in_the_same_table_and_exit_code(tmp_path):
     assert "== 2 tasks given to Ray" in said
     assert "2 of 2 done" in said
     assert (state.status, state.launcher) == ("failed", "ray")
-    assert begun(tmp_path, "seed=0,1", "gpus_per_run=1", "hydra.sweep.dir=other").wait(300) == 2
+    assert begun(tmp_path, "seed=0,1", "gpus_per_run=1", "hydra.sweep.dir=other").wait(600) == 2
     said = (tmp_path / "said").read_text()
     assert "a run asks for 1 GPUs and 1 processors, and no machine of the cluster has both" in said
 
@@ -55,11 +55,11 @@ def test_a_sweep_on_ray_ends_in_the_same_table_and_exit_code(tmp_path):
 def test_what_ends_the_sweep_ends_its_tasks_in_order_and_typed_again_it_goes_on(tmp_path, number):
     long = ["seed=0,1", "n_steps=60", "checkpoint.every=1", "data.n_train=4096"]
     sweep = begun(tmp_path, *long)
-    wait_for(lambda: len(list(tmp_path.glob("grid/*/metrics.jsonl"))) == 2 or sweep.poll() is not None, 300)
+    wait_for(lambda: len(list(tmp_path.glob("grid/*/metrics.jsonl"))) == 2 or sweep.poll() is not None)
     assert sweep.poll() is None, (tmp_path / "said").read_text()
     family = psutil.Process(sweep.pid).children(recursive=True)
     sweep.send_signal(number)
-    assert sweep.wait(100) == (130 if number == signal.SIGTERM else -9), (tmp_path / "said").read_text()
+    assert sweep.wait(600) == (130 if number == signal.SIGTERM else -9), (tmp_path / "said").read_text()
     left = psutil.wait_procs(family, timeout=10)[1]  # agents of Ray's own need longer when its driver is killed
     assert [one for one in left if "Agent" not in " ".join(one.cmdline())] == []
     assert {run.status for run in read_state(tmp_path / "grid").runs} == {"interrupted"}

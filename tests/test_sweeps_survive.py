@@ -12,8 +12,8 @@ import pytest
 
 from rlreason.sweeps.state import read_state
 from tests.test_end_to_end import SMALL
-from tests.test_exit_codes import wait_for
 from tests.test_signals import Process
+from tests.waiting import wait_for
 
 #: The shipped start model, so that there are right answers, on batches as small as can be.
 WORDS = [
@@ -83,7 +83,7 @@ def unbroken(tmp_path_factory):
 def test_a_sweep_that_was_ended_in_the_middle_is_finished_by_its_command(tmp_path, unbroken, how, end):
     process = start(tmp_path / "x", *HOW[how])
     grid = process.cwd / "grid"
-    wait_for(lambda: process.popen.poll() is not None or steps(grid) >= 9, 400)
+    wait_for(lambda: process.popen.poll() is not None or steps(grid) >= 9)
     assert process.popen.poll() is None, process.said
     family = psutil.Process(process.popen.pid).children(recursive=True)
     if end == "kill the sweep":
@@ -98,13 +98,13 @@ def test_a_sweep_that_was_ended_in_the_middle_is_finished_by_its_command(tmp_pat
         number = signal.SIGINT if end == "Ctrl-C" else signal.SIGTERM
         process.send(number, group=end == "Ctrl-C")
         if how == "submitit_local":  # its own processes print how they were interrupted
-            assert process.popen.wait(60) == 130, process.said
+            assert process.popen.wait(600) == 130, process.said
         else:
-            process.ends(60)
+            process.ends(120)
         statuses = [run.status for run in read_state(grid).runs]
         assert "interrupted" in statuses
         assert read_state(grid).status == "interrupted"
-    assert psutil.wait_procs(family, timeout=60)[1] == []
+    assert psutil.wait_procs(family, timeout=600)[1] == []
     done_before = set(figures(grid))
     assert len(done_before) < 6
     said = again(process.cwd, "again", *HOW[how])
@@ -123,7 +123,7 @@ def test_one_failing_run_leaves_the_others_alone_and_is_named(tmp_path, how):
     tmp_path.mkdir()
     words = ["model.freeze=[],[nonesuch]", "seed=0", "hydra.sweep.dir=grid", *SMALL, *HOW[how]]
     process = Process(tmp_path, "-m", "rlreason", "-m", *words)
-    assert process.popen.wait(300) == 1, process.said
+    assert process.popen.wait(600) == 1, process.said
     state = read_state(tmp_path / "grid")
     assert sorted(run.status for run in state.runs) == ["failed", "finished"]
     (failed,) = [run for run in state.runs if run.status == "failed"]

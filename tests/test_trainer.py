@@ -56,7 +56,6 @@ EI = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_entropies_of_a_step_are_those_of_the_weights_that_sampled_at_one_temperature(tmp_path):
     """Correct and other responses under the model that the run starts from, whatever is learned in between."""
     words = (*EI, "n_steps=1", "eval_every=0", "eval_problems=4", "sampling.temperature=0.7")
@@ -79,7 +78,6 @@ def test_entropies_of_a_step_are_those_of_the_weights_that_sampled_at_one_temper
         assert row[f"rollout/entropy_{outcome}"] == pytest.approx(sum(values) / len(values), abs=1e-4)
 
 
-@pytest.mark.slow
 def test_expert_iteration_counts_and_imitates_whole_credit_only_and_is_evaluated_ten_times(tmp_path):
     rows, summary = trained(tmp_path / "run", *EI, "n_steps=5", "interim_eval_problems=4")
     saved = [json.loads(line) for path in sorted((tmp_path / "run/rollouts").iterdir()) for line in lines_of(path)]
@@ -100,7 +98,6 @@ def test_expert_iteration_counts_and_imitates_whole_credit_only_and_is_evaluated
     assert len(lines_of(tmp_path / "run/evals/step_00005.jsonl.gz")) == 24
 
 
-@pytest.mark.slow
 def test_a_bonus_for_everything_is_learned_from_and_nothing_is_called_right(tmp_path):
     words = ("n_steps=1", "rollout_batch_size=8", "group_size=4", "eval_problems=4", "eval_every=0")
     rows, summary = trained(tmp_path / "run", *words, "prompt.reward=own_reward:bonus_only")

@@ -348,7 +348,6 @@ def test_a_sweep_is_refused_before_its_first_run():
         check_words(["-m", "kl_estimator=k3,k2", "seed=0"])
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_what_an_option_of_the_users_own_sets_is_no_mistake(tmp_path):
     """A prompt says how its traces are written, whichever algorithm it is chosen for."""

@@ -76,7 +76,7 @@ def seen_in_a_terminal(*words: str, cwd: Path, **env: str) -> tuple[int, str]:
             while part := os.read(ours, 1 << 16):
                 parts.append(part)
         os.close(ours)
-        return process.wait(300), b"".join(parts).decode()
+        return process.wait(600), b"".join(parts).decode()
 
 
 SAYS = f"""
@@ -93,9 +93,10 @@ def command():
     console.say(hostile)
     console.table(hostile)
     console.progress(hostile)
-    with console.wait(hostile, more=lambda: hostile):
+    with console.wait(hostile, more=lambda: hostile) as wait:
         console.part(hostile)
-        time.sleep(1.2)
+        while not wait.shown:
+            time.sleep(0.05)
     print_stderr(hostile)
     print(hostile)
     Console(out=sys.stderr).progress('on standard error')
@@ -201,7 +202,6 @@ def hostile(tmp_path_factory) -> tuple[Path, int, str]:
     return place / "out", code, written
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_shows_what_its_model_and_its_data_say(hostile):
     folder, code, written = hostile
@@ -212,7 +212,6 @@ def test_a_run_shows_what_its_model_and_its_data_say(hostile):
     assert r"\x1b[2J" in written
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_texts_of_a_run_folder_can_be_read_in_a_terminal(hostile):
     folder = hostile[0]

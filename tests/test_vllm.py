@@ -10,18 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PROMPT
 from recording import Recording
 from test_engine_stops import LETTERS, check_stopped_texts, likely
 from test_unread_settings import VLLM_SETTINGS, compare, settings
-from torch import nn
+from test_vllm_smoke import move, prompts_for, shipped_model, worst_mismatch
 
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.vllm.arguments import plan_memory
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.weight_transfer import InProcessTransfer
-from rlreason.engines.weight_check import differing_tensors, largest_mismatch
+from rlreason.engines.weight_check import largest_mismatch
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.scoring import LogProbScorer
@@ -29,25 +27,12 @@ from rlreason.model.tiny import build_model
 from rlreason.model.tiny_formats import PAD
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
 def folder(request, tokenizer, tmp_path_factory) -> Path:
-    """A model as its makers may ship it: with sampling settings of their own, which must not reach the engine."""
-    model = build_model(len(tokenizer), width=128, init_scale=0.3, seed=1)
-    if request.param == "untied":
-        model.config.tie_word_embeddings = False
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            model = type(model)(model.config)
-        assert model.lm_head.weight is not model.model.embed_tokens.weight
-    path = tmp_path_factory.mktemp("shipped") / "model"
-    Policy(model, tokenizer).save(path)
-    settings = {"do_sample": True, "top_k": 20, "top_p": 0.5, "repetition_penalty": 1.5, "temperature": 0.6}
-    settings_file = path / "generation_config.json"
-    settings_file.write_text(json.dumps(json.loads(settings_file.read_text()) | settings))
-    return path
+    return shipped_model(tmp_path_factory.mktemp("shipped") / "model", tokenizer, request.param == "tied")
 
 
 @pytest.fixture(scope="module")
@@ -65,25 +50,6 @@ def engine(folder, tmp_path_factory):
     assert [line.split()[0] for line in said] == ["starting", "vLLM"]
     yield made
     made.close()
-
-
-def prompts_for(policy, problems, count=6):
-    return [
-        Prompt(p.id, policy.encode_prompt(PROMPT.format(question=p.question)), seed_for(0, p.id))
-        for p in problems[:count]
-    ]
-
-
-def move(policy: Policy, seed: int, scale: float = 0.05) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale * parameter.abs().mean())
-
-
-def worst_mismatch(engine, responses, temperature: float) -> float:
-    scores = LogProbScorer(engine.policy, 4096, temperature).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
-    return max(largest_mismatch(r.log_probs, score) for r, score in zip(responses, scores, strict=True))
 
 
 def test_greedy_tokens_are_the_in_process_engines(engine, problems):
@@ -389,36 +355,6 @@ def test_the_first_thread_keeps_its_thread_count(engine):
     torch.set_num_threads(1)
 
 
-def test_stacked_layers_are_compared_part_by_part():
-    """What a GPU keeps unpacked, in a model made by hand: q, k and v in one matrix, and a padded vocabulary."""
-    model = nn.ModuleDict(
-        {"embed": nn.Embedding(8, 4), "attn": nn.ModuleDict({"qkv_proj": nn.Linear(4, 8, bias=False)})}
-    )
-    stacked, table = model["attn"]["qkv_proj"].weight.detach(), model["embed"].weight.detach()
-    weights = {
-        "embed.weight": table[:5],
-        "attn.q_proj.weight": stacked[:4],
-        "attn.k_proj.weight": stacked[4:6].clone(),
-        "attn.v_proj.weight": stacked[6:],
-        "elsewhere.weight": table,
-    }
-    fused = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
-    assert differing_tensors(model, weights.items(), fused) == (4, ())
-    weights["attn.k_proj.weight"][1, 2] += 1e-3
-    assert differing_tensors(model, weights.items(), fused) == (4, ("attn.k_proj.weight",))
-
-
-def test_memory_is_planned_before_anything_is_loaded(policy):
-    plan = plan_memory(policy, policy.device, max_len=100, max_rows=8, cache_gb=None)
-    token = 2 * 2 * 4 * 8 * 4  # keys and values, layers, heads, head_dim, bytes
-    assert plan.cache == token * (100 + 128) * 8
-    assert plan.weights == 4 * sum(p.numel() for p in policy.model.parameters())
-    with pytest.raises(ConfigError, match=r"rollout.kv_cache_gb=0.0001 does not hold one sequence of 100 tokens"):
-        plan_memory(policy, policy.device, max_len=100, max_rows=8, cache_gb=0.0001)
-    with pytest.raises(ConfigError, match=r"free: lower rollout.max_rows"):
-        plan_memory(policy, policy.device, max_len=100, max_rows=8, cache_gb=1e6)
-
-
 SCRIPT = """
 import sys, time
 from pathlib import Path
@@ -475,7 +411,6 @@ def test_a_dead_and_a_hung_engine_end_in_one_clear_error_and_the_process_ends(to
     assert lines[-1] == "children 0"
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_grpo_run_that_samples_ahead_with_vllm_from_the_command_line(tmp_path):
     small = ["n_steps=3", "eval_problems=4", "model.warm_start.steps=10", "rollout_batch_size=16", "group_size=4"]

@@ -22,7 +22,7 @@ from rlreason.setup.engine import check_engine
 pytest.importorskip("vllm")
 psutil = pytest.importorskip("psutil")
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
 @pytest.fixture(scope="module")
@@ -126,5 +126,5 @@ def test_a_killed_process_is_one_error_and_close_leaves_none(engine):
         engine.generate(prompt, Sampling(1.0, 0, 4), 1)
     engine.close()
     assert time.monotonic() - began < 20
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=600)[1] == []
     assert engine_processes() == []

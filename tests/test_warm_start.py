@@ -133,7 +133,6 @@ def test_a_form_that_the_reward_never_reads_is_one_line_with_the_cure(asked, wor
     assert len(str(error.value).splitlines()) == 1
 
 
-@pytest.mark.slow
 def test_the_tiny_model_trains_on_the_bare_question(tmp_path):
     done = rlreason("prompt=question_only", *SMALL, "n_steps=1", "model.cache=null", "hydra.run.dir=x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,97 @@
+"""The real vLLM on the processor, in one engine's start: it samples, takes new weights, and holds the trainer's."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import PROMPT
+from test_unread_settings import settings
+
+from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
+from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.vllm.engine import VLLMEngine
+from rlreason.engines.vllm.weight_transfer import InProcessTransfer
+from rlreason.engines.weight_check import largest_mismatch
+from rlreason.model.policy import Policy, load_policy
+from rlreason.model.scoring import LogProbScorer
+from rlreason.model.tiny import build_model
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+def shipped_model(path: Path, tokenizer, tied: bool) -> Path:
+    """Write a model as its makers may ship it: with sampling settings of their own, which must not reach the engine."""
+    model = build_model(len(tokenizer), width=128, init_scale=0.3, seed=1)
+    if not tied:
+        model.config.tie_word_embeddings = False
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model = type(model)(model.config)
+        assert model.lm_head.weight is not model.model.embed_tokens.weight
+    Policy(model, tokenizer).save(path)
+    shipped = {"do_sample": True, "top_k": 20, "top_p": 0.5, "repetition_penalty": 1.5, "temperature": 0.6}
+    settings_file = path / "generation_config.json"
+    settings_file.write_text(json.dumps(json.loads(settings_file.read_text()) | shipped))
+    return path
+
+
+def prompts_for(policy, problems, count=6) -> list[Prompt]:
+    texts = [(p.id, PROMPT.format(question=p.question)) for p in problems[:count]]
+    return [Prompt(name, policy.encode_prompt(text), seed_for(0, name)) for name, text in texts]
+
+
+def move(policy: Policy, seed: int, scale: float = 0.05) -> None:
+    """Change all weights a little, as an update does."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale * parameter.abs().mean())
+
+
+def worst_mismatch(engine, responses, temperature: float) -> float:
+    """Return the largest distance between the engine's log-probabilities and the trainer's, in nats."""
+    scores = LogProbScorer(engine.policy, 4096, temperature).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
+    return max(largest_mismatch(r.log_probs, score) for r, score in zip(responses, scores, strict=True))
+
+
+@pytest.fixture(scope="module")
+def engine(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shipped")
+    policy = load_policy(str(shipped_model(folder / "model", tokenizer, tied=True)))
+    run = settings("rollout=vllm", "rollout.placement=cpu")
+    made = VLLMEngine(policy, run.rollout, InProcessTransfer(), folder / "vllm.log", Demand(512, 32), print)
+    yield made
+    made.close()
+
+
+def test_it_samples_with_the_trainers_log_probs(engine, problems):
+    """A wrong temperature, or top-k, top-p or a penalty from the model's folder, would put them off by tenths."""
+    prompts = prompts_for(engine.policy, problems)
+    responses = engine.generate(prompts, Sampling(1.3, max_tokens=24), 4)
+    assert len(responses) == 4 * len(prompts)
+    assert len({tuple(r.token_ids) for r in responses}) == len(responses)  # a shared seed would repeat samples
+    assert worst_mismatch(engine, responses, 1.3) < 1e-3
+
+
+def test_new_weights_reach_it(engine, problems):
+    prompts, sampling = prompts_for(engine.policy, problems, 2), Sampling(0.0, 0, 16)
+    before = engine.generate(prompts, sampling, 1)
+    move(engine.policy, seed=2, scale=0.5)
+    metrics = engine.load_weights(engine.policy)
+    after = engine.generate(prompts, sampling, 1)
+    assert [r.token_ids for r in before] != [r.token_ids for r in after]
+    assert [r.token_ids for r in after] == [r.token_ids for r in HFEngine(engine.policy).generate(prompts, sampling, 1)]
+    assert after[0].weight_version == before[0].weight_version + 1
+    assert metrics["rollout/weight_check_mismatch"] < 1e-3
+
+
+def test_weights_that_were_not_sent_are_seen(engine):
+    assert engine.verify_weights().holds
+    move(engine.policy, seed=3)
+    found = engine.verify_weights()
+    assert found.mismatch > 10 * found.bound
+    assert "model.embed_tokens.weight" in found.differing
+    engine.load_weights(engine.policy)
+    assert engine.verify_weights().holds
