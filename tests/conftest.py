@@ -3,7 +3,9 @@
 import os
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,11 +20,13 @@ from rlreason.engines.hf.engine import HFEngine
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.types import Problem
+from tests.starts import SMALL, rlreason
 
 torch.set_num_threads(1)  # several test processes share the cores
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in what a shell runs behind `&`: the tests' runs would inherit
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it, and never stop
 
+SWEEP_OF_TWO = ("seed=0,1", "jobs=2", *SMALL, "n_steps=1", "save_model=false")
 PROMPT = "User: {question}\nAssistant: <think>"
 
 
@@ -53,6 +57,43 @@ def gsm8k(tmp_path) -> Path:
     for half in ("train", "test"):
         (tmp_path / f"{half}.jsonl").write_text('{"question": "1+1?", "answer": "1+1=2\\n#### 2"}\n')
     return tmp_path
+
+
+class Finished(NamedTuple):
+    """A folder that real commands have left, and what they printed. Tests that change it copy it first."""
+
+    folder: Path
+    printed: str
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return each file's size and time of change."""
+    stats = {path.relative_to(folder).as_posix(): path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+
+
+def left_by(folder: Path, *words: str) -> Iterator[Finished]:
+    """Run a command in a new folder, give what it left to the tests, and hold that none of them changed it."""
+    done = rlreason(*words, cwd=folder.parent)
+    assert done.returncode == 0, done.stderr
+    before = contents(folder)
+    yield Finished(folder, done.stdout)
+    assert contents(folder) == before, "a test has changed what others read: let it copy the folder"
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory) -> Iterator[Finished]:
+    """A finished GRPO run of two steps with two updates each, its model, its checkpoint and an evaluation a step."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    card = ("algorithm=grpo", "loss=grpo_clip", "epochs_per_rollout=2")
+    yield from left_by(folder, *card, *SMALL, "checkpoint.every=1", "hydra.run.dir=run")
+
+
+@pytest.fixture(scope="session")
+def finished_sweep(tmp_path_factory) -> Iterator[Finished]:
+    """A finished sweep over two seeds, side by side, of one step each."""
+    folder = tmp_path_factory.mktemp("finished") / "sweep"
+    yield from left_by(folder, "-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep")
 
 
 @pytest.fixture(scope="session")

@@ -33,14 +33,10 @@ def rows_of(folder: Path, metric: str = "rollout_step") -> list[dict]:
     return [row for row in rows if metric in row]
 
 
-@pytest.fixture(scope="module")
-def card(tmp_path_factory):
-    """The command of the card, typed as written, at the smallest size."""
-    cwd = tmp_path_factory.mktemp("card")
-    done = rlreason(*CARD, *SMALL, cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    (folder,) = (cwd / "runs/grpo").iterdir()
-    return done.stdout, folder
+@pytest.fixture
+def card(finished_run):
+    """What the command of the card printed and left at the smallest size."""
+    return finished_run.printed, finished_run.folder
 
 
 def test_a_run_leaves_a_whole_folder(card):

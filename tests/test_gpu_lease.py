@@ -166,6 +166,7 @@ def check_apart(said: str, each: int) -> int:
     return most
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("per_run", "side_by_side"), [pytest.param(1, 3, marks=pytest.mark.long), (2, 1)])
 def test_the_runs_of_a_sweep_have_gpus_of_their_own(tmp_path, capfd, per_run, side_by_side):
     names = gpus(3)

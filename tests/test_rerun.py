@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -178,14 +179,13 @@ def test_a_rerun_comes_out_equal_and_says_so(first):
         (["nowhere"], "RUN=nowhere is no folder"),
     ],
 )
-def test_what_cannot_be_run_again_is_one_line_and_leaves_no_folder(words, says, first):
-    cwd = first.folder.parent
-    before = sorted(os.listdir(cwd))
-    done = rlreason("rerun", *words, cwd=cwd)
+def test_what_cannot_be_run_again_is_one_line_and_leaves_no_folder(words, says, finished_run, tmp_path):
+    shutil.copytree(finished_run.folder, tmp_path / "one")
+    done = rlreason("rerun", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert sorted(os.listdir(cwd)) == before
+    assert os.listdir(tmp_path) == ["one"]
 
 
 @pytest.mark.long

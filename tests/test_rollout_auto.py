@@ -1,6 +1,7 @@
 """`rollout=auto`, the default: what it stands for, and that a run, its records and its resumption see that engine."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from rlreason.errors import ConfigError
 from rlreason.runtime.gpus import VISIBLE
 from rlreason.sweeps.before import Composed, refuse_changed
 from rlreason.sweeps.design import Design, PlannedRun
-from tests.starts import SMALL, rlreason
 
 OTHER = {"hf": "vllm", "vllm": "hf"}
 PRETRAINED = ("model=qwen3_0_6b", "data.path=a/b")
@@ -59,38 +59,32 @@ def test_what_only_one_engine_has_is_refused_by_the_engine_that_was_chosen(compo
         typed(composed("rollout.async_level=1"))
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    """A run of the default settings, made small."""
-    place = tmp_path_factory.mktemp("auto")
-    done = rlreason(*SMALL, "checkpoint.every=1", "n_steps=1", "hydra.run.dir=run", cwd=place)
-    assert done.returncode == 0, done.stderr
-    assert "rollout=auto" not in done.stdout  # the usual engine is worth no word
-    return place / "run"
+@pytest.fixture
+def finished(finished_run, tmp_path) -> Path:
+    """A copy of a run whose command named no engine."""
+    return shutil.copytree(finished_run.folder, tmp_path / "run")
 
 
-def test_the_records_name_the_engine_and_not_the_word(finished):
+def test_the_records_name_the_engine_and_not_the_word(finished_run):
+    assert "rollout=auto" not in finished_run.printed  # the usual engine is worth no word
+    finished = finished_run.folder
     settings = yaml.safe_load((finished / "config.yaml").read_text())
     assert settings["rollout"]["engine"] == "hf"
     assert "engine_here" not in (finished / "config.yaml").read_text()
-    assert "rollout=" not in json.loads((finished / "provenance.json").read_text())["command"]
+    assert " rollout=" not in json.loads((finished / "provenance.json").read_text())["command"]
 
 
 def test_a_run_goes_on_with_the_engine_that_it_began_with(finished, monkeypatch):
     monkeypatch.chdir(finished.parent)
-    assert not any(word.startswith("rollout=") for word in continued([f"resume={finished}", "n_steps=2"]).words)
-    text = (finished / "config.yaml").read_text()
-    settings = yaml.safe_load(text)
+    assert not any(word.startswith("rollout=") for word in continued([f"resume={finished}", "n_steps=3"]).words)
+    settings = yaml.safe_load((finished / "config.yaml").read_text())
     here = engine_here(None)
     settings["rollout"]["engine"] = OTHER[here]  # as on a machine that has, or lacks, a GPU
     (finished / "config.yaml").write_text(yaml.safe_dump(settings))
-    try:
-        again = continued([f"resume={finished}", "n_steps=2"]).words
-        assert f"rollout={OTHER[here]}" in again
-        given = continued([f"resume={finished}", "rollout=hf"]).words
-        assert [word for word in given if word.startswith("rollout=")] == ["rollout=hf"]
-    finally:
-        (finished / "config.yaml").write_text(text)
+    again = continued([f"resume={finished}", "n_steps=3"]).words
+    assert f"rollout={OTHER[here]}" in again
+    given = continued([f"resume={finished}", "rollout=hf"]).words
+    assert [word for word in given if word.startswith("rollout=")] == ["rollout=hf"]
 
 
 def test_a_sweep_whose_nodes_chose_another_engine_goes_on_where_it_was_started(tmp_path):

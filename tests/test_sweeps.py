@@ -1,11 +1,13 @@
 """What a sweep knows of its runs, what it does with those that ended before, and the table at its end."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import SWEEP_OF_TWO
 
 from rlreason.cli.launchers import set_up
 from rlreason.errors import ConfigError
@@ -17,8 +19,7 @@ from rlreason.sweeps.closing import closing, rows_of, settings_table
 from rlreason.sweeps.design import Design, PlannedRun
 from rlreason.sweeps.runner import Work, code_of, run_sweep
 from rlreason.sweeps.state import FILE, RunState, SweepState, new_state, read_state, write_state
-from tests.starts import SMALL, Started, rlreason
-from tests.waiting import wait_for
+from tests.starts import rlreason
 
 CONFIG = "algorithm: grpo\nn_steps: 10\nthreads: 1\n"
 BROKEN = "n_steps=0"  # refused by the run's own process, which needs a second or two to say so
@@ -229,19 +230,16 @@ def test_a_launcher_is_set_up_for_the_jobs_that_were_asked_for():
     assert set_up("ray", [], None, 6).batch is None
 
 
-def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(tmp_path):
-    words = ["-m", "seed=0,1", "jobs=2", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "save_model=false"]
-    sweep = Started(*words, cwd=tmp_path)
-    wait_for((tmp_path / "grid" / FILE).exists)
-    done = sweep.finished()
-    assert done.returncode == 0, done.stderr + done.stdout
-    state = read_state(tmp_path / "grid")
+def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_sweep, tmp_path):
+    state = read_state(finished_sweep.folder)
     assert [(run.status, run.shared_machine, run.setting) for run in state.runs] == [("finished", True, {})] * 2
     assert all(run.accuracy is not None and run.protocol and run.seconds and run.ended for run in state.runs)
     assert (state.jobs, state.launcher, state.status) == (2, "basic", "finished")
-    assert "2 of 2 done" in done.stdout
-    assert "95%, over seeds" in done.stdout
-    assert len(list((tmp_path / "grid/console").glob("*.log"))) == 2
+    assert "2 of 2 done" in finished_sweep.printed
+    assert "95%, over seeds" in finished_sweep.printed
+    assert len(list((finished_sweep.folder / "console").glob("*.log"))) == 2
+    shutil.copytree(finished_sweep.folder, tmp_path / "sweep")
+    words = ["-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep"]
     again = rlreason(*words, cwd=tmp_path)
     assert again.stdout.count("not run again") == 2
     changed = rlreason(*words, "group_size=2", cwd=tmp_path)

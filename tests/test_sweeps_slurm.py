@@ -44,6 +44,7 @@ def test_a_machine_that_is_none_of_the_clusters_is_refused(tmp_path):
         SlurmCluster(tmp_path, {"submitit_folder": str(tmp_path)})
 
 
+@pytest.mark.long
 def test_a_sweep_on_slurm_ends_in_the_same_table_and_exit_code(tmp_path):
     slurm = installed(tmp_path / "slurm")
     done = rlreason(*WORDS, "model.freeze=[],[nonesuch]", PARTITION, cwd=tmp_path, **slurm)
