@@ -185,3 +185,20 @@ def test_the_architecture_page_names_every_package():
     page = (PACKAGE.parent / "docs/architecture.md").read_text("utf-8")
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert {name for name in packages if f"{name}/" not in page} == set()
+
+
+CLOCKS = {"monotonic", "perf_counter", "process_time", "ru_utime", "ru_maxrss", "memory_info"}
+
+
+def test_no_default_test_measures_time_or_memory() -> None:
+    """A machine that has something else to do would fail it. The tests of the clock itself hold sums and bounds."""
+    measuring = []
+    for path in sorted(set(Path(__file__).parent.glob("test_*.py")) - {Path(__file__).with_name("test_clock.py")}):
+        tree = ast.parse(path.read_text("utf-8"))
+        marks = [ast.unparse(node) for node in tree.body if ast.unparse(node).startswith("pytestmark")]
+        for test in (node for node in tree.body if isinstance(node, Function) and node.name.startswith("test_")):
+            if "mark.long" in "".join([*marks, *map(ast.unparse, test.decorator_list)]):
+                continue
+            read = {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute)}
+            measuring += [f"{path.name}: {test.name} reads {name}" for name in sorted(read & CLOCKS)]
+    assert not measuring, listed("wait for a state, use a fake clock, or mark the test as long", measuring)
