@@ -42,5 +42,5 @@ def short_and_formatted(response: str, truth: str) -> float:
 def slow_at_times(response: str, truth: str) -> float:
     """Needs minutes for about one in eleven responses."""
     if len(response) % 11 == 0:
-        time.sleep(600)
+        time.sleep(6000)
     return float(len(response) % 2)

@@ -404,7 +404,7 @@ def test_a_broken_pair_and_an_import_that_crashes_are_findings(tmp_path):
 
 @pytest.mark.long
 def test_an_import_that_hangs_is_ended_and_said(tmp_path, monkeypatch):
-    fake(tmp_path, "vllm", "0.32.0", "vllm", "import time\ntime.sleep(600)\n")
+    fake(tmp_path, "vllm", "0.32.0", "vllm", "import time\ntime.sleep(6000)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     began = time.monotonic()
     probe = Probe("vllm")

@@ -124,7 +124,7 @@ assert forks.ready()
 start = Start("a", [], Path.cwd(), threads=1, forks=forks)
 child = Child(start, Path("run"), sys.argv[1:], None)
 print(child.process.pid, forks._server.pid, flush=True)
-time.sleep(600)
+time.sleep(6000)
 """
 
 

@@ -218,7 +218,7 @@ class Scorer:
         self.process.communicate()
 
 
-def living(process: psutil.Process, patience_s: float = 60) -> list[psutil.Process]:
+def living(process: psutil.Process, patience_s: float = 20) -> list[psutil.Process]:
     """Processes below one that still live after a moment; dead ones that nobody has asked for do not."""
     until = time.monotonic() + patience_s
     while True:

@@ -24,9 +24,9 @@ from pathlib import Path
 from rlreason.runtime.lock import run_lock
 with run_lock(Path(sys.argv[1]), print):
     if len(sys.argv) > 2:
-        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        subprocess.Popen(["sleep", "6000"], start_new_session=True)
     print("has it", flush=True)
-    time.sleep(600)
+    time.sleep(6000)
 """
 
 

@@ -253,13 +253,13 @@ from rlreason.cli.entry import run_cli
 
 def command():
     with signals.temporary_folder("mine-"):
-        subprocess.Popen(["sleep", "600"])
+        subprocess.Popen(["sleep", "6000"])
         print("ready", flush=True)
         try:
-            time.sleep(600)
+            time.sleep(6000)
         finally:
             print("tidying", flush=True)
-            time.sleep(600)
+            time.sleep(6000)
 
 run_cli(command, limit_s=float(sys.argv[1]))
 """

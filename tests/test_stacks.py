@@ -21,10 +21,10 @@ from rlreason.runtime.stacks import listen
 listen()
 def waiting_for_godot():
     print("ready", flush=True)
-    time.sleep(600)
+    time.sleep(6000)
 waiting_for_godot()
 """
-DEAF = "print('ready', flush=True); import time; time.sleep(600)"
+DEAF = "print('ready', flush=True); import time; time.sleep(6000)"
 
 
 @pytest.fixture

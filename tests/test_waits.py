@@ -34,15 +34,15 @@ def stubborn(response, gold):
 def mute(response, gold):  # closes all its files and lives on
     if response == "mute":
         os.closerange(0, 64)
-        time.sleep(600)
+        time.sleep(6000)
     return 1.0
 """
-LATE = "import time\ntime.sleep(600)\ndef f(response, gold):\n    return 1.0\n"
+LATE = "import time\ntime.sleep(6000)\ndef f(response, gold):\n    return 1.0\n"
 ONCE = """
 import pathlib, time
 first = pathlib.Path(__file__).with_name("first")
 if first.exists():
-    time.sleep(600)
+    time.sleep(6000)
 first.touch()
 def f(response, gold):
     return 1 / 0 if response == "crash" else __import__("os")._exit(3) if response == "exit" else 1.0
@@ -110,7 +110,7 @@ from rlreason.config.groups import GradingConfig
 from rlreason.grading import Grader
 grader = Grader(GradingConfig(timeout_s=2.0, start_timeout_s=3.0), sys.argv[1])
 threading.Thread(target=grader.grade_batch, args=(["hang on"], ["1"]), daemon=True).start()  # which starts the worker
-time.sleep(600)
+time.sleep(6000)
 """
 
 
