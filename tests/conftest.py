@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import hypothesis
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -23,6 +24,8 @@ from rlreason.types import Problem
 from tests.starts import SMALL, rlreason
 
 torch.set_num_threads(1)  # several test processes share the cores
+hypothesis.settings.register_profile("patient", deadline=None)  # else an example that the machine holds up has failed
+hypothesis.settings.load_profile("patient")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in what a shell runs behind `&`: the tests' runs would inherit
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it, and never stop
 

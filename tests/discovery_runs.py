@@ -46,7 +46,7 @@ DETOURS: list[Any] = [
     axes(22),
 ]
 CALLS = 14  # that these take
-QUICK = ("score.timeout_s=10", "client.pause_s=0", "client.timeout_s=20", "score.workers=2")
+QUICK = ("score.timeout_s=600", "client.pause_s=0", "client.timeout_s=600", "score.workers=2")
 
 
 def discover(

@@ -40,7 +40,7 @@ def short_and_formatted(response: str, truth: str) -> float:
 
 
 def slow_at_times(response: str, truth: str) -> float:
-    """Needs minutes for about one in eleven responses."""
-    if len(response) % 11 == 0:
+    """Hang for the responses to one problem in eight, whatever the model says."""
+    if int(truth) % 8 == 1:
         time.sleep(6000)
     return float(len(response) % 2)

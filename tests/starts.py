@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SMALL = [
     "model.width=32", "model.warm_start.steps=4", "n_steps=2", "rollout_batch_size=16", "group_size=4",
     "eval_problems=8", "eval_every=1", "sampling.max_tokens=16", "data.n_train=256", "data.n_validation=32",
+    "grading.timeout_s=60", "grading.start_timeout_s=600",  # which no busy machine reaches
 ]  # fmt: skip
 ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WANDB_SILENT": "true"}
 FORKS = multiprocessing.get_context("forkserver")

@@ -13,6 +13,7 @@ from rlreason.data.stories import Story, make_stories
 from rlreason.data.stories_habits import habit_trace
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
+from tests.waiting import patient
 
 
 def numbers(problem):
@@ -68,7 +69,7 @@ def test_warm_start_traces_have_the_two_habits():
     problems, rng = make_stories(1, seed=0, min_events=3, max_events=3), random.Random(0)
     hasty, careful = (habit_trace(problems[0], rng, share, 0.0) for share in (1.0, 0.0))
     assert (hasty.count("="), careful.count("=")) == (1, 3)
-    with Grader() as grader:
+    with Grader(patient()) as grader:
         grades = grader.grade_batch([hasty, careful], [problems[0].answer] * 2)
     assert grades[1].outcome == "correct"
     assert grades[0].format == 1.0

@@ -14,6 +14,7 @@ from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
 from rlreason.setup.data import Loaded, load_data
 from rlreason.types import Problem
+from tests.waiting import patient
 
 TEMPLATES = {
     "the run's own": fill,
@@ -26,7 +27,7 @@ TEMPLATES = {
 
 @pytest.fixture(scope="module")
 def grader():
-    with Grader() as grader:
+    with Grader(patient()) as grader:
         yield grader
 
 
@@ -158,4 +159,4 @@ def test_ten_thousand_rows_find_their_questions_among_twelve_thousand_that_begin
     numbers = random.Random(0).sample(range(10**6), 12_000)
     known = [f"What is the smallest number that is larger than the square of {n} and its double?" for n in numbers]
     asked = known[:10_000]
-    assert joined(TEMPLATES["a chat"], asked, known) == asked  # in 2 s; a scan of all pairs would take minutes
+    assert joined(TEMPLATES["a chat"], asked, known) == asked

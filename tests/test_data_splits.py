@@ -21,6 +21,7 @@ from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.setup.data import load_data
 from rlreason.types import Problem
+from tests.waiting import patient
 
 GSM8K = Path(os.environ.get("RLREASON_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))
 CONF = resource_dir("conf")
@@ -30,7 +31,7 @@ TRACE = " {solution} </think> <answer>{answer}</answer>"
 
 @pytest.fixture(scope="module")
 def grader():
-    with Grader() as grader:
+    with Grader(patient()) as grader:
         yield grader
 
 
@@ -105,7 +106,7 @@ def test_a_filled_trace_is_graded_correct_by_its_own_reward():
         traces = [trace_text(p, prompt.trace) for p in problems]
         assert not any("<<" in trace for trace in traces)
         assert "4+4=8" in traces[0]
-        with Grader(reward=prompt.reward) as grader:
+        with Grader(patient(), prompt.reward) as grader:
             assert {g.outcome for g in grader.grade_batch(traces, [p.answer for p in problems])} == {"correct"}, option
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.config.groups import GradingConfig
 from rlreason.config.tasks import CountdownConfig, GymConfig
 from rlreason.data.countdown import is_validation, load_countdown, make_countdown
 from rlreason.data.gym import make_gym
@@ -16,6 +15,7 @@ from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.grading.verifiers import countdown as verifier
 from rlreason.grading.verifiers import gym as gym_verifier
+from tests.waiting import patient
 
 COUNTDOWN = "rlreason.grading.verifiers.countdown"
 GYM = "rlreason.grading.verifiers.gym"
@@ -151,7 +151,7 @@ def test_a_gold_without_a_target_is_an_error_and_not_a_wrong_answer(gold):
 )
 def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
     problems = make_countdown(20, seed=3)
-    with Grader(reward=f"{COUNTDOWN}:{form}") as grader:
+    with Grader(patient(), f"{COUNTDOWN}:{form}") as grader:
         golds = [p.answer for p in problems]
         right = grader.grade_batch([wrap.format(p.answer) for p in problems], golds)
         wrong = grader.grade_batch([wrap.format(numbers_and_target(p)[1]) for p in problems], golds)
@@ -261,7 +261,7 @@ def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
     assert [p.id.rsplit("-", 1)[0] for p in problems[:6]] == [*tasks, tasks[0]]
     assert problems == make_gym(tasks, 23, seed=0) != make_gym(tasks, 23, seed=1)
     golds = [p.answer for p in problems]
-    with Grader(GradingConfig(timeout_s=10), f"{GYM}:r1_zero") as grader:
+    with Grader(patient(), f"{GYM}:r1_zero") as grader:
         right = grader.grade_batch([f"</think> <answer> {json.loads(g)['answer']} </answer>" for g in golds], golds)
         shifted = [*golds[5:], *golds[:5]]  # the answer to another problem of, mostly, the same task
         wrong = grader.grade_batch([f"</think> <answer>{json.loads(g)['answer']}</answer>" for g in shifted], golds)

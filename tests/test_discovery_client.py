@@ -32,14 +32,14 @@ from rlreason.discovery.scripted_replies import KINDS, read_script, script_file
 from rlreason.discovery.scripted_run import DEFAULT
 from rlreason.discovery.scripted_server import serving
 from rlreason.errors import ConfigError
-from tests.waiting import wait_for
+from tests.waiting import MINUTES, wait_for
 
 KEY = "swordfish-of-the-" + "deep"  # put together, so that nobody who looks for keys in this file finds one
 QUESTION = [{"role": "user", "content": "A larger set?"}]
 PROGRAM = "def run_code():\n    return [[2]]"
 
 
-def ask(server, messages=QUESTION, request_id="test-1.0.1", seed=None, timeout_s=20.0, **settings):
+def ask(server, messages=QUESTION, request_id="test-1.0.1", seed=None, timeout_s=MINUTES, **settings):
     """What comes of one request to a scripted server."""
     endpoint = Endpoint(server.base_url, "scripted", **{"key": KEY, **settings})
     attempt = Client(endpoint).ask(messages, request_id=request_id, seed=seed, timeout_s=timeout_s)
@@ -176,17 +176,17 @@ def test_what_goes_wrong_has_a_name_and_a_line(answer, outcome, words):
     [
         {"kind": "drip", "seconds": 0.1},
         {"kind": "drip", "seconds": 0.1, "headers": True},
-        {"kind": "slow", "seconds": 60, "then": {"kind": "empty"}},
+        {"kind": "slow", "seconds": 6000, "then": {"kind": "empty"}},
     ],
     ids=["body", "headers", "silence"],
 )
 def test_a_limit_holds_over_the_whole_request_however_slowly_an_answer_comes(answer):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with serving([answer]) as server:
         attempt = ask(server, timeout_s=0.7)
     assert attempt.outcome == "timeout"
     assert attempt.detail == "no whole answer within 0.7 s"
-    wait_for(lambda: threading.active_count() <= before)
+    wait_for(lambda: not set(threading.enumerate()) - before)
 
 
 @pytest.mark.long
@@ -212,7 +212,7 @@ def test_a_limit_holds_where_informational_answers_never_end():
 )
 def test_bytes_that_are_no_answer_raise_nothing(sent, outcome):
     with socket_that_sends(sent) as base_url:
-        attempt = Client(Endpoint(base_url, "m", timeout_s=20)).ask(QUESTION, request_id="a", seed=None)
+        attempt = Client(Endpoint(base_url, "m", timeout_s=MINUTES)).ask(QUESTION, request_id="a", seed=None)
     assert attempt.outcome == outcome
     assert attempt.detail
 
@@ -406,12 +406,12 @@ def test_a_script_that_is_none_is_refused_with_its_place(tmp_path):
 
 
 def test_every_kind_of_answer_is_sent_and_leaves_no_thread():
-    before = threading.active_count()
+    before = set(threading.enumerate())
     extra = {"program": {"source": PROGRAM}, "slow": {"seconds": 0}, "drip": {"seconds": 0.1}}
     script = [{"kind": kind, **extra.get(kind, {})} for kind in KINDS]
     with serving(script) as server:
         client, kinds = Client(Endpoint(server.base_url, "m")), list(KINDS)
-        limits = [0.5 if kind == "drip" else 20.0 for kind in kinds]
+        limits = [0.5 if kind == "drip" else MINUTES for kind in kinds]
         ids = [f"s-{n}.0.1" for n in range(1, len(kinds) + 1)]
         asked = zip(ids, limits, strict=True)
         outcomes = [client.ask(QUESTION, request_id=id, seed=0, timeout_s=limit).outcome for id, limit in asked]
@@ -421,7 +421,7 @@ def test_every_kind_of_answer_is_sent_and_leaves_no_thread():
         **dict.fromkeys(("broken", "raw", "large"), "broken"),
         **{"status": "http_500", "drip": "timeout", "hang_up": "broken"},
     }
-    wait_for(lambda: threading.active_count() <= before)
+    wait_for(lambda: not set(threading.enumerate()) - before)
 
 
 @pytest.mark.long
@@ -450,18 +450,18 @@ def test_a_signal_ends_the_wait_for_an_answer():
         "print('ready', flush=True)\n"
         "try:\n    client.ask([], request_id='a', seed=None)\nexcept KeyboardInterrupt:\n    print('ended')\n"
     )
-    with serving([{"kind": "slow", "seconds": 60}]) as server:
+    with serving([{"kind": "slow", "seconds": 6000}]) as server:
         command = [sys.executable, "-c", program, server.base_url]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as asking:
             assert asking.stdout.readline() == "ready\n"
             wait_for(lambda: server.requests)
             asking.send_signal(signal.SIGINT)
-            assert asking.stdout.read() == "ended\n"  # no reply came, so nothing else can have ended the wait
-            assert asking.wait() == 0
+            assert asking.communicate(timeout=MINUTES)[0] == "ended\n"
+            assert asking.returncode == 0
 
 
 def test_a_client_that_is_stopped_ends_what_other_threads_ask_now_and_later():
-    with serving([{"kind": "slow", "seconds": 60}]) as server, ThreadPoolExecutor(3) as pool:
+    with serving([{"kind": "slow", "seconds": 6000}]) as server, ThreadPoolExecutor(3) as pool:
         client = Client(Endpoint(server.base_url, "m"))
         waiting = [pool.submit(client.ask, QUESTION, request_id=f"s-1.{n}.1", seed=n) for n in range(3)]
         wait_for(lambda: len(server.requests) == 3)

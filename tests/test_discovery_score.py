@@ -22,9 +22,9 @@ from tests.starts import ROOT, Started, rlreason
 EXAMPLES = HOME / "kissing_11" / "examples"
 AXES = b"points = [[2 * s * (i == j) for j in range(11)] for i in range(11) for s in (1, -1)]\n"
 LESS = {
-    "no namespaces": Limits(timeout_s=5, memory_mb=400, namespaces=False),
-    "no Landlock": Limits(timeout_s=5, memory_mb=400, landlock=False),
-    "neither": Limits(timeout_s=5, memory_mb=400, namespaces=False, landlock=False),
+    "no namespaces": Limits(timeout_s=600, memory_mb=400, namespaces=False),
+    "no Landlock": Limits(timeout_s=600, memory_mb=400, landlock=False),
+    "neither": Limits(timeout_s=600, memory_mb=400, namespaces=False, landlock=False),
 }
 
 
@@ -170,13 +170,13 @@ os._exit(0)
 @pytest.mark.long
 def test_memory_that_no_process_shows_is_counted():
     for source in (SHARED, FILES):
-        assert score_program(source + AXES, problem_named("kissing_11"), Limits(10, 256)).error_kind == "memory"
+        assert score_program(source + AXES, problem_named("kissing_11"), Limits(600, 256)).error_kind == "memory"
     held = SHARED.replace(b"range(20)", b"range(3)")  # within the limit
-    assert score_program(held + AXES, problem_named("kissing_11"), Limits(10, 256)).score == 22
+    assert score_program(held + AXES, problem_named("kissing_11"), Limits(600, 256)).score == 22
 
 
 def test_a_row_without_end_is_refused_before_it_is_read():
-    score = score_program(ONE_ROW, problem_named("kissing_11"), Limits(10, 256))
+    score = score_program(ONE_ROW, problem_named("kissing_11"), Limits(600, 256))
     assert (score.error_kind, score.error) == ("size", "a point has more than 1000 coordinates")
 
 

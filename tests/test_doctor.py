@@ -361,7 +361,7 @@ def doctor(*words: str, cwd: Path, path: Path | None = None, **env: str) -> subp
 
 
 def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
-    done = doctor("--json", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    done = doctor("--json", "--patience", "600", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
     named = {one["name"]: one for one in told["findings"]}

@@ -82,6 +82,7 @@ def test_it_is_a_child_with_a_folder_environment_streams_and_processors_of_its_o
     assert "Traceback" not in (tmp_path / "out").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("words", "code", "says"), [(["--version"], 0, "rlreason "), (["n_stepz=1"], 2, "n_steps")])
 def test_its_exit_code_and_its_words_arrive(forks, tmp_path, words, code, says):
     process = start(forks, tmp_path, *words)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.config.groups import GradingConfig
 from rlreason.grading import Grader
 from tests.test_grading_processes import workers_of
 from tests.waiting import patient
@@ -200,7 +199,7 @@ def test_code_in_an_answer_is_not_run(tmp_path):
         f"\\immediate\\write18{{touch {target}}}",
         f"(lambda: open({str(target)!r},'w'))()",
     ]
-    with Grader(GradingConfig(extract="sentence")) as grader:
+    with Grader(patient(extract="sentence")) as grader:
         grades = grader.grade_batch([tagged(payload) for payload in payloads] * 2, ["38"] * 7 + [r"\int_0^1 x\,dx"] * 7)
     assert not any(grade.reward for grade in grades)
     assert not target.exists()

@@ -13,6 +13,7 @@ from rlreason.grading import Grader
 from rlreason.grading.formats import FORMATS
 from rlreason.grading.metrics import grading_metrics, grading_warnings
 from rlreason.types import Grade
+from tests.waiting import patient
 
 
 @pytest.mark.parametrize(("extract", "answer", "right"), EXTRACTED)
@@ -68,7 +69,7 @@ def by_length(response, gold):
 
 def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
     log = tmp_path / "log" / "incidents.jsonl"
-    with Grader(GradingConfig(timeout_s=5.0), "tests.test_grading_settings:by_length", log) as fresh:
+    with Grader(patient(timeout_s=10.0), "tests.test_grading_settings:by_length", log) as fresh:
         responses = [
             "ab",
             "abc",
@@ -107,7 +108,7 @@ def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
 
 
 def test_a_plug_in_that_does_not_exist_is_an_error_in_words():
-    with Grader(reward="tests.test_grading_settings:no_such_function") as fresh:
+    with Grader(patient(), "tests.test_grading_settings:no_such_function") as fresh:
         assert fresh.grade_batch(["a"], ["b"])[0].outcome == "error"
         assert "no_such_function" in (fresh.broken or "")
 
@@ -127,18 +128,18 @@ def in_parts(response: str, gold: str) -> float:
 
 
 def test_whole_credit_that_was_added_up_is_whole():
-    with Grader(reward=f"{__name__}:in_parts") as fresh:
+    with Grader(patient(), f"{__name__}:in_parts") as fresh:
         assert fresh.grade_batch(["a"], ["1"])[0].outcome == "correct"
 
 
 def test_partial_credit_is_a_reward_and_no_right_answer():
-    with Grader(reward=f"{__name__}:bonus_and_length") as fresh:
+    with Grader(patient(), f"{__name__}:bonus_and_length") as fresh:
         grades = fresh.grade_batch(["a", "ab"], ["12", "12"])
     assert [(g.outcome, g.reward) for g in grades] == [("wrong", 0.1), ("correct", 1.1)]
     assert grading_metrics(grades)["grading/answer_rate"] == 0.5
     with (
-        Grader(reward=f"{__name__}:halves") as whole,
-        Grader(GradingConfig(correct_at=0.5), f"{__name__}:halves") as half,
+        Grader(patient(), f"{__name__}:halves") as whole,
+        Grader(patient(correct_at=0.5), f"{__name__}:halves") as half,
     ):
         outcomes = [[g.outcome for g in it.grade_batch(["", "a", "ab", "abc"], ["1"] * 4)] for it in (whole, half)]
     assert "gives up to 1.5" in whole.warnings([Grade(1.0, 1.5, 1.5, "correct", "plugin")])[0]

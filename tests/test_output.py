@@ -37,7 +37,7 @@ from rlreason.setup.run_summary import describe_prompt
 from rlreason.sweeps.processes import came_to
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.test_end_to_end import SMALL
-from tests.waiting import wait_for
+from tests.waiting import MINUTES, wait_for
 
 ENV = {key: value for key, value in os.environ.items() if key not in ("WANDB_SILENT", "COLUMNS")}
 ENV |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -50,18 +50,19 @@ def python(*words: str, cwd: Path | None = None, **env: str) -> subprocess.Compl
 
 
 def left_after(lines: int, *words: str, cwd: Path | None = None) -> tuple[int, str]:
-    """(exit code, standard error) of a command whose reader leaves, as `head` does."""
+    """(exit code, standard error) of a command whose reader leaves after so many lines, as `head` does."""
+    ours, theirs = os.pipe()
+    reader = os.fdopen(ours)
+    if lines == 0:
+        reader.close()  # before the command can write anything
     argv = [sys.executable, *words]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(argv, cwd=cwd, env=ENV, text=True, **pipes) as process:
-        assert process.stdin
-        assert process.stdout
-        assert process.stderr
+    with subprocess.Popen(argv, cwd=cwd, env=ENV, stdout=theirs, stderr=subprocess.PIPE, text=True) as process:
+        os.close(theirs)
         for _ in range(lines):
-            process.stdout.readline()
-        process.stdout.close()
-        process.stdin.close()  # a command may wait for this
-        return process.wait(600), process.stderr.read()
+            reader.readline()
+        reader.close()
+        _, said = process.communicate(timeout=MINUTES)
+        return process.returncode, said
 
 
 # Any text, any reader
@@ -92,7 +93,7 @@ def test_a_reader_may_leave():
     words = (
         "import threading; threading.Thread(target=print, args=('x',)).start() or [print(i) for i in range(9)] and 0"
     )
-    code, said = left_after(0, "-c", f"import sys; sys.stdin.read(); {DO.format('exec(' + repr(words) + ')')}")
+    code, said = left_after(0, "-c", DO.format("exec(" + repr(words) + ")"))
     assert (code, said) == (141, "")
 
 
@@ -274,11 +275,12 @@ def test_errors_are_wrapped_on_a_terminal_alone(capsys):
 def test_a_wait_is_shown_with_how_far_it_has_come(tmp_path):
     with terminal(60) as (stream, written):
         console = Console(out=stream)
+        console.shown_after_s = 600
         with console.wait("quick"):
             pass
-        console.shown_after_s = 0.1
         with console.wait("evaluation", more=lambda: ", 12 tokens") as wait:
             console.part("3/16 responses")
+            console.shown_after_s = 0.1
             wait_for(lambda: wait.shown)
         console.say("done")
         seen = lines_of(written())

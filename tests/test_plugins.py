@@ -37,6 +37,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.setup.preflight import broken_loss
 from rlreason.setup.read_data import read_splits
 from rlreason.types import Problem, Range
+from tests.waiting import patient
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TINY = [
@@ -314,7 +315,7 @@ def test_numbers_of_numpy_and_torch_are_rewards_and_tables_of_pandas_are_rows():
     def reward(response, truth):
         return returned[int(response)]
 
-    with Grader(reward=reward) as grader:
+    with Grader(patient(), reward) as grader:
         grades = grader.grade_batch([str(n) for n in range(6)], ["x"] * 6)
         assert [grade.reward for grade in grades] == [0.5, 0.5, 1, 1, 0, 0]
         assert [grade.path for grade in grades[4:]] == ["plugin_value"] * 2
@@ -436,7 +437,7 @@ def test_a_model_is_measured_on_ones_own_task(examples, tmp_path):
 
 def test_the_examples_judge(examples):
     text = "x </think> <answer>14</answer>"
-    with Grader(reward="own_reward:brief") as brief:
+    with Grader(patient(), "own_reward:brief") as brief:
         right, wrong = brief.grade_batch([text] * 2, ["14", "15"])
     assert (right.outcome, wrong.reward) == ("correct", 0)
     assert 0.5 < right.reward < 1

@@ -32,6 +32,7 @@ from rlreason.setup.probe import own_functions, unusable
 from rlreason.setup.prompts import encoder
 from rlreason.setup.space import in_words, space_needed
 from rlreason.setup.templates import filling
+from tests.waiting import patient
 
 MODULES = {
     "good.py": "def f(response, gold):\n    return 1.0\n\nnumber = 3\n",
@@ -126,7 +127,7 @@ def test_a_reward_is_tried_on_an_answer_of_its_own_data(composed, modules):
 
 def test_a_plug_in_that_fails_later_says_why(modules, tmp_path):
     log = tmp_path / "grading_incidents.jsonl"
-    with Grader(reward="later:f", log_path=log) as grader:
+    with Grader(patient(), "later:f", log_path=log) as grader:
         grades = grader.grade_batch(["a", "b", "c"], ["1", "1", "1"])
         (warning,) = grader.warnings(grades)
     assert "1 of 3 responses" in warning

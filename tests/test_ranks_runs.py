@@ -123,7 +123,7 @@ class Killed:
     """A command on two ranks, from its first updates on."""
 
     def __init__(self, folder: Path, start: list[str], *more: str) -> None:
-        words = [*SMALL, *WORDS, "n_steps=500", "eval_every=0", f"hydra.run.dir={folder}", *more]
+        words = [*SMALL, *WORDS, "n_steps=500", "eval_every=0", "waits.run_s=3000", f"hydra.run.dir={folder}", *more]
         self.process = subprocess.Popen(
             [*start, *words], env=os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}, cwd=folder.parent,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -169,7 +169,7 @@ def is_alive(process: int) -> bool:
 def test_a_rank_that_is_killed_ends_the_run_in_words(tmp_path):
     run = Killed(tmp_path / "run", COMMAND, "gpus=2", "parallel=shard")
     os.kill(run.ranks()["1"], signal.SIGKILL)
-    code, out = run.end(120)
+    code, out = run.end(600)
     assert code == 1
     assert "rank 1 ended with signal 9" in out
     assert "Traceback" not in out
@@ -202,6 +202,7 @@ def test_an_error_of_one_rank_alone_ends_the_run_soon(tmp_path, fails_on, more):
     """The other ranks wait in a sum; nobody may wait for them to hear anything."""
     (tmp_path / "fails.py").write_text(LOSS)
     words = [*SMALL, *WORDS, "loss=fails:loss", "gpus=2", *more, f"hydra.run.dir={tmp_path / 'run'}"]
+    words += ["waits.run_s=3000"]  # which would end it too, and later
     env = os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "FAILS_ON": fails_on}
     done = subprocess.run([*COMMAND, *words], env=env, capture_output=True, text=True, timeout=600, cwd=tmp_path)
     assert done.returncode == 1, done.stdout
@@ -214,7 +215,7 @@ def test_a_rank_that_hangs_ends_the_run_within_its_limit(tmp_path):
     run = Killed(tmp_path / "run", COMMAND, "gpus=2", "waits.run_s=10")
     stopped = run.ranks()["1"]
     os.kill(stopped, signal.SIGSTOP)
-    code, out = run.end(120)
+    code, out = run.end(600)
     assert code == 1
     assert "waits.run_s=10" in out
     assert f"process {stopped}, stopped" in (tmp_path / "run" / "stacks.txt").read_text()
@@ -227,7 +228,7 @@ def test_nothing_is_left_of_a_run_that_loses_a_part(tmp_path, start, victim):
     run = Killed(tmp_path / "run", start, *(["gpus=2"] if start is COMMAND else []))
     ranks = run.ranks() | ({"0": run.process.pid} if start is COMMAND else {})
     os.kill({"the first rank": ranks["0"], "the second rank": ranks["1"]}.get(victim, run.process.pid), signal.SIGKILL)
-    code, _ = run.end(120)
+    code, _ = run.end(600)
     assert code != 0
 
 
@@ -235,7 +236,7 @@ def test_nothing_is_left_of_a_run_that_loses_a_part(tmp_path, start, victim):
 def test_a_signal_ends_ranks_in_order_and_the_run_goes_on(tmp_path):
     run = Killed(tmp_path / "run", COMMAND, "gpus=2", "parallel=shard")
     run.process.send_signal(signal.SIGINT)
-    code, out = run.end(120)
+    code, out = run.end(600)
     assert code == 130
     assert "leaving a checkpoint" in out
     done = subprocess.run(

@@ -13,7 +13,6 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.engines.vllm import isolation
@@ -54,6 +53,7 @@ class Process:
                 stderr=out,
                 start_new_session=True,
             )
+        self.forced = False  # whether it is to be ended before it is done
         self.family: list[psutil.Process] = []
         self.shared: set[str] = set()
 
@@ -79,6 +79,7 @@ class Process:
         except subprocess.TimeoutExpired:
             pytest.fail(f"it did not end within {seconds:g} s:\n{self.said}\n{self.stacks()}")
         assert "Traceback" not in self.said
+        assert self.forced or "left at once" not in self.said
         assert psutil.wait_procs(self.family, timeout=600)[1] == []
         assert not [path for path in self.shared if Path(path).exists()]
         kept = "torchinductor_"  # a cache of torch, which outlives every run
@@ -192,7 +193,9 @@ def test_an_ignored_signal_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_stop_that_python_dropped_comes_again():
+def test_a_stop_that_python_dropped_comes_again(monkeypatch):
+    monkeypatch.setattr(signals, "LOST_S", 6000.0)
+
     class Dropping:
         def __del__(self) -> None:
             me(signal.SIGINT)  # what is raised in here, Python only prints
@@ -287,6 +290,7 @@ def test_the_folder_of_a_start_that_was_given_up_stays_while_it_runs():
 @pytest.mark.parametrize("limit_s", [600.0, 1.0])
 def test_a_second_signal_or_the_limit_ends_all_at_once(tmp_path, limit_s):
     process = Process(tmp_path, "-c", HELPLESS, str(limit_s))
+    process.forced = True
     process.until("ready")
     process.send(signal.SIGINT)
     process.until("tidying")
@@ -311,19 +315,15 @@ RUN = ["-m", "rlreason", *SMALL, "n_steps=100000", "hydra.run.dir=run"]
 
 
 def test_a_run_that_is_stopped_in_an_update_keeps_its_model_rows_and_curves(tmp_path):
-    more = ["epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=1000000", "logger=tensorboard"]
+    more = ["epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=1000000"]
     process = Process(tmp_path, *RUN, *more)
     wait_for(lambda: process.popen.poll() is not None or updates(tmp_path / "run") > 2)
     process.send(signal.SIGTERM)
-    process.ends(120)  # its logger is sent what it has learned, faster than TensorBoard writes
+    process.ends()
     status, rows = left(tmp_path / "run")
     assert status["reason"] == f"by SIGTERM in step 1 of 100000, after {rows[-1]['train_step']} optimizer updates"
     assert [row["train_step"] for row in rows] == list(range(len(rows)))  # the evaluation, then each update
     assert (tmp_path / "run/model/model.safetensors").exists()
-    logged = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
-    assert logged.Scalars("train/loss")[-1].step == rows[-1]["train_step"]
-    assert b"status: interrupted" in logged.Tensors("summary/text_summary")[0].tensor_proto.string_val[0]
-    assert "logger     tensorboard: tensorboard --logdir run/tensorboard" in process.said
     assert "rlreason: stopped by SIGTERM in step 1" in process.said.splitlines()[-1]
 
 

@@ -28,7 +28,7 @@ from tests.run_records import lines_of
 
 SMALL = (
     "model.width=32", "model.warm_start.steps=4", "sampling.max_tokens=12", "data.n_train=128", "data.n_validation=24",
-    "save_model=false", "threads=1", "log_generations=0",
+    "save_model=false", "threads=1", "log_generations=0", "grading.timeout_s=60", "grading.start_timeout_s=600",
 )  # fmt: skip
 
 

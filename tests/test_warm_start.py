@@ -22,6 +22,7 @@ from rlreason.records.console import Console
 from rlreason.setup.model import make_policy, teach_habits
 from rlreason.setup.read_data import read_splits
 from rlreason.setup.warm_start_formats import SHARED, format_of, formats_of, shipped
+from tests.waiting import patient
 
 FOUR = tuple(dict.fromkeys(SHARED))
 
@@ -99,7 +100,7 @@ def test_both_habits_are_written_as_the_prompts_reward_reads_them(asked, name):
     (problem,) = read_splits(asked("data.n_train=1", "data.min_events=3").data, print)[0]
     hasty, careful = (habit_trace(problem, rng, share, 0.0, format_of(prompt).trace) for share in (1.0, 0.0))
     assert (hasty.count("="), careful.count("=")) == (1, problem.solution.count("="))
-    with Grader(reward=prompt.reward) as grader:
+    with Grader(patient(), prompt.reward) as grader:
         grades = grader.grade_batch([hasty, careful], [problem.answer] * 2)
     assert [grade.format for grade in grades] == [1.0, 1.0]
     assert grades[1].outcome == "correct"
