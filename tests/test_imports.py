@@ -29,7 +29,7 @@ RULES = {
     "plugins": Rule("errors"),
     "objectives": Rule("errors types plugins", "torch"),
     "config": Rule("errors types runtime plugins objectives", "hydra"),
-    "monitors": Rule("errors config"),
+    "monitors": Rule("errors statistics config"),
     "memory": Rule("errors runtime config"),
     "answers": Rule("errors types"),
     "grading": Rule("errors types runtime plugins config answers"),

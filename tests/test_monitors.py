@@ -1,11 +1,14 @@
 """What a run watches itself for: each monitor on histories of metrics, and in real runs that it ends."""
 
 import json
+import math
 
+import numpy as np
 import pytest
 
 from rlreason.config.monitors import MODES, MonitorsConfig, settings_of
 from rlreason.config.store import SCHEMAS
+from rlreason.monitors.divergence import collapsed
 from rlreason.monitors.table import MONITORS
 from rlreason.monitors.watch import Monitors
 from rlreason.records.status import ending
@@ -123,13 +126,71 @@ def test_no_live_group_warns_of_every_step_and_ends_the_run_behind_so_many_in_a_
     assert monitors.counts["no_live_group"] == 5
 
 
-def test_accuracy_that_falls_to_zero_is_compared_with_the_evaluations_before():
-    before = {"eval/accuracy": 0.25, "eval/problems": 16}
+def evaluations(right, n: int, **more) -> list[dict[str, float]]:
+    return [{"eval/accuracy": k / n, "eval/problems": n, **more} for k in right]
+
+
+def test_accuracy_that_collapses_is_compared_with_the_evaluations_before_and_ends_the_run_at_the_second():
     monitors = Monitors(4, lambda line: None)
-    monitors.check(2, {}, evaluations=[before])
-    assert monitors.verdict()[0] == "finished"
-    monitors.check(3, {}, evaluations=[before, before | {"eval/accuracy": 0.0}])
+    course = evaluations([16, 0, 0], 64)
+    for step in (1, 2):
+        monitors.check(step, {}, evaluations=course[:step])
+        assert monitors.verdict()[0] == "finished"
+    monitors.check(3, {}, evaluations=course)
     assert monitors.verdict()[0] == "diverged:accuracy"
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "found"),
+    [
+        ([3, 0, 0, 0], 32, False),  # bug: an accuracy of 5% has evaluations with 0 right of 32
+        ([1, 0, 0], 256, False),  # one lucky answer is no evidence
+        ([40, 0, 30], 64, False),  # it came back
+        ([0, 0, 0], 64, False),
+        ([5, 0, 0], 7, False),
+        ([40, 30, 31], 64, False),  # worse, and no collapse
+        ([40, 1, 0], 64, True),  # two lucky guesses do not hide it
+        ([0] * 20 + [32, 32, 0, 0], 64, True),  # what was learned late can be lost
+    ],
+)
+def test_which_courses_are_a_collapse(right, n, found):
+    assert collapsed(evaluations(right, n)) is found
+
+
+def test_repeated_questions_are_no_evidence_of_a_collapse():
+    assert collapsed(evaluations([64, 0, 0], 128))
+    assert not collapsed(evaluations([64, 0, 0], 128, **{"eval/questions": 8}))
+
+
+def test_an_evaluation_without_an_accuracy_does_not_break_the_rule():
+    assert not collapsed([{"eval/accuracy": 0.5, "eval/problems": 64}, *evaluations([math.nan, 0.0], 64)])
+
+
+def share_ended(rng, p: float, n: int, length: int, repeats: int) -> float:
+    courses = (evaluations(rng.binomial(n, p, length).tolist(), n) for _ in range(repeats))
+    return sum(any(collapsed(of[:k]) for k in range(3, length + 1)) for of in courses) / repeats
+
+
+def test_an_accuracy_of_five_percent_that_never_changes_ends_no_run():
+    """Bug: ten evaluations of 32 problems ended 62% of the runs."""
+    assert share_ended(np.random.default_rng(4), 0.05, 32, 10, 200) <= 0.005
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("n", [8, 16, 32, 64, 128, 256])
+def test_accuracies_that_never_change_end_hardly_any_run(n):
+    """Half a percent, and three standard errors of 1,500 runs; over all accuracies together half a percent."""
+    rng = np.random.default_rng(n)
+    ended = {p: share_ended(rng, p, n, 20, 1500) for p in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8)}
+    assert max(ended.values()) <= 0.0105, ended
+    assert sum(ended.values()) / len(ended) <= 0.005, ended
+
+
+@pytest.mark.parametrize(("p", "n"), [(0.05, 256), (0.1, 128), (0.2, 64), (0.3, 64), (0.5, 32), (0.8, 16)])
+def test_collapses_are_caught_at_the_second_evaluation(p, n):
+    rng = np.random.default_rng(n)
+    found = [collapsed(evaluations([*rng.binomial(n, p, 5), *rng.binomial(n, 0.002, 2)], n)) for _ in range(200)]
+    assert sum(found) / 200 >= 0.95
 
 
 def test_what_is_off_is_not_looked_at_but_for_lost_weights():

@@ -15,7 +15,6 @@ from rlreason.config.optimization import OptimizationConfig
 from rlreason.config.sources import resource_dir
 from rlreason.config.store import typed
 from rlreason.learner import Learner
-from rlreason.monitors.divergence import fell_to_zero
 from rlreason.monitors.watch import Monitors
 from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console
@@ -111,16 +110,6 @@ def test_settings_are_warned_of_that_seldom_help():
     words = ("kl_placement=reward", "kl_coef=0.1", "kl_estimator=k1")
     assert "kl_placement=reward with std_norm=group_std" in run_of(*words)[0].warnings()["kl_in_reward"]
     assert run_of(*words, "std_norm=none")[0].warnings() == {}
-
-
-def test_what_an_evaluation_of_zero_excludes():
-    def found(*pairs):
-        return fell_to_zero([{"eval/accuracy": k / n, "eval/problems": n} for k, n in pairs])
-
-    assert found((3, 16), (9, 16), (0, 16))
-    assert not found((1, 256), (0, 256))  # one lucky answer is no evidence
-    assert not found((9, 16), (0, 16), (1, 16))  # it came back
-    assert not found((0, 16))
 
 
 def test_weights_that_are_no_numbers_are_seen(policy):

@@ -58,7 +58,7 @@ class MonitorsConfig:
     reward_hacking: str = _mode("warn")
     reward_hacking_after: int = 5  # so many of the last steps are compared with the first
     reward_hacking_gain: float = 0.1  # by which the mean reward must have risen
-    accuracy: str = _mode("stop")  # an evaluation's accuracy is 0 and excludes one before, at 95%
+    accuracy: str = _mode("stop")  # two evaluations in a row have surely lost four fifths of the accuracy before
     grader: str = _mode("warn")  # responses could not be graded
     # Engine and trainer give sampled tokens different probabilities. correct: warn, and let the objective's mismatch
     # weights correct for it.

@@ -28,6 +28,26 @@ def wilson_interval(successes: float, n: float, z: float = Z95) -> tuple[float, 
     return max(0.0, min(p, low)), min(1.0, max(p, high))  # rounding must not put the proportion outside
 
 
+def fewer_p(k: int, n: int, k_before: int, n_before: int) -> float:
+    """Fisher's exact p-value, one-sided: k or fewer of n right, where k_before of n_before were, by one probability.
+
+        P(X <= k),   X hypergeometric:  C(K, i) C(N-K, n-i) / C(N, n),   K = k + k_before,  N = n + n_before
+
+    Fisher (1935), *The design of experiments*. Few right answers never give a small p-value by themselves.
+
+    >>> round(fewer_p(0, 3, 3, 3), 4), fewer_p(3, 3, 0, 3)  # 1 / C(6, 3)
+    (0.05, 1.0)
+    """
+    right, total = k + k_before, n + n_before
+
+    def log_ways(of: int, some: int) -> float:
+        return math.lgamma(of + 1) - math.lgamma(some + 1) - math.lgamma(of - some + 1)
+
+    possible = range(max(0, n - (total - right)), min(k, right, n) + 1)
+    ways = (log_ways(right, i) + log_ways(total - right, n - i) - log_ways(total, n) for i in possible)
+    return min(1.0, math.fsum(map(math.exp, ways)))
+
+
 def cluster_interval(successes: Sequence[float], sizes: Sequence[int], z: float = Z95) -> tuple[float, float]:
     """95% interval of a proportion whose trials come in clusters, such as several samples of one problem.
 
