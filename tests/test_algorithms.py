@@ -49,6 +49,13 @@ def rollouts_of(engine, policy):
     return lambda share: Rollouts(engine, ByChance(share), lambda p: policy.encode_prompt(p.question), seed=0)
 
 
+def test_one_question_in_several_groups_of_a_step_is_said(rollouts_of):
+    asked = [Problem(str(i), f"What is {i // 2}{'?' * (i % 2)}", "0") for i in range(8)]
+    for problems, told in ((asked, True), (numbered(8), False)):
+        step = grpo(rollouts_of(0.5), problems, per_step=8, group_size=2, batch_size=16).collect(1)
+        assert ("repeated_questions" in step.notices) is told
+
+
 def test_a_step_asks_each_question_once_and_a_pass_covers_all():
     questions = ProblemSampler(numbered(10), seed=0)
     steps = [questions.next_batch(4) for _ in range(10)]

@@ -15,10 +15,11 @@ from rlreason.config.store import typed
 from rlreason.data.files import fingerprint, question_hash
 from rlreason.data.ground_truth import check_ground_truths
 from rlreason.data.prompts import load_template, render
-from rlreason.data.splits import by_pass_rate, hold_out, read_pass_rates, subset, without_overlap
+from rlreason.data.splits import by_pass_rate, hold_out, read_pass_rates, repeated, subset, without_overlap
 from rlreason.data.traces import check_template, filter_correct, trace_text, with_traces
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
+from rlreason.runtime.questions import question_key
 from rlreason.setup.data import load_data
 from rlreason.types import Problem
 from tests.waiting import patient
@@ -64,6 +65,65 @@ def test_overlap_is_refused_dropped_or_allowed():
     assert same == train
     assert "may be memory" in note
     assert without_overlap(train, validation[1:], "refuse", fill) == (train, [])
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "what IS 0 times 3,000?",
+        "What is 0 times 3,000",
+        "What is 0 times 3000 ?",
+        "Question: What is 0 times 3,000?",
+        "**Question 7:** What is 0 times 3,000?",
+        "\uff37hat is \uff10 times 3,000\uff1f",
+        "\ufeffWhat is 0\u200b times\u00a03,000?",
+        "What is \N{LEFT DOUBLE QUOTATION MARK}0 times 3,000\N{RIGHT DOUBLE QUOTATION MARK}?",
+    ],
+)
+def test_overlap_sees_a_question_that_is_written_otherwise(written):
+    train = [Problem("t", written, "0")]
+    with pytest.raises(ConfigError, match=r"1 training questions"):
+        without_overlap(train, [Problem("v", "What is 0 times 3,000?", "0")], "refuse", fill)
+
+
+def test_apostrophes_make_no_other_question():
+    forms = [
+        "Janet's ducks don't lay.",
+        "Janet\N{RIGHT SINGLE QUOTATION MARK}s ducks don`t lay",
+        "Janets ducks dont lay!",
+    ]
+    assert len({question_key(form) for form in forms}) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("3-4", "3+4"), ("5!", "5?"), ("1.5", "15"), ("1.5", "1,5"), ("5\N{SUPERSCRIPT TWO}", "52"), ("n!", "n"),
+     ("3\N{VULGAR FRACTION ONE HALF}", "31/2"), (".5+1", "5+1"), ("(2+3)*4", "2+3*4"), ("1:30", "130"), ("-5+3", "5+3"),
+     ("f'(2)", "f(2)"), ("10%", "10"), ("12,34", "1234"), ("|x|", "x"), ("-a", "a"), ("???", "!!!")],
+)  # fmt: skip
+def test_what_changes_a_sum_makes_another_question(one, other):
+    assert question_key(f"What is {one}") != question_key(f"What is {other}")
+
+
+def test_rows_that_repeat_a_question_and_disagree_are_counted(grader):
+    rows = [("a", "1+1?", "2"), ("b", "1+1", "2.0"), ("c", "2+2?", "4"), ("d", "Question: 2+2?", "5"), ("e", "3?", "3")]
+    several, torn = repeated([Problem(*row) for row in rows], "training", grader.same)
+    assert several == "5 training rows ask 3 different questions"
+    assert "! 1 training" in torn
+    assert "c says 4, d 5" in torn
+    assert repeated(problems_of(5), "training", grader.same) == []
+
+
+def test_a_run_says_what_its_data_repeats(tmp_path, grader):
+    lines(tmp_path / "train.jsonl", [*sums(6), {"question": sums(1)[0]["question"], "answer": "#### 99"}])
+    asked = [{"question": f"{i} times {i}?", "answer": f"#### {i * i}"} for i in range(4)] * 8
+    lines(tmp_path / "validation.jsonl", asked)
+    _, validation, said = loaded(tmp_path, "data.train=train.jsonl", "data.validation=validation.jsonl", grader=grader)
+    assert len(validation) == 32
+    text = "\n".join(said)
+    assert "32 validation rows ask 4 different questions" in text
+    assert "7 training rows ask 6 different questions" in text
+    assert "! 1 training questions have different ground truths" in text
 
 
 def test_overlap_sees_through_a_whole_prompt():

@@ -14,7 +14,7 @@ from rlreason.cli.check import check_words
 from rlreason.data.prompts import load_template
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
-from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of
+from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of, questions_of
 from rlreason.evaluation.protocol import differences, format_accuracy, make_protocol, refuse_mixture
 from rlreason.evaluation.tables import categories, category_table, figure_lines, ungraded
 from rlreason.grading import Grader
@@ -92,6 +92,18 @@ def test_the_interval_counts_problems_and_not_samples():
     assert found["eval/accuracy"] == pytest.approx(1 / 3)
     assert (found["eval/accuracy_low"], found["eval/accuracy_high"]) == pytest.approx(wilson_interval(3, 9))
     assert (found["eval/problems"], found["eval/samples"]) == (9, 36)
+
+
+def test_rows_that_ask_one_question_are_one_of_it():
+    """Bug: four questions 32 times counted as 128 problems, with an interval of four hundredths of its width."""
+    samples = [sample(f"p{i}", "wrong") for i in range(128)]
+    asked = questions_of([Problem(f"p{i}", f"What is {i % 4} times 2?", "0") for i in range(128)])
+    found = eval_metrics(samples, mismatches_of(samples, Sampling()), asked)
+    assert (found["eval/problems"], found["eval/questions"]) == (128, 4)
+    assert (found["eval/accuracy_low"], found["eval/accuracy_high"]) == pytest.approx(wilson_interval(0, 4))
+    assert "eval/questions" not in eval_metrics(samples, mismatches_of(samples, Sampling()))
+    of_problems = [Problem(f"p{i}", f"What is {i % 4} times 2?", "0") for i in range(128)]
+    assert categories(samples, of_problems)["correct"]["interval"] == pytest.approx(list(wilson_interval(0, 4)))
 
 
 def test_every_response_is_in_one_of_the_three_categories():

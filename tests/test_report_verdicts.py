@@ -177,6 +177,22 @@ def test_equal_settings_of_few_problems_are_not_called_a_small_difference() -> N
     assert "More seeds and problems would narrow the interval" in wide.sentence
 
 
+def test_rows_that_repeat_a_question_do_not_narrow_an_interval() -> None:
+    a = {seed: hits(0.5, flips, 16) for seed, flips in enumerate((0, 1, 2))}
+    b = {seed: hits(0.7, flips, 16) for seed, flips in enumerate((0, 2, 3))}
+    plain = verdict_of(study_of(a=a, b=b)).difference
+    study = study_of(**{key: {s: np.repeat(of[s], 8) for s in of} for key, of in (("a", a), ("b", b))})
+    for run in study.runs:
+        assert run.final is not None
+        problems = run.final.problems
+        renamed = {p: replace(of, question=f"What is {k // 8}?") for k, (p, of) in enumerate(problems.items())}
+        run.final = replace(run.final, problems=renamed)
+    repeated = verdict_of(study).difference
+    assert plain is not None
+    assert repeated is not None
+    assert (repeated.problems, repeated.mean, repeated.half) == pytest.approx((16, plain.mean, plain.half))
+
+
 def test_one_name_for_two_questions_is_not_compared() -> None:
     study = study_of(R=seeds(0.5), A=seeds(0.7))
     for run in study.settings[1].runs:

@@ -9,7 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.statistics import Z95, bootstrap_intervals, cluster_interval, cluster_variance, wilson_interval
+from rlreason.statistics import (
+    Z95,
+    bootstrap_intervals,
+    cluster_interval,
+    cluster_variance,
+    of_clusters,
+    wilson_interval,
+)
+
+
+@given(st.integers(0, 1000))
+def test_clusters_keep_the_mean_and_have_the_robust_variance(seed):
+    rng = np.random.default_rng(seed)
+    values, clusters = rng.integers(0, 2, (3, 30)).astype(float), rng.integers(0, 8, 30).tolist()
+    of = of_clusters(values, clusters)
+    assert of.mean(axis=1) == pytest.approx(values.mean(axis=1))
+    places = [[i for i, c in enumerate(clusters) if c == k] for k in dict.fromkeys(clusters)]
+    robust = cluster_variance([values[0, place].sum() for place in places], [len(place) for place in places])
+    assert of[0].var(ddof=1) / of.shape[1] == pytest.approx(robust)
+    assert of_clusters(values, range(30)) is values
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))

@@ -14,6 +14,7 @@ from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import assign_advantages
 from rlreason.objectives.kl import kl_per_token
 from rlreason.objectives.objective import Objective
+from rlreason.runtime.questions import question_keys
 from rlreason.types import Collected, Sample
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ class GRPO(Online):
         notices = {}
         if len(problems) < self.per_step:
             notices["few_questions"] = f"only {len(problems)} of {self.per_step} questions are left unsolved"
+        if again := len(problems) - len(set(question_keys((p.id, p.question) for p in problems).values())):
+            notices["repeated_questions"] = (
+                f"{again} of {len(problems)} groups answer a question that another group of the step answers too: its "
+                "responses are compared within each group, and it weighs more"
+            )
         learned, discarded, rounds = samples, list[Sample](), 0
         if self.objective.max_resampling_rounds:
             learned, discarded, rounds = self._refilled(step, samples)

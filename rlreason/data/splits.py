@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rlreason.data.files import Table, question_hash
 from rlreason.errors import ConfigError, DataError
-from rlreason.runtime.text import few
+from rlreason.runtime.questions import question_key, question_keys
+from rlreason.runtime.text import few, shorten
 from rlreason.types import Problem
 
 
@@ -46,14 +47,15 @@ def without_overlap(
 ) -> tuple[list[Problem], list[str]]:
     """(train, notes). `policy` for a question of both: refuse it (`DataError`), drop it, or allow it with a note.
 
-    `fill` writes a question into the run's prompt: a row that gives its whole prompt is recognised by that.
+    Questions are the same by `question_key`: case, punctuation, width or a label in front make no other one. `fill`
+    writes a question into the run's prompt: a row that gives its whole prompt is recognised by that.
     """
     prompted = any(p.prompt is not None for p in (*train, *validation))
 
     def keys(p: Problem) -> list[str]:
         """What a problem is recognised by: its question or whole prompt, and the question in the run's prompt."""
-        in_prompt = [question_hash(fill(p.question))] if prompted and p.prompt is None else []
-        return [question_hash(p.question), *in_prompt]
+        in_prompt = [question_key(fill(p.question))] if prompted and p.prompt is None else []
+        return [question_key(p.question), *in_prompt]
 
     asked = {key: p.id for p in validation for key in keys(p)}
     shared = {p.id: asked[key] for p in train for key in keys(p) if key in asked}
@@ -70,6 +72,27 @@ def without_overlap(
     if not rest:
         raise DataError(f"data.overlap=drop: {found}, and that is all of them: give other files")
     return rest, [f"! {found}: dropped from the training data"]
+
+
+def repeated(problems: Sequence[Problem], what: str, same: Callable[[str, str], bool]) -> list[str]:
+    """Notes: how many rows ask how many questions, where some are repeated, and those with different ground truths.
+
+    `what`: 'training', say. `same`: whether two ground truths are one answer.
+    """
+    rows: dict[str, list[Problem]] = {}
+    for key, p in zip(question_keys((p.id, p.question) for p in problems).values(), problems, strict=True):
+        rows.setdefault(key, []).append(p)
+    if len(rows) == len(problems):
+        return []
+    notes = [f"{len(problems)} {what} rows ask {len(rows)} different questions"]
+    torn = []
+    for of in rows.values():
+        first, *others = [p for p in of if p.answer] or of[:1]
+        if other := next((p for p in others if p.answer != first.answer and not same(p.answer, first.answer)), None):
+            torn.append(f"{first.id} says {shorten(first.answer, 30)}, {other.id} {shorten(other.answer, 30)}")
+    if torn:
+        notes.append(f"! {len(torn)} {what} questions have different ground truths in different rows: {few(torn, 3)}")
+    return notes
 
 
 def read_pass_rates(path: Path) -> dict[str, float]:

@@ -6,13 +6,15 @@ Training runs and the jobs that only evaluate share this code.
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from rlreason.algorithms.rollouts import metrics_by_outcome, rollout_metrics
 from rlreason.engines.base import Sampling
 from rlreason.grading.metrics import grading_failures
+from rlreason.runtime.questions import question_keys
 from rlreason.statistics import cluster_interval, mismatch_metrics
-from rlreason.types import Counted, Sample
+from rlreason.types import Counted, Problem, Sample
 
 PURPOSE = "eval"  # what seeds depend on besides the run's seed, the problem and the sample's number
 
@@ -35,13 +37,23 @@ def mismatches_of(
     )
 
 
-def eval_metrics(samples: Sequence[Counted], mismatches: Sequence[float]) -> dict[str, float]:
+def questions_of(problems: Iterable[Problem]) -> dict[str, str]:
+    """Problem id -> its question's key: rows that ask one question are one of it."""
+    return question_keys((p.id, p.question) for p in problems)
+
+
+def eval_metrics(
+    samples: Sequence[Counted], mismatches: Sequence[float], questions: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, float]:
     """`eval/...` numbers of graded responses, several of which may answer one problem.
 
+    `questions`: by problem id (`questions_of`); where several problems ask one, `eval/questions` counts them.
     `mismatches`: of their tokens (`mismatches_of`). Entropies are there where the samples were scored.
     """
     base = rollout_metrics(samples, prefix="eval")
-    accuracy, low, high = proportion_with_ci(samples, is_correct)
+    accuracy, low, high = proportion_with_ci(samples, is_correct, questions)
+    problems = {s.group for s in samples}
+    different = len({questions.get(group, group) for group in problems})
     return {
         "eval/accuracy": accuracy,
         "eval/reward": base["reward/mean"],
@@ -49,10 +61,11 @@ def eval_metrics(samples: Sequence[Counted], mismatches: Sequence[float]) -> dic
         "eval/accuracy_high": high,
         "eval/format": base["reward/format"],
         "eval/truncated": base["eval/truncated"],
-        "eval/problems": len({s.group for s in samples}),
+        "eval/problems": len(problems),
+        **({"eval/questions": different} if different < len(problems) else {}),
         "eval/samples": len(samples),
         **solved_once(samples),
-        **second_opinion(samples),
+        **second_opinion(samples, questions),
         **metrics_by_outcome(samples, "eval"),
         **mismatch_metrics(mismatches, "eval"),
         "eval/grading_failures": grading_failures([s.grade for s in samples]),
@@ -67,11 +80,11 @@ def solved_once(samples: Sequence[Counted]) -> dict[str, float]:
     return {"eval/solved_once": len({s.group for s in samples if is_correct(s)}) / len(groups)}
 
 
-def second_opinion(samples: Sequence[Counted]) -> dict[str, float]:
+def second_opinion(samples: Sequence[Counted], questions: Mapping[str, str]) -> dict[str, float]:
     """Accuracy by the prompt's reward where another one counts, and how many responses they call differently."""
     if not samples or any(s.prompt_grade is None for s in samples):
         return {}
-    accuracy, low, high = proportion_with_ci(samples, correct_by_prompt)
+    accuracy, low, high = proportion_with_ci(samples, correct_by_prompt, questions)
     return {
         "eval/accuracy_prompt_reward": accuracy,
         "eval/accuracy_prompt_reward_low": low,
@@ -83,6 +96,8 @@ def second_opinion(samples: Sequence[Counted]) -> dict[str, float]:
 def more_accuracies(metrics: Mapping[str, float], counted: str, second: str | None) -> dict[str, Any]:
     """What a summary says besides the accuracy: of several responses per problem, and by a second reward, by name."""
     more: dict[str, Any] = {}
+    if "eval/questions" in metrics:
+        more["eval_questions"] = int(metrics["eval/questions"])
     if "eval/solved_once" in metrics:
         more["solved_once"] = metrics["eval/solved_once"]
     if second is not None and "eval/accuracy_prompt_reward" in metrics:
@@ -126,10 +141,12 @@ def is_correct(sample: Counted) -> bool:
     return sample.grade.outcome == "correct"
 
 
-def proportion_with_ci(samples: Sequence[Counted], of: Callable[[Counted], bool]) -> tuple[float, float, float]:
-    """The share of samples that `of` holds for, with its 95% interval over problems."""
+def proportion_with_ci(
+    samples: Sequence[Counted], of: Callable[[Counted], bool], questions: Mapping[str, str] = MappingProxyType({})
+) -> tuple[float, float, float]:
+    """The share of samples that `of` holds for, with its 95% interval over problems, or over their `questions`."""
     hits: dict[str, list[bool]] = {}
     for s in samples:
-        hits.setdefault(s.group, []).append(of(s))
+        hits.setdefault(questions.get(s.group, s.group), []).append(of(s))
     low, high = cluster_interval([sum(h) for h in hits.values()], [len(h) for h in hits.values()])
     return sum(map(of, samples)) / max(len(samples), 1), low, high

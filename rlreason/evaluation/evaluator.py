@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rlreason.algorithms.rollouts import Rollouts, score_samples
 from rlreason.config.evaluation import EvalProtocolConfig
 from rlreason.engines.base import Sampling
-from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of
+from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of, questions_of
 from rlreason.evaluation.votes import same_answers
 from rlreason.grading import Grader
 from rlreason.monitors.watch import Monitors
@@ -62,7 +62,9 @@ class Evaluator:
         monitors: Monitors,
     ) -> dict[str, float]:
         """Count scored responses to these problems, and warn. `step`: None without steps."""
-        metrics = eval_metrics(samples, mismatches) | same_answers(samples, [p.answer for p in problems], self.grader)
+        metrics = eval_metrics(samples, mismatches, questions_of(problems)) | same_answers(
+            samples, [p.answer for p in problems], self.grader
+        )
         monitors.check(step, metrics)
         monitors.check_grades(step, self.warnings(samples), "" if step is None else "in evaluation: ")
         return metrics
@@ -146,7 +148,8 @@ class Validation:
         if asked is not self.interim_problems:
             places = {p.id: place for place, p in enumerate(asked)}
             samples = [s for p in self.interim_problems for s in found.samples[places[p.id] * n :][:n]]
-            metrics = eval_metrics(samples, mismatches_of(samples, self.evaluator.sampling))
+            mismatches = mismatches_of(samples, self.evaluator.sampling)
+            metrics = eval_metrics(samples, mismatches, questions_of(self.interim_problems))
         return Evaluated(samples[::n], metrics, found.metrics, asked, last)
 
     @property

@@ -90,14 +90,19 @@ def refuse_mixture(protocols: Mapping[str, Protocol], allow: bool = False) -> li
     return found
 
 
-def format_accuracy(accuracy: float, low: float, high: float, protocol: Protocol) -> str:
+def format_accuracy(
+    accuracy: float, low: float, high: float, protocol: Protocol, questions: float | None = None
+) -> str:
     """An accuracy as it should be quoted: with its 95% interval, its number of problems and its protocol.
+
+    `questions`: how many different ones the problems ask, where some are repeated.
 
     >>> format_accuracy(0.31, 0.252, 0.377, {"problems": 200, "samples per problem": 1, "hash": "3f2a91c0"})
     'accuracy 0.310 (0.252-0.377), 200 problems, protocol 3f2a91c0'
     """
     each = protocol["samples per problem"]
-    asked = f"{protocol['problems']} problems" + (f" x {each} samples" if each > 1 else "")
+    asked = f"{protocol['problems']} problems" + (f" that ask {questions:.0f} questions" if questions else "")
+    asked += f" x {each} samples" if each > 1 else ""
     return f"accuracy {accuracy:.3f} ({low:.3f}-{high:.3f}), {asked}, protocol {protocol['hash']}"
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlreason.evaluation.accuracy import is_correct, proportion_with_ci
+from rlreason.evaluation.accuracy import is_correct, proportion_with_ci, questions_of
 from rlreason.types import Counted, Problem
 
 #: The three categories of the CS336 handout. Whatever earned no full answer reward is not correct.
@@ -24,11 +24,11 @@ def category(sample: Counted) -> str:
     return "format1_wrong" if sample.grade.format > 0 else "format0"
 
 
-def categories(samples: Sequence[Counted]) -> dict[str, dict[str, Any]]:
+def categories(samples: Sequence[Counted], problems: Sequence[Problem] = ()) -> dict[str, dict[str, Any]]:
     """Count, share and 95% interval of each category; the shares add up to 1."""
-    rows = {}
+    rows, questions = {}, questions_of(problems)
     for name in CATEGORIES:
-        value, low, high = proportion_with_ci(samples, lambda s, name=name: category(s) == name)  # type: ignore[misc]
+        value, low, high = proportion_with_ci(samples, lambda s, name=name: category(s) == name, questions)  # type: ignore[misc]
         rows[name] = {"count": sum(category(s) == name for s in samples), "share": value, "interval": [low, high]}
     return rows
 
@@ -48,18 +48,18 @@ def category_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 def by_facts(samples: Sequence[Counted], problems: Sequence[Problem]) -> dict[str, Any]:
     """`accuracy_by`: for each level, subject or source that the data names, where there are a few different ones."""
-    facts, rows = {p.id: p.facts for p in problems}, dict[str, Any]()
+    facts, rows, questions = {p.id: p.facts for p in problems}, dict[str, Any](), questions_of(problems)
     for fact in dict.fromkeys(name for of in facts.values() for name in of):
         parts: dict[str, list[Counted]] = {}
         for s in samples:
             parts.setdefault(facts[s.group].get(fact, "not told"), []).append(s)
         if 1 < len(parts) <= MOST_PARTS:
-            rows[fact] = {name: _accuracy(parts[name]) for name in sorted(parts, key=_natural)}
+            rows[fact] = {name: _accuracy(parts[name], questions) for name in sorted(parts, key=_natural)}
     return {"accuracy_by": rows} if rows else {}
 
 
-def _accuracy(samples: Sequence[Counted]) -> dict[str, Any]:
-    value, low, high = proportion_with_ci(samples, is_correct)
+def _accuracy(samples: Sequence[Counted], questions: Mapping[str, str]) -> dict[str, Any]:
+    value, low, high = proportion_with_ci(samples, is_correct, questions)
     return {"problems": len({s.group for s in samples}), "accuracy": value, "interval": [low, high]}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlreason.config.jobs import BestOfNConfig
 from rlreason.errors import ConfigError
-from rlreason.evaluation.accuracy import is_correct, proportion_with_ci
+from rlreason.evaluation.accuracy import is_correct, proportion_with_ci, questions_of
 from rlreason.evaluation.plot import draw_best_of_n
 from rlreason.evaluation.selection import best_at, is_exact, majority_at, pass_at, subsets_of
 from rlreason.evaluation.tables import curves_table
@@ -21,8 +21,8 @@ from rlreason.records.console import Console
 from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE
 from rlreason.records.writer import RunWriter
 from rlreason.setup.run_summary import describe_job, shown
-from rlreason.statistics import Floats, bootstrap_intervals, wilson_interval
-from rlreason.types import Counted
+from rlreason.statistics import Floats, bootstrap_intervals, of_clusters, wilson_interval
+from rlreason.types import Counted, Problem
 
 Scorer = Callable[[str, str], float]  # (question, response) -> a number, the higher the better
 Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value, low, high) for each N
@@ -35,14 +35,14 @@ def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float
         asks, grader = components.evaluator.settings, components.evaluator.grader
         with console.wait("choosing among the responses"):
             values = estimates(run, responses, grader, scorer)
-            curves = with_intervals(values, run.seed)
+            curves = with_intervals(values, run.seed, list(questions_of(responses.problems).values()))
         records.document(BEST_OF_N_NUMBERS, as_csv(run.n_list, curves))
         title = f"{run.model.name}, {asks.data.name}, {len(responses.problems)} problems x {asks.samples} samples"
         sampled = f"{describe_job(run)}, {asks.sampling.distribution}"
         subtitle = f"{sampled}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
         with console.wait("drawing the curves"):
             draw_best_of_n(folder / BEST_OF_N_PICTURE, {"": (run.n_list, curves)}, title, subtitle)
-        first = first_alone(responses.samples, asks.samples)
+        first = first_alone(responses.samples, asks.samples, responses.problems)
         found = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
         conclude(records, components, responses, found)
         cases(console, run, components, responses)
@@ -59,11 +59,11 @@ def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float
     return responses.metrics["eval/accuracy"]
 
 
-def first_alone(samples: Sequence[Counted], n: int) -> dict[str, Any]:
+def first_alone(samples: Sequence[Counted], n: int, problems: Sequence[Problem] = ()) -> dict[str, Any]:
     """Accuracy of each problem's first response, with its 95% interval: that of `algorithm=evaluate`, whose only
     response to a problem is drawn with the same random numbers. `samples` hold n to each problem, one after another.
     """
-    value, low, high = proportion_with_ci(samples[::n], is_correct)
+    value, low, high = proportion_with_ci(samples[::n], is_correct, questions_of(problems))
     return {"accuracy": value, "interval": [low, high]}
 
 
@@ -124,12 +124,15 @@ def scored(scorer: Scorer, name: str | None, question: str, sample: Counted) -> 
     return score
 
 
-def with_intervals(values: dict[str, Floats], seed: int) -> Curves:
+def with_intervals(values: dict[str, Floats], seed: int, questions: Sequence[str] = ()) -> Curves:
     """Mean over problems with its bootstrap interval; all ways and all N meet the same draws of problems.
+
+    `questions`: of each problem, by which those that ask the same one are drawn together.
 
     Where all problems came out alike, drawing among them says nothing: there it is Wilson's interval over problems.
     """
     together = np.concatenate(list(values.values()), axis=1)
+    together = of_clusters(together.T, questions).T if questions else together
     low, high = bootstrap_intervals(together, seed)
     points = list(zip(together.mean(0).tolist(), low.tolist(), high.tolist(), strict=True))
     for column in np.flatnonzero(np.ptp(together, axis=0) == 0).tolist():

@@ -24,7 +24,7 @@ SHOWN_CHARS = 400  # of a response in the terminal
 def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) -> float:
     """Ask, grade, count; returns the accuracy."""
     with asked(run, records, console) as (components, responses):
-        rows, failed = categories(responses.samples), ungraded(responses.samples)
+        rows, failed = categories(responses.samples, responses.problems), ungraded(responses.samples)
         conclude(records, components, responses, {"categories": rows, "ungraded": failed})
         cases(console, run, components, responses)
         console.table("\n" + category_table(rows))
@@ -85,7 +85,8 @@ def closing(console: Console, components: Components, responses: Responses, fold
     m = responses.metrics
     for line in describe_accuracies(m["eval/accuracy"], more_accuracies(m, *components.evaluator.rewards)):
         console.say(line)
-    quoted = format_accuracy(m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"], responses.protocol)
+    figures = (m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"])
+    quoted = format_accuracy(*figures, responses.protocol, m.get("eval/questions"))
     console.say(f"{quoted}; {responses.tokens_per_second:.0f} tokens/s, {responses.seconds:.0f} s of sampling")
     console.say(
         f"\nall responses: {shown(folder / RESPONSES)}; to read some: python -m rlreason inspect {shown(folder)}"

@@ -210,7 +210,10 @@ class Console:
 def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """The evaluation metrics before and after training, in 60 columns; accuracy with its 95% interval."""
     each = f" x {n}" if (n := round(before["eval/samples"] / before["eval/problems"])) > 1 else ", sampled"
-    sampled = f"{before['eval/problems']:.0f} problems{each}"
+    asked = f"{before['eval/problems']:.0f} problems"
+    if "eval/questions" in before:
+        asked = f"{before['eval/problems']:.0f} rows, {before['eval/questions']:.0f} questions"
+    sampled = f"{asked}{each}"
     rows = [f"{sampled:22} {'start':>18} {'end':>18}"]
 
     def interval(m: Mapping[str, Any]) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from rlreason.report.study import RUNNING, Run, Setting
-from rlreason.statistics import Difference, Floats, compared
+from rlreason.runtime.questions import question_keys
+from rlreason.statistics import Difference, Floats, compared, of_clusters
 from rlreason.sweeps.outcomes import told_apart
 
 #: Settings that decide how an accuracy is measured, for runs that left no protocol: by name or by group.
@@ -21,17 +22,27 @@ class Side:
     """What one side of a comparison answered: seed -> problem -> share of correct responses.
 
     None: a diverged run that can answer nothing; it is wrong on every problem. `fixed`: models that were not trained
-    here, so that the side is a model and no setting.
+    here, so that the side is a model and no setting. `questions`: problem -> what it asks, by which repeated rows are
+    one problem.
     """
 
     right: Mapping[int, Mapping[str, float] | None]
     fixed: bool = False
+    questions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def problems(self) -> set[str] | None:
         """Those that all its runs answered; None where none answered any."""
         answered = [set(of) for of in self.right.values() if of is not None]
         return set.intersection(*answered) if answered else None
+
+    def correctness(self, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
+        """Seed -> correctness on each question that these problems ask (`of_clusters`)."""
+        asked = [questions.get(name, name) for name in problems]
+        return {
+            seed: np.zeros(len(set(asked))) if of is None else of_clusters(np.array([of[p] for p in problems]), asked)
+            for seed, of in self.right.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,9 @@ def side_of(setting: Setting) -> Side:
         elif run.diverged and run.accuracy is not None:
             right[run.seed] = None
     fixed = all(run.settings.get("algorithm") in NO_TRAINING for run in setting.runs)
-    return Side(right, fixed)
+    asked = (run.final.problems for run in setting.runs if run.final is not None)
+    questions = {name: problem.question for of in asked for name, problem in of.items()}
+    return Side(right, fixed, question_keys(questions.items()))
 
 
 def pair(side: Side, reference: Side, among: set[str] | None = None) -> Pairing | None:
@@ -71,18 +84,12 @@ def pair(side: Side, reference: Side, among: set[str] | None = None) -> Pairing 
     problems = sorted(common if among is None else common & among)
     if not problems:
         return None
-    a, b = _columns(side, problems), _columns(reference, problems)
+    questions = {**side.questions, **reference.questions}
+    a, b = side.correctness(problems, questions), reference.correctness(problems, questions)
     asked = max((len(of) for one in (side, reference) for of in one.right.values() if of is not None), default=0)
     means = tuple(float(np.mean([values.mean() for values in of.values()])) for of in (a, b))
     by_seed = {seed: float((a[seed] - b[seed]).mean()) for seed in sorted(a.keys() & b.keys())}
     return Pairing(compared(a, b), problems, asked, by_seed, (means[0], means[1]))
-
-
-def _columns(side: Side, problems: Sequence[str]) -> dict[int, Floats]:
-    return {
-        seed: np.zeros(len(problems)) if of is None else np.array([of[name] for name in problems])
-        for seed, of in side.right.items()
-    }
 
 
 def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> tuple[list[str], list[str]]:

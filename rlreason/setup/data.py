@@ -1,6 +1,6 @@
 """The problems of a run, from its `data` settings: read, held apart, filtered, checked, and drawn from."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from rlreason.config.run import RunConfig
 from rlreason.config.sources import resource_dir
 from rlreason.data.files import hub_splits
 from rlreason.data.ground_truth import check_ground_truths
-from rlreason.data.splits import by_pass_rate, identified, read_pass_rates, subset, without_overlap
+from rlreason.data.splits import by_pass_rate, identified, read_pass_rates, repeated, subset, without_overlap
 from rlreason.data.traces import check_template, filter_correct, trace_text, with_traces
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
@@ -45,6 +45,7 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     validation = asked_checked(run, validation, judge, say, needed=run.asks_training_data)
     if run.asks_training_data:
         train = with_notes(say, *ground_truths_checked(train, grader if run.trains else judge, run.data))
+    train = with_notes(say, train, repeated(train, "training", same_truth(grader)))
     limit = run.data.limit
     if limit is not None and limit > len(train):
         say(f"! data.limit={limit} is more than the {len(train)} training problems there are: all are used")
@@ -109,7 +110,13 @@ def asked_checked(run: RunConfig, asked: Problems, judge: Grader | None, say: Sa
     """The problems that evaluations ask from, their ground truths checked."""
     data = run.evaluation.data
     with asked_by(run, "data"):
-        return with_notes(say, *ground_truths_checked(asked, judge, data, needed))
+        asked = with_notes(say, *ground_truths_checked(asked, judge, data, needed))
+    return with_notes(say, asked, repeated(asked, "validation", same_truth(judge)))
+
+
+def same_truth(grader: Grader | None) -> Callable[[str, str], bool]:
+    """Whether two ground truths are one answer: by the grader's rules, or as they are written."""
+    return str.__eq__ if grader is None or grader.plugin else grader.same
 
 
 def read_asked(run: RunConfig, say: Say) -> Problems:

@@ -212,7 +212,7 @@ def closing(
     console.table("\n" + closing_table(before.metrics, after.metrics))
     if summary["eval_problems"] > summary["interim_eval_problems"]:
         low, high = summary["accuracy_interval"]
-        console.say(format_accuracy(summary["accuracy"], low, high, summary["protocol"]))
+        console.say(format_accuracy(summary["accuracy"], low, high, summary["protocol"], summary.get("eval_questions")))
     else:
         console.table(f"{'protocol':22} {summary['protocol']['hash']:>37}")
     for line in describe_accuracies(summary["accuracy"], summary):

@@ -20,6 +20,7 @@ from rlreason.statistics.intervals import (
     fewer_p,
     mean_interval,
     mismatch_metrics,
+    of_clusters,
     wilson_interval,
 )
 from rlreason.statistics.words import points, sentence
@@ -42,6 +43,7 @@ __all__ = [
     "holm",
     "mean_interval",
     "mismatch_metrics",
+    "of_clusters",
     "paired_difference",
     "points",
     "seeds_needed",

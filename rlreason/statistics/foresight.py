@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from rlreason.statistics.differences import LEVEL, TIED, Difference, half_width
+from rlreason.statistics.differences import LEVEL, Difference, half_width
 
 MOST_SEEDS = 1000
 
@@ -87,23 +87,23 @@ def spread_of(differences: Iterable[Difference]) -> Spread | None:
 def seeds_needed(found: Difference, level: float = LEVEL) -> int | None:
     """The fewest seeds with which the half width would be below a difference of this size, at the observed spreads.
 
-    None: more than a thousand, as where the problems that all seeds share are what is uncertain. Of one seed and of
-    seeds that tie, for which no spread over seeds is known, the middle of the assumed ones counts. `level`: smaller for
-    one of several verdicts.
+    None: more than a thousand, as where the problems that all seeds share are what is uncertain. Of one seed, for
+    which no spread over seeds is known, the middle of the assumed ones counts. `level`: smaller for one of several
+    verdicts.
 
     >>> from rlreason.statistics.differences import difference
     >>> seeds_needed(difference(0.02, (0.01, 0.0, 3.0), 4, 256, "seeds and problems"))
     7
-    >>> seeds_needed(difference(0.02, (0.001, 0.011, 3.0), 4, 256, "seeds and problems")) is None
+    >>> seeds_needed(difference(0.02, (0.0, 0.011, 3.0), 4, 256, "seeds and problems")) is None
     True
     """
-    size, spread_known = abs(found.mean), found.seeds > 1 and found.se_seeds >= TIED
-    if spread_known:
+    size = abs(found.mean)
+    if found.seeds > 1:
         of_one, extra = found.se_seeds * math.sqrt(found.seeds), found.se_extra
     else:
         middle = sum(math.sqrt(spread.seeds) for spread in ASSUMED) / len(ASSUMED)
         of_one, extra = math.sqrt(middle**2 + ASSUMED[0].residual / found.problems), 0.0
-    of_problems = found.dof_extra if spread_known else math.inf
+    of_problems = found.dof_extra if found.seeds > 1 else math.inf
     if half_width(level, 0.0, extra, math.inf, of_problems) >= size:
         return None
     for seeds in chain(range(2, 30), range(30, MOST_SEEDS + 1, 10)):

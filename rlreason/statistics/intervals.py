@@ -1,7 +1,7 @@
 """Statistics of finite samples, as pure functions of plain numbers and arrays."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,28 @@ def cluster_variance(successes: Sequence[float], sizes: Sequence[int]) -> float:
         return 0.0
     p = sum(successes) / n
     return k / (k - 1) * sum((y - p * m) ** 2 for y, m in zip(successes, sizes, strict=True)) / n**2
+
+
+def of_clusters(values: Floats, clusters: Sequence[Hashable]) -> Floats:
+    """(..., problems) -> (..., K) a value for each cluster, such as the rows that ask one question, with equal means.
+
+        v_k = m + (y_k - m n_k) K / n,   m = y / n the mean of a row of `values`, y_k the sum over its n_k of cluster k
+
+    The variance of the mean of the v_k is `cluster_variance` (Liang and Zeger 1986), and differences of values keep
+    their form, so what is computed of problems can be computed of these. Where no two are alike, it is `values`.
+
+    >>> of_clusters(np.array([1.0, 1.0, 0.0]), ["a", "a", "b"]).round(3)  # twice as much weight for a
+    array([ 1.111,  0.222])
+    """
+    places = {cluster: k for k, cluster in enumerate(dict.fromkeys(clusters))}
+    n, k = len(clusters), len(places)
+    if k == n:
+        return values
+    member = np.zeros((n, k))
+    member[np.arange(n), [places[cluster] for cluster in clusters]] = 1.0
+    mean = values.mean(axis=-1, keepdims=True)
+    linearised: Floats = mean + (values - mean) @ member * (k / n)
+    return linearised
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:

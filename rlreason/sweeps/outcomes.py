@@ -6,7 +6,7 @@ setting, as `carry=` does, and those kept apart, on which what was chosen may be
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,10 @@ from rlreason.evaluation.protocol import Protocol, differences
 from rlreason.records.files import RESPONSES, ResponseFile
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import ending
+from rlreason.runtime.questions import question_keys
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import few
-from rlreason.statistics import Floats
+from rlreason.statistics import Floats, of_clusters
 from rlreason.sweeps.state import RunState
 
 CHOOSING, COMPARING = "choosing", "comparing"
@@ -48,6 +49,7 @@ class Outcomes:
     protocol: Protocol | None
     right: dict[str, float] | None
     half: dict[str, str]  # problem -> CHOOSING or COMPARING
+    questions: Mapping[str, str] = field(default_factory=dict)  # problem -> what it asks
 
 
 def half_of(question: str) -> str:
@@ -81,7 +83,8 @@ def outcomes_of(folder: Path, run: RunState, say: Callable[[str], None] = print_
     for row in rows:
         hits.setdefault(row["problem_id"], []).append(row["outcome"] == RIGHT)
     half = {row["problem_id"]: half_of(row["question"]) for row in rows}
-    return Outcomes(run.name, run.seed, protocol, {k: sum(h) / len(h) for k, h in hits.items()}, half)
+    questions = question_keys((row["problem_id"], row["question"]) for row in rows)
+    return Outcomes(run.name, run.seed, protocol, {k: sum(h) / len(h) for k, h in hits.items()}, half, questions)
 
 
 def _final(place: Path, say: Callable[[str], None]) -> ResponseFile:
@@ -162,9 +165,10 @@ def asked_by_all(outcomes: Sequence[Outcomes], half: str) -> list[str]:
 
 
 def correctness(outcomes: Sequence[Outcomes], problems: Sequence[str]) -> dict[int, Floats]:
-    """Seed -> share of right responses to each of the problems, of the runs of one setting."""
+    """Seed -> correctness on each question that the problems ask (`of_clusters`), of the runs of one setting."""
+    asked = next(([one.questions.get(name, name) for name in problems] for one in outcomes if one.questions), problems)
     return {
-        one.seed: np.zeros(len(problems)) if one.right is None else np.array([one.right[name] for name in problems])
+        one.seed: of_clusters(np.array([(one.right or {}).get(name, 0.0) for name in problems]), asked)
         for one in outcomes
     }
 
