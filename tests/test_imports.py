@@ -79,7 +79,7 @@ RULES = {
         ALL,
     ),
     "api": Rule("errors runtime plugins config distributed records cli jobs", "hydra"),
-    "multirun": Rule("errors statistics runtime config records sweeps setup cli", "hydra"),
+    "multirun": Rule("errors statistics runtime config records sweeps report setup cli", "hydra"),
     "main": Rule(
         "errors runtime config distributed records report sweeps cli multirun discovery jobs analysis", "hydra"
     ),

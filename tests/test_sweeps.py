@@ -6,12 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import SWEEP_OF_TWO
 
 from rlreason.cli.launchers import set_up
 from rlreason.errors import ConfigError
+from rlreason.multirun.start import print_table
 from rlreason.records.status import write_status
+from rlreason.report.read import read_study
+from rlreason.report.tables import accuracy_of
+from rlreason.report.verdicts import verdicts_of
 from rlreason.runtime.lock import holder, run_lock
 from rlreason.runtime.processors import usable_processors
 from rlreason.sweeps.before import Composed, refuse_changed, wait_for_earlier
@@ -20,6 +25,7 @@ from rlreason.sweeps.design import Design, PlannedRun
 from rlreason.sweeps.runner import Work, code_of, run_sweep
 from rlreason.sweeps.state import FILE, RunState, SweepState, new_state, read_state, write_state
 from tests.starts import rlreason
+from tests.sweep_folders import sweep
 
 CONFIG = "algorithm: grpo\nn_steps: 10\nthreads: 1\n"
 BROKEN = "n_steps=0"  # refused by the run's own process, which needs a second or two to say so
@@ -100,6 +106,30 @@ def test_a_diverged_run_without_a_figure_counts_as_zero_and_says_so(tmp_path):
     text = closing(state, tmp_path)
     assert "diverged:weights (no numbers; without a figure of its own, it counts as accuracy 0)" in text
     assert code_of(state) == 0
+
+
+def test_the_table_that_ends_a_sweep_has_the_intervals_and_verdicts_of_the_report(tmp_path, capsys):
+    """Bug: 0.645 to 1.042, and 0.625 to 0.625 where two seeds tie."""
+    shares = {"1": (0.5, 0.5, 0.5), "2": (0.95, 0.75, 0.8), "3": (0.55, 0.5, 0.6), "4": (0.97, 0.96, 0.97)}
+    folder = tmp_path / "s"
+
+    def right(value: str, seed: int) -> list[bool]:
+        return (np.random.default_rng(seed).permutation(100) < round(100 * shares[value][seed])).tolist()
+
+    sweep(folder, "lr", list(shares), right, seeds=(0, 1, 2), reference={"lr": "1"})
+    state = print_table(folder)
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    study = read_study([folder])
+    words = {v.setting: v.word for v in verdicts_of(study)}
+    assert len(state.runs) == 12
+    assert len(study.settings) == 4
+    for one in study.settings:
+        mean, low, high = accuracy_of(one)
+        assert 0 <= low < mean < high <= 1
+        line = lines[dict(one.key)["lr"]]
+        assert f" {mean:.3f} {low:.3f} to {high:.3f} " in " ".join(line.split())
+        assert words.get(one.label, "reference") in line
+    assert "better" in lines["4"]
 
 
 def state_of(*runs: RunState, reference: dict[str, str] | None = None) -> SweepState:

@@ -94,10 +94,19 @@ def run_design(hydra: Hydra, asked: Asked, design: Design, task: Task) -> SweepS
         raise
     except BaseException:
         if (design.folder / FILE).exists():
-            print("\n" + closing(read_state(design.folder), design.folder), flush=True)
+            print_table(design.folder)
         raise
-    state = read_state(design.folder)
-    print("\n" + closing(state, design.folder), flush=True)
+    return print_table(design.folder)
+
+
+def print_table(folder: Path) -> SweepState:
+    """Print a sweep's settings with the intervals and verdicts of the report, and all that is to be said with them."""
+    from rlreason.report.read import read_study  # here: what only types a command need not load it
+    from rlreason.report.tables import in_brief
+
+    state = read_state(folder)
+    scored = any(run.score is not None for run in state.runs)  # of discovery, which has a report of its own
+    print("\n" + closing(state, folder, {} if scored else in_brief(read_study([folder]))), flush=True)
     return state
 
 

@@ -7,9 +7,12 @@ import numpy as np
 from rlreason.report.content import SIGNS, Table, Verdict
 from rlreason.report.pairing import side_of
 from rlreason.report.study import Run, Setting, Study
+from rlreason.report.verdicts import verdicts_of
 from rlreason.report.words import p_word, signed
 from rlreason.runtime.text import duration
 from rlreason.statistics import Floats, paired_difference
+from rlreason.sweeps.closing import REFERENCE, Judged
+from rlreason.sweeps.design import Key
 
 NONE = "\N{EN DASH}"
 
@@ -87,12 +90,28 @@ def _accuracy(one: Setting, measured: Sequence[Run]) -> str:
     side = side_of(one)
     if not measured or not side.right:
         return NONE
-    if (problems := side.problems) is None:
+    if (found := accuracy_of(one)) is None:
         return percent(0.0)
-    names = sorted(problems)
-    right = np.array([[of[name] if of else 0.0 for name in names] for of in side.right.values()])
-    mean, low, high = mean_of_setting(right)
-    return f"{percent(mean)}\n{percent(low)} to {percent(high)}"
+    return f"{percent(found[0])}\n{percent(found[1])} to {percent(found[2])}"
+
+
+def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
+    """`mean_of_setting` of the problems that all its runs answered (`among` them); None where they answered none."""
+    side = side_of(one)
+    problems = side.problems if among is None or side.problems is None else side.problems & among
+    if not problems:
+        return None
+    return mean_of_setting(np.stack(list(side.correctness(sorted(problems), side.questions).values())))
+
+
+def in_brief(study: Study) -> dict[Key, Judged]:
+    """Each setting's accuracy and verdict as the report has them, for the table that ends a sweep."""
+    words = {verdict.setting: verdict.word for verdict in verdicts_of(study)}
+    first = study.reference
+    return {
+        one.runs[0].setting: Judged(accuracy_of(one), REFERENCE if one is first else words[one.label])
+        for one in study.settings
+    }
 
 
 def best_checkpoint(runs: Sequence[Run]) -> str:

@@ -2,9 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from rlreason.evaluation.protocol import Protocol, refuse_mixture
 from rlreason.records.files import COMPLIANCE, SUMMARY
@@ -17,8 +18,19 @@ REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """What the report says of a setting: accuracy with its 95% interval, and the verdict in a word."""
+
+    accuracy: tuple[float, float, float] | None
+    verdict: str
+
+
+Judgements = Mapping[Key, Judged]
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One setting of a sweep. The interval is over its seeds; of one seed, over the problems of its evaluation."""
+    """One setting of a sweep. The interval is the report's, else over its seeds; of one seed, over its problems."""
 
     setting: Setting
     runs: list[RunState]
@@ -26,6 +38,7 @@ class Row:
     interval: tuple[float, float] | None
     over_seeds: bool
     length: float | None
+    verdict: str = ""
 
     @property
     def measured(self) -> list[RunState]:
@@ -33,29 +46,36 @@ class Row:
         return [run for run in self.runs if run.figure is not None]
 
 
-def rows_of(state: SweepState) -> list[Row]:
-    """A row for each setting: the largest mean first, and those without any figure last."""
+def rows_of(state: SweepState, judged: Judgements = MappingProxyType({})) -> list[Row]:
+    """A row for each setting: the largest mean first, and those without any figure last. `judged`: by the report."""
     grouped: dict[Key, list[RunState]] = {}
     for run in state.runs:
         grouped.setdefault(run.key, []).append(run)
-    rows = [_row(dict(setting), runs) for setting, runs in grouped.items()]
+    rows = [_row(dict(setting), runs, judged.get(setting)) for setting, runs in grouped.items()]
     return sorted(rows, key=lambda row: -math.inf if row.mean is None else row.mean, reverse=True)
 
 
-def _row(setting: Setting, runs: list[RunState]) -> Row:
+def _row(setting: Setting, runs: list[RunState], judged: Judged | None) -> Row:
     values = [run.figure for run in runs if run.figure is not None]
     lengths = [run.length for run in runs if run.length is not None]
     length = sum(lengths) / len(lengths) if lengths else None
+    verdict = "" if judged is None else judged.verdict
     if not values:
-        return Row(setting, runs, None, None, False, length)
+        return Row(setting, runs, None, None, False, length, verdict)
+    if judged is not None:
+        mean, *ends = judged.accuracy or (sum(values) / len(values),)
+        interval = (ends[0], ends[1]) if ends else None
+        return Row(setting, runs, mean, interval, len(values) > 1, length, verdict)
     if len(values) == 1:
         interval = next(run.accuracy_interval for run in runs if run.figure is not None)
-        return Row(setting, runs, values[0], interval, False, length)
+        return Row(setting, runs, values[0], interval, False, length, verdict)
     mean, low, high = mean_interval(values)
-    return Row(setting, runs, mean, (low, high), True, length)
+    if not any(run.score is not None for run in runs):
+        low, high = max(low, 0.0), min(high, 1.0)
+    return Row(setting, runs, mean, (low, high), True, length, verdict)
 
 
-def settings_table(state: SweepState) -> str:
+def settings_table(state: SweepState, judged: Judgements = MappingProxyType({})) -> str:
     """The settings with the swept axes as columns.
 
     >>> runs = [RunState(f"lr={lr},seed={s}", [], {"lr": lr}, s, "finished", accuracy=a, length=9.0)
@@ -63,16 +83,24 @@ def settings_table(state: SweepState) -> str:
     >>> print(settings_table(SweepState("x", "", ["lr"], {"lr": "1"}, "finished", 1, "basic", runs)))
     lr  seeds  accuracy  95%, over seeds  length  status
     2       1     0.700                -     9.0  finished
-    1       2     0.550  -0.085 to 1.185     9.0  finished (reference)
+    1       2     0.550   0.000 to 1.000     9.0  finished (reference)
     """
-    rows = rows_of(state)
+    rows = rows_of(state, judged)
     several = any(row.over_seeds for row in rows)
-    heading = "95%, over seeds" if several else "95%, over problems"
+    heading = "95%, over " + ("seeds" + " and problems" * bool(judged) if several else "problems")
     scored = any(run.score is not None for run in state.runs)
-    head = [*state.axes, "seeds", "score" if scored else "accuracy", heading, "length", "status"]
-    lines = [_cells(row, state, several) for row in rows]
+    head = [
+        *state.axes,
+        "seeds",
+        "score" if scored else "accuracy",
+        heading,
+        *["verdict"] * bool(judged),
+        "length",
+        "status",
+    ]
+    lines = [_cells(row, state, several, bool(judged)) for row in rows]
     widths = [max(len(line[k]) for line in [head, *lines]) for k in range(len(head))]
-    left = {*range(len(state.axes)), len(head) - 1}
+    left = {*range(len(state.axes)), len(head) - 1, *([head.index("verdict")] if judged else [])}
 
     def set_out(line: Sequence[str]) -> str:
         cells = (c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True)))
@@ -81,11 +109,11 @@ def settings_table(state: SweepState) -> str:
     return "\n".join(map(set_out, [head, *lines]))
 
 
-def _cells(row: Row, state: SweepState, several: bool) -> list[str]:
+def _cells(row: Row, state: SweepState, several: bool, judged: bool) -> list[str]:
     values = [row.setting.get(axis, "-") for axis in state.axes]
     shown = "{:.1f}".format if any(run.score is not None for run in row.runs) else "{:.3f}".format
     interval = "-"
-    if row.interval is not None and (row.over_seeds or not several):
+    if row.interval is not None and (row.over_seeds or judged or not several):
         interval = f"{shown(row.interval[0])} to {shown(row.interval[1])}"
     seeds = len(row.measured)
     of_all = "" if seeds == len(row.runs) else f" of {len(row.runs)}"
@@ -98,15 +126,16 @@ def _cells(row: Row, state: SweepState, several: bool) -> list[str]:
         f"{seeds}{of_all}",
         mean,
         interval,
+        *[row.verdict or "-"] * judged,
         "-" if row.length is None else f"{row.length:.1f}",
         status + mark,
     ]
 
 
-def closing(state: SweepState, folder: Path) -> str:
-    """The table with all that has to be said with it: one line each."""
-    lines = [settings_table(state)]
-    rows = rows_of(state)
+def closing(state: SweepState, folder: Path, judged: Judgements = MappingProxyType({})) -> str:
+    """The table with all that has to be said with it: one line each. `judged`: what the report says of the settings."""
+    lines = [settings_table(state, judged)]
+    rows = rows_of(state, judged)
     measured = [row for row in rows if row.mean is not None]
     if measured and not any(row.over_seeds for row in measured):
         lines.append("one seed: the intervals are over problems and tell these trained models apart, not the settings")

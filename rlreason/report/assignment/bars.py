@@ -10,7 +10,9 @@ from rlreason.report.assignment.courses import Course, Got, Question
 from rlreason.report.chosen import best_of, comparing_half
 from rlreason.report.content import Figure
 from rlreason.report.study import Run, Setting, Study
+from rlreason.report.tables import accuracy_of
 from rlreason.statistics import mean_interval, wilson_interval
+from rlreason.statistics.differences import TIED
 
 #: An interval that ends below this share of the lowest published figure is far below it.
 FAR = 0.8
@@ -25,13 +27,16 @@ CAUSES = (
 def interval_of(runs: Sequence[Run], among: set[str] | None = None) -> tuple[float, float, float] | None:
     """(mean, low, high) of the final accuracies, within 0 to 1; None where no run has one.
 
-    Several seeds: Student's interval of their mean; one: Wilson's over its problems. `among`: the problems that count.
+    Several seeds: Student's interval of their mean, or where they tie that of the settings' table; one: Wilson's over
+    its problems. `among`: the problems that count.
     """
     shares = [share for run in runs if (share := _share(run, among)) is not None]
     if not shares:
         return None
     if len(shares) > 1:
         mean, low, high = mean_interval(shares)
+        if high - low < TIED and (found := accuracy_of(Setting((), "", list(runs)), among)):
+            return found
         return mean, max(low, 0.0), min(high, 1.0)
     answers = next((run.final for run in runs if run.final is not None), None)
     n = max(1, sum(among is None or name in among for name in answers.problems)) if answers is not None else 1
