@@ -105,6 +105,14 @@ def test_what_changes_a_sum_makes_another_question(one, other):
     assert question_key(f"What is {one}") != question_key(f"What is {other}")
 
 
+@pytest.mark.parametrize("cells", [".#", "?12", "_.", "| -", "AB."])
+def test_puzzles_of_other_cells_are_other_questions(cells):
+    draw = random.Random(1)
+    grids = {"\n".join("".join(draw.choices(cells, k=6)) for _ in range(6)) for _ in range(300)}
+    asked = {" ".join(f"Solve the grid:\n{grid}\nWhat is the shortest way?".split()) for grid in grids}
+    assert len({question_key(question) for question in asked}) == len(asked)
+
+
 def test_rows_that_repeat_a_question_and_disagree_are_counted(grader):
     rows = [("a", "1+1?", "2"), ("b", "1+1", "2.0"), ("c", "2+2?", "4"), ("d", "Question: 2+2?", "5"), ("e", "3?", "3")]
     several, torn = repeated([Problem(*row) for row in rows], "training", grader.same)

@@ -16,10 +16,13 @@ _RAISED = {"<super>": "^", "<sub>": "_", "<fraction>": " "}  # a raised 2 does n
 _LABEL = re.compile(r"^(?:[\W_]*(?:question|problem|q)\s*\d*[*_\s]*[:.][*_\s]*)+")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _IN_WORD = re.compile(r"(?<=[^\W\d_]{2})'(?=[^\W\d_]{1,2}\b)")  # Janet's, don't; not f'(x)
-#: Punctuation of sentences: not the points of 1.5, .5, 1:30 and 1,2 and not the factorial of 5! and n!.
-_SENTENCE = re.compile(r"""[?"]|[.:](?!\d)|(?<!\d)[,;]|[,;](?!\d)|(?<=[^\W\d_]{2})[!']+|(?<=\s)'""")
-#: Marks between words of two letters or more, where they belong to no formula.
-_MARKS = re.compile(r"([^\W\d_]{2}|^)\s*(?:[()\[\]{}*_|~#&-]+\s*)+(?=[^\W\d_]{2}|$)")
+#: Punctuation of sentences: behind a word or a number, and no cell of a grid, no 1.5, .5, 1:30 and 1,2, no 5! and n!.
+_SENTENCE = re.compile(
+    r"""(?<=[^\W_])(?:[.:?]|\.{3})(?=\s|$|[')\]])|(?<=[^\W\d_]{2})\s?[?:.]+(?=\s|$)|(?<=[)\]%$'?!])[.:?]+(?=\s|$)"""
+    r"""|\s\.(?=\s[^\W\d_]{2})|(?<=\S)\s\?+$|(?<!\d)[,;]|[,;](?!\d)|(?<=[^\W\d_]{2})[!']+|(?<=\s)'"""
+)
+#: A few marks between words of two letters or more, where they belong to no formula.
+_MARKS = re.compile(r"([^\W\d_]{2}|^)\s*(?:[()\[\]{}*_|~#&-]{1,2}\s*){1,2}(?=[^\W\d_]{2}|$)")
 
 
 @lru_cache(1 << 16)  # evaluations ask the same ones again and again
@@ -39,7 +42,7 @@ def question_key(question: str) -> str:
         text = "".join(_RAISED.get(unicodedata.decomposition(c).partition(" ")[0], "") + c for c in text)
         text = unicodedata.normalize("NFKC", text).translate(_ALIKE)
         text = "".join(c for c in text if unicodedata.category(c) != "Cf" and not "\ufe00" <= c <= "\ufe0f")
-    text = _IN_WORD.sub("", _THOUSANDS.sub("", _LABEL.sub("", " ".join(text.casefold().split()))))
+    text = _IN_WORD.sub("", _THOUSANDS.sub("", _LABEL.sub("", " ".join(text.casefold().replace('"', "").split()))))
     text = _MARKS.sub(r"\1 ", " ".join(_SENTENCE.sub(" ", text).split()))
     return " ".join(text.split()) or " ".join(question.split())
 
