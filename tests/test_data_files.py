@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rlreason.config.choices import wrong_words
 from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig
+from rlreason.config.tasks import CountdownConfig
 from rlreason.data.files import BadRowError, file_rows, fingerprint, read_table
 from rlreason.data.rows import field_names, own_id, to_problem
 from rlreason.errors import ConfigError
@@ -97,6 +98,12 @@ def test_fields_can_be_named_and_a_prompt_can_be_a_question():
         ("boxed", "ignored", r"\boxed{5}", "5"),
         ("final", None, r"The final answer is $\frac{1}{2}$. I hope it is correct.", r"\frac{1}{2}"),
         ("field", r"\boxed{5}", None, r"\boxed{5}"),
+        ("auto", "5*2=10\n#### 10\n\nNote: checked by hand.", None, "10"),
+        ("hash", "5*2=10\r\n#### 1,010\r\n# by hand\r\n<|endoftext|>", None, "1010"),
+        ("auto", "5*2=10 #### $10\nchecked", None, "$10"),
+        ("auto", "#### 10\n\n#### Note\nchecked", None, "10"),
+        ("hash", "#### Monday\n\nNote: checked.", None, "Monday"),
+        ("auto", "#### Step 1\nAdd.\n#### 2. Multiply\nDone.", None, "#### Step 1\nAdd.\n#### 2. Multiply\nDone."),
     ],
 )
 def test_the_gold_answer_by_rule(rule, answer, solution, gold):
@@ -122,6 +129,10 @@ def test_the_gold_answer_by_rule(rule, answer, solution, gold):
         (b'{"question": "\\ud800", "answer": "1"}', "has half a surrogate pair"),
         (b'{"prompt": "p", "response": "' + b"x" * 1_000_000 + b'"}', "has more than data.max_chars=100000 characters"),
         (b'{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}', "has messages other"),
+        (b'{"question": "q", "answer": NaN}', "has nan"),
+        (b'{"question": "q", "answer": 1e999}', "has inf"),
+        (b'{"question": "q", "answer": "-Infinity"}', "has the ground truth -Infinity"),
+        (b'{"question": "q", "answer": "so\\n#### nan"}', "has the ground truth nan"),
         (b'{"messages": "hello"}', "has messages that are no list of role and content"),
     ],
 )
@@ -248,6 +259,28 @@ def test_sources_that_are_not_there_are_named_before_anything_is_read(tmp_path):
         assert says in line
     assert FileDataConfig(name="x", train=file, n_validation=1).problems() == []
     assert FileDataConfig(name="x", path="openai/gsm8k").problems() == []
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.jsonl.gz", "t.CSV", "t.tar.gz"])
+def test_a_file_of_a_format_that_is_not_read_is_called_that(tmp_path, name, monkeypatch):
+    """Not "is no file", nor a name on the hub: one slash and a suffix."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "rows" / name
+    file.parent.mkdir()
+    file.write_bytes(b"PAR1")
+    own = lines(tmp_path / "own.jsonl", sums(2))
+    for data, key in (
+        (FileDataConfig(name="x", train=str(file), n_validation=1), "train"),
+        (FileDataConfig(name="x", train=str(own), validation=f"rows/{name}"), "validation"),
+        (FileDataConfig(name="x", path=f"rows/{name}", train=str(own)), "path"),
+        (FileDataConfig(name="x", path="rows", train=name, n_validation=1), "train"),
+        (FileDataConfig(name="x", path="rows", train="t", n_validation=1), "train"),
+        (CountdownConfig(name="x", n_train=1, n_validation=1, path=f"rows/{name}"), "path"),
+    ):
+        (line,) = data.problems()
+        assert line.startswith(f"data.{key}=")
+        assert ".jsonl and .json are read" in line
+        assert "no file" not in line
 
 
 def test_a_hub_name_without_the_hub_says_what_to_do():

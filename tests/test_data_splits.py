@@ -239,6 +239,18 @@ def test_ground_truths_that_cannot_be_earned_are_named(grader):
         check_ground_truths(problems[4:], grader, "keep")
 
 
+def test_ground_truths_of_several_lines_or_sentences_are_counted_with_an_example(grader):
+    """No answer repeats them, but they grade themselves right; a matrix in several lines and few words are answers."""
+    matrix = "\\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}"
+    fine = [*problems_of(3), Problem("matrix", "q", matrix), Problem("words", "q", "the line through A and B")]
+    texts = [Problem("lines", "q", "10\n\nNote"), Problem("prose", "q", "She sold all of her clips in May.")]
+    for on_bad, left in (("keep", [*fine, *texts]), ("drop", fine)):
+        kept, (note,) = check_ground_truths([*fine, *texts], grader, on_bad)
+        assert kept == left
+        assert "2 of 7" in note
+        assert "lines: '10 Note'" in note
+
+
 def loaded(tmp_path, *overrides: str, grader=None):
     """Train, validation and what was said, through the real options."""
     with initialize_config_dir(str(CONF), version_base="1.3"):

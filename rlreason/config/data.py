@@ -7,7 +7,7 @@ from typing import ClassVar
 from omegaconf import MISSING
 
 from rlreason.config.choices import choice
-from rlreason.config.sources import SPLITS, SUFFIXES, locate, may_be_hub_name
+from rlreason.config.sources import SPLITS, SUFFIXES, described_format, locate, may_be_hub_name, unread_format
 
 #: What is read before the run starts, to measure whether its prompts fit: about half a second of work at most.
 MOST_BYTES = 20_000_000  # of files
@@ -194,6 +194,8 @@ class FileDataConfig(RowsDataConfig):
 
     def unmeasured(self) -> str:
         """The complaint about a folder of files in which nothing can be evaluated."""
+        if other := unread_format(self.path, "validation") or unread_format(self.path, "test"):
+            return f"data.path={self.path}: {other}"
         return (
             f"data.path={self.path} holds neither validation nor test: name one with data.validation, or hold out some "
             "of train with data.n_validation=200"
@@ -201,6 +203,9 @@ class FileDataConfig(RowsDataConfig):
 
     def _rules(self) -> list[str]:
         bad = super().problems()
+        if self.path is not None and Path(self.path).expanduser().is_file():
+            given = described_format(Path(self.path)) if locate(None, self.path) is None else "is a file"
+            return [*bad, f"data.path={self.path}: {given}: give files as data.train and data.validation"]
         if self.validation is not None and self.n_validation is not None:
             bad.append(
                 f"data.validation={self.validation} and data.n_validation={self.n_validation}: set one of them to null"
@@ -209,6 +214,8 @@ class FileDataConfig(RowsDataConfig):
 
     def _absent(self, *keys: str) -> list[str]:
         """Complaints about files that are not there; what a hub holds is seen when it is read."""
+        if self.path is not None and Path(self.path).expanduser().is_file():
+            return []  # said already
         bad = [line for key in keys for line in self._absent_split(key, getattr(self, key))]
         if not bad and self.path is None and self.validation is None and self.n_validation is None:
             bad.append(
@@ -219,6 +226,8 @@ class FileDataConfig(RowsDataConfig):
     def _absent_split(self, key: str, split: str | None) -> list[str]:
         if split is None or locate(self.path, split):
             return []
+        if other := unread_format(self.path, split):
+            return [f"data.{key}={split}: {other}"]
         if self.path is None or Path(split).suffix in SUFFIXES[1:]:
             return [f"data.{key}={split} is no file: give a .jsonl or .json file, or a folder as data.path"]
         if Path(self.path).expanduser().is_dir():

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from omegaconf import MISSING
 
 from rlreason.config.data import MOST_BYTES, MOST_COUNTDOWNS, DataConfig, RowsDataConfig
-from rlreason.config.sources import locate, may_be_hub_name
+from rlreason.config.sources import locate, may_be_hub_name, unread_format
 from rlreason.errors import ConfigError
 from rlreason.plugins.load import NotImportableError, load
 
@@ -44,6 +44,12 @@ class CountdownConfig(CheckedDataConfig):
             return self.n_train + self.n_validation <= MOST_COUNTDOWNS
         file = locate(None, self.path)
         return file is not None and file.stat().st_size <= MOST_BYTES
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        if self.path is not None and (other := unread_format(None, self.path)):
+            bad.append(f"data.path={self.path}: {other}")
+        return bad
 
 
 @dataclass

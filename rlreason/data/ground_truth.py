@@ -15,13 +15,17 @@ from itertools import accumulate
 from rlreason.data.files import question_hash
 from rlreason.errors import DataError
 from rlreason.grading import Grader
-from rlreason.runtime.text import few
+from rlreason.runtime.text import few, shorten
 from rlreason.types import Problem
 
 Words = tuple[str, ...]
 
 ANCHOR_WORDS = 6  # the first words of a question, by which the index finds it; all of them where it has fewer
 MIN_FRACTION = 0.05  # of the prompts must have the same words around a question for it to be the one asked
+
+MOST_WORDS = 5  # of an answer; more is a sentence
+_PLAIN_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")
+_ENVIRONMENT = re.compile(r"\\begin\b.*\\end\b", re.DOTALL)  # a matrix may be written in several lines
 
 # What chat templates write next to a question without white space between.
 _MARKER = re.compile(r"(<\|[^<>|\s]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>)")
@@ -38,6 +42,9 @@ def check_ground_truths(
     if grader.plugin:
         return list(problems), []
     wrong = {problems[i].id for i in grader.unearnable([p.answer for p in problems])}
+    texts = {p.id: p.answer for p in problems if is_text(p.answer)}
+    if on_bad == "drop":
+        wrong |= texts.keys()
     none = [p.id for p in problems if not p.answer]
     if len(none) == len(problems) and not needed:
         return list(problems), ["! no validation problem has a ground truth: accuracy stays 0 and says nothing"]
@@ -52,9 +59,25 @@ def check_ground_truths(
     notes = []
     if none:
         notes.append(f"! {len(none)} of {len(problems)} problems have no ground truth; {done}: {few(none)}")
-    if bad := [p.id for p in problems if p.id in wrong and p.answer]:
+    if texts:
+        example, text = next(iter(texts.items()))
+        said = "dropped" if on_bad == "drop" else "kept: say where the answer stands (data.gold, data.fields.answer)"
+        notes.append(
+            f"! {len(texts)} of {len(problems)} ground truths are several lines or a sentence, which hardly any answer "
+            f"repeats, as {example}: {shorten(text, 80)!r}; {said}"
+        )
+    if bad := [p.id for p in problems if p.id in wrong and p.answer and p.id not in texts]:
         notes.append(f"! {len(bad)} of {len(problems)} ground truths do not grade themselves right; {done}: {few(bad)}")
     return [p for p in problems if p.id not in wrong or on_bad == "keep"], notes
+
+
+def is_text(answer: str) -> bool:
+    r"""Whether a ground truth is several lines or a sentence, rather than an answer: six plain words are one.
+
+    >>> is_text("She sold all of her clips in May."), is_text("10\n\nNote"), is_text(r"\text{the 3rd of May}")
+    (True, True, False)
+    """
+    return "\n" in _ENVIRONMENT.sub("", answer.strip()) or len(_PLAIN_WORD.findall(answer)) > MOST_WORDS
 
 
 def with_ground_truth(

@@ -4,8 +4,10 @@ Rows of these shapes are understood, and others by naming their fields: `questio
 `prompt`/`response`, and chat `messages` of one user message and its answer.
 """
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rlreason.data.files import BadRowError
@@ -31,6 +33,9 @@ FACTS: dict[str, tuple[str, ...]] = {
 MAX_FACT_CHARS = 80  # anything longer is no name of a level or a source
 Names = Mapping[str, tuple[str, ...]]
 
+_HASH_LINE = re.compile(r"^(?:[ \t]*####(?!#)|.*####[ \t]*(?=[-+$\\]*\d))(.*)$", re.MULTILINE)
+_HEADING = re.compile(r"\(?\w{1,3}[.):]+\s|[^\W\d]{2}")  # Step 1, 2. Add, (b) Divide
+_NOT_FINITE = re.compile(r"[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
 _FINAL = re.compile(r"[Tt]he final answer is:?\s*(.+?)\.?\s*I hope it is correct")
 
 
@@ -101,9 +106,9 @@ def own_id(row: Any, names: Names) -> str | None:
 def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
     r"""The ground truth by `rule` (`data.gold`); "" where `auto` finds none.
 
-    `hash` is what follows `####`, `boxed` the last `\boxed{}`, `final` what Minerva's closing sentence states, `tag`
-    the last `<answer>`, `field` the answer field as it is. `auto` takes the first of these that is there, in the
-    answer field and then in the trace. Any other rule that finds none is a `BadRowError`.
+    `hash` is what follows `####` in its line, `boxed` the last `\boxed{}`, `final` what Minerva's closing sentence
+    states, `tag` the last `<answer>`, `field` the answer field as it is. `auto` takes the first of these that is
+    there, in the answer field and then in the trace. Any other rule that finds none is a `BadRowError`.
 
     >>> reference_answer("auto", "2+2=4\n#### 1,004", None)
     '1004'
@@ -112,13 +117,19 @@ def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
     >>> reference_answer("auto", None, "The final answer is $7$. I hope it is correct.")
     '7'
     """
-    readers = {"hash": _after_hash, "boxed": boxed, "final": _final, "tag": _tagged}
+    readers: dict[str, Callable[[str], str | None]] = {
+        "hash": _after_hash,
+        "boxed": boxed,
+        "final": _final,
+        "tag": _tagged,
+    }
+    readers["hash line"] = partial(_hash_line, headings=rule == "hash")
     for text in (answer, trace):
         for name, read in readers.items():
-            if text is not None and rule in (name, "auto") and (found := read(text)) is not None:
-                return _non_empty(found)
+            if text is not None and rule in (name, name.split()[0], "auto") and (found := read(text)) is not None:
+                return _usable(found)
         if text is not None and text is answer and rule in ("field", "auto"):
-            return without_thousands_commas(text.strip())
+            return without_thousands_commas(_usable(text))
     if rule == "auto":
         return ""
     raise BadRowError(f"has no ground truth for data.gold={rule}")
@@ -143,6 +154,17 @@ def _after_hash(text: str) -> str | None:
     return without_thousands_commas(rest.strip())
 
 
+def _hash_line(text: str, headings: bool = False) -> str | None:
+    r"""The last line `#### N` with other text behind it, which is no part of the answer; a heading is none by itself.
+
+    >>> _hash_line("5*2=10\n#### 10\n\nNote: checked."), _hash_line("#### Step 1\nAdd."), _hash_line("#### 1. Add\n5")
+    ('10', None, None)
+    """
+    lines = [line.strip("*_ \t\r") for line in _HASH_LINE.findall(text)]
+    found = [line for line in lines if line and (headings or not _HEADING.match(line))]
+    return without_thousands_commas(found[-1]) if found else None
+
+
 def _final(text: str) -> str | None:
     found = _FINAL.findall(text)
     return found[-1].strip("$* ").rstrip(".$* ") if found else None
@@ -153,10 +175,12 @@ def _tagged(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
-def _non_empty(answer: str) -> str:
-    if not answer.strip():
+def _usable(answer: str) -> str:
+    if not (answer := answer.strip()):
         raise BadRowError("has an empty ground truth")
-    return answer.strip()
+    if _NOT_FINITE.fullmatch(answer):
+        raise BadRowError(f"has the ground truth {answer}, which is no number (infinity is written \\infty)")
+    return answer
 
 
 def _before_hash(answer: str) -> str | None:
@@ -182,6 +206,8 @@ def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str |
         return None
     name = next(name for name in names if row.get(name) is not None)
     if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise BadRowError(f"has {value}, which is no number, under {name!r}")
         return str(value)
     if not isinstance(value, str) or not value.strip():
         raise BadRowError(f"has no text under {name!r}")
