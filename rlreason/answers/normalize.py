@@ -51,6 +51,7 @@ _ROW_GAP = re.compile(r"(\\\\)\s*\[[^\[\]]*(?:e[mx]|pt|[cm]m|in)\]")
 _UPRIGHT = re.compile(r"\\(gcd|max|min|deg|det|dim|ker|Pr)(?![a-zA-Z])")
 _MINUS_SET = re.compile(r"(\\mathbb ?\{?R\}?) ?- ?(?=\\\{)")
 _ANNOUNCED = re.compile(r"\A(?:the )?(?:final )?answer(?: is)?\s*:\s*", re.I)
+_CLOSING_STOP = re.compile(r"[^.]\.\Z|[^\\,;][,;]\Z")  # `\,` is a space
 _WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("`", "`"), ("$$", "$$"), ('"', '"'))
 
 
@@ -119,7 +120,7 @@ def _unwrap(text: str) -> str:
             if text.startswith(left) and text.endswith(right) and left not in inner and inner.strip():
                 text = inner.strip()
         text = _undollar(text)
-        if text.endswith(".") and len(text) > 1 and not text.endswith(".."):
+        if _CLOSING_STOP.search(text):
             text = text[:-1].rstrip()
         if text.startswith("\\boxed{") and text.endswith("}") and _closes_last(text, 6):
             text = text[7:-1].strip()

@@ -66,12 +66,17 @@ def read(found: Sequence[Token]) -> Quantity:
 
 def _without_currency(found: list[Token]) -> tuple[list[Token], str]:
     """Take away the signs or codes of one currency: `$5`, `-$5`, `5 $`, `USD 5`, `$7 - $2`."""
-    places = [index for index, token in enumerate(found) if token.text.casefold() in CURRENCIES]
-    kinds = {CURRENCIES[found[index].text.casefold()] for index in places}
+    places = [index for index, token in enumerate(found) if _bare(token) in CURRENCIES]
+    kinds = {CURRENCIES[_bare(found[index])] for index in places}
     last = len(found) - 1
     if len(kinds) != 1 or any(0 < index < last and found[index + 1].kind != "number" for index in places):
         return found, ""
     return [token for index, token in enumerate(found) if index not in places], kinds.pop()
+
+
+def _bare(token: Token) -> str:
+    r"""The sign in `\text{\$}` and the code in `\text{USD }`."""
+    return token.text.strip().removeprefix("\\").casefold()
 
 
 def _end_of_number(found: Sequence[Token]) -> int:

@@ -67,6 +67,8 @@ CURRENCIES = {
     "¥": "jpy",
     "₹": "inr",
     "¢": "cent",
+    "textdollar": "usd",
+    "texteuro": "eur",
     "usd": "usd",
     "eur": "eur",
     "gbp": "gbp",

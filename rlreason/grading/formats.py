@@ -17,6 +17,11 @@ _HEDGE = re.compile(r"\b(?:or|not|maybe|perhaps|possibly|either|neither|wrong|in
 _STATED = re.compile(r"(?:\b(?:is|are|equals|be)\b|[=:])\s*", re.I)
 
 
+_BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+_UNBRACED = re.compile(
+    r"(?:\s*(?=[-+]?(?:\\\$)?(?:\.?\d|\\[A-Za-z]|\())|\s+(?=[A-Za-z](?![A-Za-z])))"  # what a box may begin with
+    rf"((?:\\[^)\]]|{_BRACES}|[^\s$\\{{}}])+)"
+)
 _ATTRIBUTE = re.compile(r"<answer\s[^>]*>")
 SHOWN_CHARS = 60
 UNREAD = "no answer can be read"
@@ -45,19 +50,23 @@ class Format(NamedTuple):
 def boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}`, or None when there is none or it never closes.
 
-    Braces are counted; the printed braces `\{` and `\}` do not count.
+    Braces are counted; the printed braces `\{` and `\}` do not count. Without braces, as in `\boxed 5`, it is the
+    number, letter or command that follows, up to white space or the end of the formula.
 
     >>> boxed(r"so \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
-    >>> boxed(r"\boxed{1") is None
-    True
+    >>> boxed(r"$\boxed 38$"), boxed(r"\boxed{1"), boxed(r"the \boxed environment")
+    ('38', None, None)
     """
     start = text.rfind("\\boxed")
     if start < 0:
         return None
     start += len("\\boxed")
-    if text[start : start + 1] != "{":
-        return None
+    bare = len(text[start:]) - len(text[start:].lstrip())
+    if text[start + bare : start + bare + 1] != "{":
+        unbraced = _UNBRACED.match(text, start)
+        return unbraced and unbraced.group(1)
+    start += bare
     depth, position = 0, start
     while position < len(text):
         char = text[position]

@@ -19,8 +19,8 @@ def reference_answers(ground_truth: Any) -> list[str] | None:
         if isinstance(member, str):
             texts.append(member)
         elif isinstance(member, int | float) and not isinstance(member, bool):
-            if isinstance(member, float) and not math.isfinite(member):
-                return None  # no answer equals it
+            if math.isnan(member):
+                return None
             try:
                 texts.append(str(member))
             except ValueError:  # an integer of more digits than Python prints
