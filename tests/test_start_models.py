@@ -247,15 +247,21 @@ def test_every_setting_of_the_model_is_in_the_key_or_said_not_to_be(quick):
     assert {f.name for f in fields(run.model)} <= {*recipe, *starts.ROUNDING, *starts.AFTERWARDS}
 
 
-def test_other_threads_and_other_code_are_another_maker(quick):
-    run, _ = quick
-    policy = make_policy(run, read_splits(run.data, print)[0])
-    one = maker_of(run.model, policy)
-    torch.set_num_threads(2)
-    try:
-        assert maker_of(run.model, policy) == one | {"threads": 2}
-    finally:
-        torch.set_num_threads(1)
+def test_the_model_is_the_same_with_any_number_of_threads(asked):
+    """Else a run goes on with another start model, and is refused."""
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            found.append(begun(asked(*QUICK, "model.cache=null")))
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(1)
+    assert equal(found[0][0], found[1][0])
+    assert found[0][1].key == found[1][1].key
+
+
+def test_other_code_is_another_maker():
     assert code_hash(("rlreason.setup.warm_start",)) != code_hash()  # without the module of the model itself
     assert code_hash(("rlreason.learner", "rlreason.setup.warm_start", "rlreason.model.tiny")) == code_hash()
 

@@ -59,7 +59,7 @@ def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe
 
 
 def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
-    """What makes the model: other code, libraries, devices and numbers of threads round otherwise."""
+    """What makes the model: other code, libraries and devices round otherwise."""
     names = [f.name for f in fields(tiny) if f.name in ROUNDING and f.name not in ("dtype", "head")]
     on_gpu = policy.device.type == "cuda"
     return {
@@ -69,7 +69,6 @@ def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if on_gpu else f"cpu {torch.backends.cpu.get_cpu_capability()}",
         "products": str(policy.compute_dtype),
         "head": str(policy.head_dtype),
-        "threads": torch.get_num_threads(),
         **{name: getattr(tiny, name) for name in names},
     }
 

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle
 from typing import Any
 
+import torch
+
 from rlreason.algorithms.sft import sft_sample
 from rlreason.config.data import HabitsConfig
 from rlreason.config.model import WarmStartConfig
@@ -67,7 +69,19 @@ class Lessons:
 
 
 def warm_up(policy: Policy, lessons: Lessons, progress: Callable[[str], None] = lambda text: None) -> float:
-    """Train on the lessons; the rate rises over 5% of the steps, then falls to a tenth; -> last loss."""
+    """Train on the lessons; the rate rises over 5% of the steps, then falls to a tenth; -> last loss.
+
+    With one thread, so that the weights are the same however many the run has: a run may go on with another number.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _taught(policy, lessons, progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _taught(policy: Policy, lessons: Lessons, progress: Callable[[str], None]) -> float:
     steps, peak = lessons.settings.steps, lessons.settings.learning_rate
     objective, optimization = Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(peak)
     learner = Learner(policy, objective, optimization, micro_batch_tokens=MICRO_BATCH_TOKENS)
