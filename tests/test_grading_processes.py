@@ -204,6 +204,35 @@ def test_memory_of_a_worker_is_limited_and_the_next_answer_is_graded():
     assert grades[0].path == "killed"
 
 
+#: The worker on a system that lets no process limit its memory, as macOS.
+UNLIMITED = f"""#!{sys.executable}
+import resource, sys
+
+def refuse(which, limits):
+    raise ValueError("current limit exceeds maximum limit")
+
+resource.setrlimit = refuse
+sys.argv = sys.argv[3:]
+sys.path.insert(0, {str(ROOT)!r})
+from rlreason.grading.workers.worker import main
+main()
+"""
+
+
+@pytest.mark.parametrize("reward", ["r1_zero", "tests.test_grading_settings:by_length"])
+def test_where_memory_cannot_be_limited_answers_are_graded_and_it_is_said_once(tmp_path, monkeypatch, reward):
+    python = tmp_path / "python"
+    python.write_text(UNLIMITED)
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    answers = [tagged(SYMBOLIC[0][0])] if reward == "r1_zero" else ["ab"]
+    with Grader(patient(), reward) as grader:
+        grades = grader.grade_batch(answers, [SYMBOLIC[0][1]] if reward == "r1_zero" else ["12"])
+        said = [grader.warnings(grades) for _ in range(2)]
+    assert [grade.outcome for grade in grades] == ["correct"]
+    assert len([line for lines in said for line in lines if "grading.memory_mb" in line]) == 1
+
+
 def test_grades_do_not_depend_on_order_company_or_workers():
     pairs = [(answer + " " * index, gold) for index in range(4) for answer, gold, _ in SYMBOLIC]
     pairs += [("9^9^9^9", "38"), (r"\sqrt{8}", r"2\sqrt2"), ("38", "39")]

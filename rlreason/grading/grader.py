@@ -64,6 +64,7 @@ class Grader:
             self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
         limits = self.grading.timeout_s, self.grading.memory_mb
         self._pool = Pool(self.grading.workers, *limits, self.plugin, sent, self.grading.start_timeout_s)
+        self._said_unlimited = False
         self._log = IncidentLog(log_path)
         self._cache = GradeCache()
         self._reasons: dict[str, str] = {}  # kind of failure -> why a plug-in failed so last
@@ -158,6 +159,9 @@ class Grader:
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
         """What went wrong in these grades, and what may be meant otherwise, in one sentence each."""
         said = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
+        if (unlimited := self._pool.unlimited) and not self._said_unlimited:
+            said.append(unlimited)
+            self._said_unlimited = True
         if self.plugin:
             said += plugin.correct_at_warnings(self.plugin, grades, self.grading.correct_at)
         return said

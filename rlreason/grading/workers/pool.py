@@ -45,6 +45,7 @@ class Pool:
         self.size, self.timeout_s, self.memory_mb = workers, timeout_s, memory_mb
         self.plugin, self.sent, self.start_timeout_s = plugin, sent, start_timeout_s
         self.broken = ""  # why no worker can start, once that is known
+        self.unlimited = ""  # why the memory of a worker is not limited
         self._late = False  # because the first one took too long
         self._workers: list[Worker] = []
         self._owner = os.getpid()
@@ -162,6 +163,8 @@ class Pool:
         elif not worker.ready:
             worker.ready = bool(message["ready"])
             self.broken = self.broken or message.get("error", "")
+            if why := message.get("unlimited"):
+                self.unlimited = f"grading.memory_mb={self.memory_mb} is not held to on this system ({why})"
         elif worker.task is not None:
             error = message.get("error", "")
             results[worker.task] = Reply("error", error=error) if error else Reply("ok", message)

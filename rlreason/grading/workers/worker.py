@@ -51,11 +51,10 @@ def main() -> None:
         why = str(error) if isinstance(error, NotImportableError) else described(error)
         os.write(replies, pack({"ready": False, "error": why[:MAX_REASON]}))
         return
-    limit = options["memory_mb"] * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    unlimited = _bounded(resource.RLIMIT_AS, options["memory_mb"] * 2**20)
+    _bounded(resource.RLIMIT_CORE, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    os.write(replies, pack({"ready": True}))
+    os.write(replies, pack({"ready": True, "unlimited": unlimited}))
     while (request := _read(requests, options["parent"])) is not None:
         signal.setitimer(signal.ITIMER_REAL, options["timeout_s"] + ALARM_SLACK_S)
         reply = _answer(handle, request)
@@ -72,6 +71,17 @@ def _tie_to_parent(parent: int, main_thread: bool) -> None:
         sys.exit(0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes its workers
+
+
+def _bounded(which: int, limit: int) -> str:
+    """Set a limit of this process, never above the one that it has; why that cannot be done (macOS), or ""."""
+    try:
+        hard = resource.getrlimit(which)[1]
+        value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(which, (value, value))
+    except (ValueError, OSError) as error:
+        return described(error)
+    return ""
 
 
 def _load(plugin: str | None, pickled: bytes | None) -> Callable[[Any], dict[str, Any]]:
