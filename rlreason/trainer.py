@@ -291,10 +291,12 @@ class Trainer:
         self.keeper.prune(keep=1)  # enough to give the run more steps
         summary = summed_up(components, status, reason, before, after) | {
             **course_of(self.monitors, self.counters),
-            "checkpoints": self.keeper.cost.summary(),
+            "checkpoints": self.keeper.leaves(status),
         }
         with console.wait("closing the records"):
             write_card(run.eval.card, records.folder, summary)
             records.summary(summary)
+            if summary["checkpoints"]["moments_removed"]:
+                self.keeper.drop_moments()
         closing(console, run, records.folder, before, after, components.eval_problems, summary, components.loggers)
         return float(summary["accuracy"])

@@ -21,7 +21,7 @@ START = ("algorithm=sft", "n_steps=1", "eval_every=0", "eval_problems=8", "check
 SHARED = (
     "model=local", "data=stories", "prompt=r1_zero_short", "scale=embedded", "data.n_train=64", "data.n_validation=16",
     "eval_problems=8", "eval_every=1", "sampling.max_tokens=32", "checkpoint.every=1", "threads=1", "log_generations=0",
-    "grading.timeout_s=60", "grading.start_timeout_s=600",
+    "grading.timeout_s=60", "grading.start_timeout_s=600", "checkpoint.keep_final=true",
 )  # fmt: skip
 GRPO = ("n_steps=3", "rollout_batch_size=16", "group_size=4")
 EI = ("algorithm=ei", "n_ei_steps=2", "question_batch_size=8", "group_size=4", "train_batch_size=8")

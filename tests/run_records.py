@@ -58,7 +58,9 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 def states_of(run: Path) -> dict[str, dict[str, bytes]]:
     """Checkpoint -> what it holds as tensors, such as the optimizer's moments, with their bytes."""
-    found = {path.parent.name: load_file(path) for path in run.glob("checkpoints/step_*/state.safetensors")}
+    found = {
+        f"{path.parent.name}/{path.name}": load_file(path) for path in run.glob("checkpoints/step_*/*.safetensors")
+    }
     return {name: {key: t.numpy().tobytes() for key, t in tensors.items()} for name, tensors in found.items()}
 
 

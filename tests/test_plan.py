@@ -47,7 +47,7 @@ def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
     assert said["compared"] == "each setting with learning_rate=1e-4"
     assert said["time"].startswith("unknown: ")
     assert "dry=true" in said["time"]
-    assert said["disk"] == "at most about 36.0 MB: 3.0 MB a run, by its settings"
+    assert said["disk"] == "at most about 36.0 MB when all have ended: 3.0 MB a run, by its settings"
     assert said["memory"].startswith("about ")
     assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
     assert "assumed" in said["can show"]

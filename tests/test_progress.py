@@ -31,7 +31,7 @@ from rlreason.progress.tensors import (
     set_weights,
     write_tensors,
 )
-from rlreason.records.checkpoints import checkpoints_in, read_state
+from rlreason.records.checkpoints import checkpoints_in, moments_in, read_state, what_is_wrong
 from rlreason.records.console import Console
 from rlreason.records.counters import Counters
 from rlreason.records.writer import RunWriter
@@ -39,7 +39,7 @@ from rlreason.runtime.generators import random_states, set_random_states
 from rlreason.setup.algorithm import make_algorithm
 from rlreason.setup.components import build_components
 from rlreason.setup.learner import make_learner
-from rlreason.trainer import Trainer
+from rlreason.trainer import Trainer, train
 from rlreason.types import Collected, Grade, Response, Sample
 from tests.test_learner import make_samples
 from tests.test_trainer import run_of, trained
@@ -226,6 +226,7 @@ def trainer_in(folder: Path, *words: str) -> Trainer:
 
 WORDS = (
     "rollout_batch_size=16", "group_size=4", "eval_problems=8", "eval_every=1", "checkpoint.every=1", "skip_solved=1",
+    "checkpoint.keep_final=true",
 )  # fmt: skip
 
 
@@ -260,6 +261,31 @@ def test_a_run_that_is_put_back_would_write_the_same_checkpoint_again(tmp_path, 
     finally:
         trainer.components.close()
         trainer.prefetcher.close()
+
+
+@pytest.mark.parametrize("more", [(), ("optimizer=adamw_8bit", "train_batch_size=8")])
+def test_a_finished_run_keeps_models_without_moments_and_says_what_more_steps_mean(tmp_path, more):
+    """Moments are two thirds of what a finished run leaves; the model, and what is no moment, stay whole."""
+    words = (*WORDS, *more, "checkpoint.keep_final=false", "save_model=true")
+    _, summary = trained(tmp_path, *words, "n_steps=2")
+    assert summary["checkpoints"]["moments_removed"] > 0
+    for path in checkpoints_in(tmp_path):
+        assert what_is_wrong(path) == ""
+        assert not moments_in(path)
+        assert not [name for name in read_tensors(path) if name.startswith("optimizer")]
+        assert (path / "model" / "model.safetensors").is_file()
+    run, config = run_of(*words, "n_steps=3")
+    said: list[str] = []
+    train(run, RunWriter(tmp_path, config, trains=True, say=said.append), Console())
+    assert [line for line in said if "checkpoint.keep_final" in line]
+    assert json.loads((tmp_path / "summary.json").read_text())["rollout_step"] == 3
+
+
+def test_a_run_that_a_budget_has_ended_keeps_its_moments(tmp_path):
+    """It is meant to go on with a larger one."""
+    _, summary = trained(tmp_path, *WORDS, "checkpoint.keep_final=false", "n_steps=3", "budget.steps=1")
+    assert summary["status"] == "budget"
+    assert all(moments_in(path) for path in checkpoints_in(tmp_path))
 
 
 def test_nothing_in_a_run_folder_is_a_pickle(tmp_path):

@@ -10,3 +10,4 @@ class CheckpointConfig:
     # Steps between checkpoints; null: as often as costs less than 5% of the run's time; 0: none, and no going on.
     every: int | None = None
     keep: int = 2  # the newest so many stay, and the best; of a finished run the newest and the best
+    keep_final: bool = False  # a finished run keeps its optimizer's moments too, for a larger n_steps later

@@ -107,6 +107,11 @@ class RunConfig(AnyRunConfig):
         return 0
 
     @property
+    def keeps_moments(self) -> bool:
+        """Whether its checkpoints hold the optimizer's moments when the run has finished."""
+        return False
+
+    @property
     def ranks_asked(self) -> int:
         """Ranks that train by the settings, outside torchrun."""
         return 1

@@ -67,6 +67,10 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         return 0 if self.checkpoint.every == 0 else self.checkpoint.keep + 2
 
     @property
+    def keeps_moments(self) -> bool:
+        return self.checkpoint.keep_final
+
+    @property
     def ranks_asked(self) -> int:
         return int(self.gpus) if self.gpus.isdecimal() else 1
 

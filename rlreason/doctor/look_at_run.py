@@ -139,5 +139,5 @@ def _disk(asked: AskedRun) -> list[Finding]:
         shape = shape_of(run.model).shape
         download = 2 * shape.numbers if shape else 0
     space = space_needed(run)
-    writes = RECORDS + space.model, RECORDS + sum(space)
+    writes = RECORDS + space.model, RECORDS + space.peak
     return disk_findings(asked.folder, writes, Path(constants.HF_HUB_CACHE), download)

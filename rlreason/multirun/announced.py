@@ -64,7 +64,7 @@ def space_of(run: AnyRunConfig) -> float:
     """Bytes that a run may leave, by its settings: model, responses, checkpoints and small files."""
     from rlreason.setup.space import RECORDS, space_needed  # it knows the tiny model's tokenizer, which takes a while
 
-    return float(RECORDS + (sum(space_needed(run)) if works_on_a_model(run) else 0))
+    return float(RECORDS + (space_needed(run).left if works_on_a_model(run) else 0))
 
 
 def after_run_of(run: AnyRunConfig, design: Design) -> Callable[[SweepState], list[dict[str, Any]]] | None:

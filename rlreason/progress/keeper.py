@@ -30,7 +30,6 @@ from rlreason.progress.plain import (
 )
 from rlreason.progress.position import Mark, Position
 from rlreason.progress.tensors import (
-    SPREAD,
     adapters,
     moments,
     read_tensors,
@@ -41,14 +40,16 @@ from rlreason.progress.tensors import (
 from rlreason.records.checkpoints import (
     checkpoints_in,
     linked,
+    moments_in,
     name_of,
     pruned,
     read_state,
     remove,
+    without_moments,
     write_checkpoint,
 )
 from rlreason.records.counters import Counters
-from rlreason.records.files import CHECKPOINTS, MODEL
+from rlreason.records.files import CHECKPOINTS, MODEL, SPREAD
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.generators import random_states, set_random_states
 from rlreason.types import Problem
@@ -148,6 +149,17 @@ class Keeper:
         names = [found.name for found in checkpoints_in(self.records.folder)]
         for old in pruned(names, self.accuracies, keep):
             remove(self.records.folder / CHECKPOINTS / old)
+
+    def leaves(self, status: str) -> dict[str, float]:
+        """What the checkpoints have cost, and the bytes of moments that go once a run that ended so is summed up."""
+        kept = self.settings.keep_final or status != "finished"
+        there = [] if kept else checkpoints_in(self.records.folder)
+        return self.cost.summary() | {"moments_removed": sum(sum(moments_in(path).values()) for path in there)}
+
+    def drop_moments(self) -> None:
+        """A finished run keeps its models alone. To be called behind its summary, when nothing can go on from them."""
+        for path in checkpoints_in(self.records.folder):
+            without_moments(path)
 
     def _parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Where the run is, in plain values and in tensors."""

@@ -13,12 +13,12 @@ from torch import Tensor
 from rlreason.errors import ConfigError
 from rlreason.learner import Learner
 from rlreason.model.policy import Policy
-from rlreason.records.files import MODEL, TENSORS
+from rlreason.records.files import MODEL, SPREAD, TENSORS
+from rlreason.records.files import MOMENTS as MOMENTS_FILE
 from rlreason.runtime.atomic_files import explained
 
 Plain = dict[str, Any]
 MOMENTS, WEIGHTS = "optimizer.", "weight."
-SPREAD = "moments"  # the folder in a checkpoint for moments that are spread over ranks
 
 
 def moments(learner: Learner) -> tuple[list[Plain], dict[str, Tensor]]:
@@ -37,8 +37,9 @@ def moments(learner: Learner) -> tuple[list[Plain], dict[str, Tensor]]:
 
 
 def set_moments(learner: Learner, plain: list[Plain], tensors: dict[str, Tensor]) -> None:
-    """Give the optimizer what `moments` took from it."""
-    found: list[Plain] = [dict(kept) for kept in plain]
+    """Give the optimizer what `moments` took from it; new moments where a finished run has kept none."""
+    there = any(name.startswith(MOMENTS) for name in tensors)
+    found: list[Plain] = [dict(kept) if there else {} for kept in plain]
     for name, tensor in tensors.items():
         if name.startswith(MOMENTS):
             number, _, key = name.removeprefix(MOMENTS).partition(".")
@@ -56,18 +57,23 @@ def write_tensors(folder: Path, policy: Policy, tensors: dict[str, Tensor]) -> N
     """`model/` and the tensors in the folder of a checkpoint."""
     policy.save(folder / MODEL)
     stored: set[int] = set()
-    apart: dict[str, Tensor] = {}
+    files: dict[str, dict[str, Tensor]] = {TENSORS: {}, MOMENTS_FILE: {}}
     for name, tensor in tensors.items():  # safetensors takes no two that share memory
         tensor = tensor.detach().cpu().contiguous()
+        apart = files[MOMENTS_FILE if name.startswith(MOMENTS) else TENSORS]
         apart[name] = tensor.clone() if tensor.data_ptr() in stored else tensor
         stored.add(tensor.data_ptr())
-    with explained(folder / TENSORS):
-        save_file(apart, folder / TENSORS)
+    for file, apart in files.items():
+        if apart or file == TENSORS:
+            with explained(folder / file):
+                save_file(apart, folder / file)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint, without the model's."""
     tensors = load_file(folder / TENSORS)
+    if (folder / MOMENTS_FILE).is_file():
+        tensors |= load_file(folder / MOMENTS_FILE)
     if (folder / SPREAD).is_dir():
         from rlreason.distributed.moments import read_whole  # what a run of one process need not load
 

@@ -2,7 +2,8 @@
 
     checkpoints/step_00012_update_00034_eval_00003/
       model/               the policy, a folder that transformers loads
-      state.safetensors    moments of the optimizer, random states, adapters
+      state.safetensors    random states, adapters
+      moments.safetensors  moments of the optimizer; of a finished run they go
       state.json           how far the run was: counters, problems, records, the step in hand
       manifest.json        size and digest of every file above, written last
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
-from rlreason.records.files import CHECKPOINTS, MANIFEST, STATE
+from rlreason.records.files import CHECKPOINTS, MANIFEST, MOMENTS, SPREAD, STATE
 from rlreason.runtime.atomic_files import explained, whole, write_whole
 
 READ_BYTES = 1 << 20
@@ -151,6 +152,23 @@ def remove(path: Path) -> None:
     with explained(path):
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path)
+
+
+def moments_in(path: Path) -> dict[str, int]:
+    """The files of a checkpoint that hold moments of the optimizer, with their sizes; none in one of a finished run."""
+    listed = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    return {name: size for name, (size, _) in listed.items() if name.partition("/")[0] in (MOMENTS, SPREAD)}
+
+
+def without_moments(path: Path) -> None:
+    """Take the moments out of a checkpoint. The manifest forgets them first, so that what is there stays whole."""
+    gone = moments_in(path)
+    with explained(path):
+        listed = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        rest = {name: told for name, told in listed.items() if name not in gone}
+        write_whole(path / MANIFEST, json.dumps(rest, indent=1) + "\n")
+        for name in gone:
+            (path / name).unlink(missing_ok=True)
 
 
 def linked(source: Path, target: Path) -> None:

@@ -36,6 +36,7 @@ STACKS = stacks.NAME  # what every process did where one was waited for too long
 MODEL = "model"
 CHECKPOINTS = "checkpoints"  # a folder for each; see records/checkpoints.py
 STATE, TENSORS, MANIFEST = "state.json", "state.safetensors", "manifest.json"  # in a checkpoint, with MODEL
+MOMENTS, SPREAD = "moments.safetensors", "moments"  # those of the optimizer: a file, or a folder where ranks have parts
 WANDB, TENSORBOARD = "wandb", "tensorboard"  # folders of loggers
 LOGGERS = "loggers.json"  # logger -> the name that its service knows the run by
 ROLLOUTS, EVALS = "rollouts", "evals"  # folders with a file of responses for each step

@@ -13,7 +13,7 @@ from rlreason.config.former_names import renewed
 from rlreason.config.leaves import below, flat
 from rlreason.config.monitors import settings_of
 from rlreason.errors import ConfigError
-from rlreason.records.checkpoints import checkpoints_in, newest_good, read_state
+from rlreason.records.checkpoints import checkpoints_in, moments_in, newest_good, read_state
 from rlreason.records.files import (
     CHECKPOINTS,
     CONFIG,
@@ -95,7 +95,13 @@ def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) ->
             f"! n_steps={now.get('n_steps')} with lr_schedule={now['lr_schedule']}: so far the rate fell towards step "
             f"{before.get('n_steps')}, and from here on it falls towards the new end"
         )
-    begun = 0 if checkpoint is None else read_state(checkpoint)["begun"]
+    state = {} if checkpoint is None else read_state(checkpoint)
+    if checkpoint is not None and state.get("counters", {}).get("train_step") and not moments_in(checkpoint):
+        say(
+            f"! {checkpoint.name} is of a finished run that kept no moments of its optimizer "
+            "(checkpoint.keep_final=false): it goes on with new ones, not as a run of so many steps from the start"
+        )
+    begun = state.get("begun", 0)
     if (steps := now.get("n_steps")) and begun > steps:
         raise ConfigError(f"n_steps={steps}: the run in {folder} has come to step {begun}: give it at least so many")
     return checkpoint

@@ -125,7 +125,7 @@ def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:
         raise ResourceError(
             f"{place} has {in_words(free)} free, and this writes at least {in_words(surely)}: {cure}{without}"
         )
-    checkpoints = sum(need.checkpoints for need in needs)
+    checkpoints = sum(need.kept for need in needs) + max((need.checkpoints - need.kept for need in needs), default=0)
     if free < (may := surely + responses + checkpoints):
         fewer = ", or set checkpoint.keep=1" if checkpoints > responses else ""
         return [f"{place} has {in_words(free)} free, and this may write {in_words(may)}: {cure}{fewer}"]

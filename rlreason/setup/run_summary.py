@@ -21,6 +21,7 @@ from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated
 from rlreason.evaluation.protocol import format_accuracy
+from rlreason.memory.machine import decimal_size
 from rlreason.monitors.watch import Monitors
 from rlreason.records.console import Console, closing_table
 from rlreason.records.counters import Counters
@@ -228,6 +229,11 @@ def closing(
         f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
         f"curves: {shown(folder / CURVES)}" + (f", model: {shown(folder / MODEL)}" if run.save_model else "")
     )
+    if gone := summary["checkpoints"]["moments_removed"]:
+        console.say(
+            f"checkpoints keep the model; the optimizer's moments ({decimal_size(gone)}) are removed, and n_steps=MORE "
+            "begins with new ones (checkpoint.keep_final=true keeps them)"
+        )
     if run.eval.card is not None:
         console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
     show_loggers(console, loggers)

@@ -15,11 +15,25 @@ PER_RESPONSE = 2000  # bytes besides them: question, prompt, grade
 
 
 class Space(NamedTuple):
-    """Bytes: `model` is what saving the model surely takes, the others what these may grow to."""
+    """Bytes: `model` is what saving the model surely takes, the others what these may grow to.
+
+    `kept`: those of the checkpoints that stay when the run has finished, the newest sharing the model's.
+    """
 
     model: int
     responses: int
     checkpoints: int
+    kept: int
+
+    @property
+    def peak(self) -> int:
+        """What may lie there while the run goes on."""
+        return self.model + self.responses + self.checkpoints
+
+    @property
+    def left(self) -> int:
+        """What a finished run leaves."""
+        return self.model + self.responses + self.kept
 
 
 def space_needed(run: RunConfig) -> Space:
@@ -28,21 +42,21 @@ def space_needed(run: RunConfig) -> Space:
     half = longest // 2  # most responses end before the limit
     shape = shape_of(run.model).shape
     model, responses = model_bytes(run, shape), run.responses_saved() * (PER_RESPONSE + PER_TOKEN * half)
-    return Space(model if run.saves_model else 0, responses, checkpoint_bytes(run, shape, model))
+    saved, moments, most = model if run.saves_model else 0, moments_of(run, shape, model), run.checkpoints_at_once
+    stay = min(2, most) * (model + (moments if run.keeps_moments else 0)) - (saved if most else 0)
+    return Space(saved, responses, most * (model + moments), max(stay, 0))
 
 
-def checkpoint_bytes(run: RunConfig, shape: ModelShape | None, model: int) -> int:
-    """Bytes of the checkpoints that are kept, of the best one and of one being written: weights and both moments."""
+def moments_of(run: RunConfig, shape: ModelShape | None, model: int) -> int:
+    """Bytes of both moments in one checkpoint; `model`: those of its weights."""
     optimizer = run.optimizes_by
     if optimizer is None:
         return 0
     own = run.model
     if shape is None:
-        moments = 0 if own.lora.rank else model // 2 if optimizer == "adamw_8bit" else 2 * model
-    else:
-        trained = trained_tensors(shape, _per_weight(run), own.freeze, own.lora.rank, own.lora.targets)
-        moments = moment_bytes(trained, optimizer)
-    return run.checkpoints_at_once * (model + moments)
+        return 0 if own.lora.rank else model // 2 if optimizer == "adamw_8bit" else 2 * model
+    trained = trained_tensors(shape, _per_weight(run), own.freeze, own.lora.rank, own.lora.targets)
+    return moment_bytes(trained, optimizer)
 
 
 def model_bytes(run: RunConfig, shape: ModelShape | None) -> int:

@@ -119,7 +119,7 @@ def disk_line(
     if space is None:
         return "unknown"
     each = sum(space(run) for run in runs) / len(runs)
-    return f"at most about {decimal_size(each * left)}: {decimal_size(each)} a run, by its settings"
+    return f"at most about {decimal_size(each * left)} when all have ended: {decimal_size(each)} a run, by its settings"
 
 
 def memory_line(runs: Sequence[AnyRunConfig], jobs: int) -> dict[str, str]:
