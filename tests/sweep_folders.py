@@ -63,6 +63,7 @@ def sweep(
             name = f"{key}={value},seed={seed}"
             ended(folder / name, of(value, seed), (protocols or {}).get(value, PROTOCOL))
             runs.append(RunState(name, [f"{key}={value}", f"seed={seed}"], {key: value}, seed, seconds=60.0))
-    state = SweepState(folder.name, "python -m rlreason -m x", [key], reference, "finished", 1, "basic", runs)
+    command = "python -m rlreason -m x"
+    state = SweepState(folder.name, command, [key], reference, "finished", 1, "basic", runs, sweep=folder.name)
     write_state(folder, state)
     return state

@@ -168,6 +168,24 @@ def test_a_name_that_no_sweep_has_is_answered_with_the_nearest(tmp_path, monkeyp
         sweep_folder("grpo_baseline")
 
 
+def test_a_sweep_is_carried_by_what_it_is_and_the_one_of_this_model_before_another(tmp_path, monkeypatch):
+    """`carry=grpo_baselines` did not find what `sweep=grpo_baselines experiment=...` had left."""
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "runs/sweeps"
+    for name in ("grpo_learning_rate,experiment=x", "mine", "typed"):
+        state = sweep(place / name, "learning_rate", ["1e-4", "1e-3"], by_chance, reference=LR)
+        state.sweep = "" if name == "typed" else "grpo_learning_rate"
+        write_state(place / name, state)
+    for run in (place / "mine").glob("*seed=*"):
+        (run / "config.yaml").write_text("algorithm: grpo\nmodel: {name: big, path: null}\ndata: {name: math}\n")
+    found = {of: sweep_folder("grpo_learning_rate", *of).name for of in (("tiny", "stories_long"), ("big", "math"))}
+    assert list(found.values()) == ["grpo_learning_rate,experiment=x", "mine"]
+    sweep(place / "grpo_learning_rate", "learning_rate", ["1e-4"], by_chance, reference=LR)
+    assert sweep_folder("grpo_learning_rate", "big", "math").name == "mine"
+    assert sweep_folder("grpo_learning_rate", "tiny", "stories_long").name == "grpo_learning_rate"
+    assert sweep_folder("typed").name == "typed"
+
+
 def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path):
     state = sweep(tmp_path, "learning_rate", list(CHANCE), by_chance, seeds=range(5), reference=LR)
     for run in state.runs[3:5] + state.runs[8:10] + state.runs[13:15]:  # three seeds of each have ended

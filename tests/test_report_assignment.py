@@ -30,7 +30,7 @@ from rlreason.report.palette import LIGHT
 from rlreason.report.read import read_study
 from rlreason.report.study import Series
 from rlreason.sweeps.state import read_state, write_state
-from tests.sweep_folders import CONFIG, answers, sweep
+from tests.sweep_folders import CONFIG, answers, ended, sweep
 
 ROOT = Path(__file__).parents[1]
 COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
@@ -198,6 +198,157 @@ def test_the_newest_of_each_name_counts(tmp_path):
     assert [one.path for one in found_below(tmp_path)] == [old, new]
     gathered = Gathered(course_of("cs336_2025"), found_below(tmp_path))
     assert gathered.sweep("grpo_learning_rate").found.path == old
+
+
+def test_a_sweep_is_what_was_asked_for_and_not_what_its_folder_is_called(tmp_path):
+    """What was typed with experiment= or sweep_name= stands in a folder of another name, and was not found."""
+    mine = rates(tmp_path, "grpo_learning_rate,experiment=cs336_2025")
+    state = read_state(mine)
+    state.sweep = "grpo_learning_rate"
+    write_state(mine, state)
+    typed = rates(tmp_path, "grpo_baselines")  # learning rates of one's own, by sweep_name=grpo_baselines
+    state = read_state(typed)
+    state.sweep = ""
+    write_state(typed, state)
+    gathered = Gathered(course_of("cs336_2025"), found_below(tmp_path))
+    assert gathered.sweep("grpo_learning_rate").found.path == mine
+    assert gathered.sweep("grpo_baselines") is None
+
+
+@pytest.mark.parametrize(
+    "real", [{"tiny": "qwen2_5_math_1_5b", "stories_long": "math"}, {"n_steps: 40": "n_steps: 200"}]
+)
+def test_the_real_sweep_answers_and_not_a_rehearsal_that_is_newer(real, tmp_path):
+    rehearsal, mine = rates(tmp_path / "a"), rates(tmp_path / "b")
+    for run in mine.glob("*seed=*"):
+        config = (run / "config.yaml").read_text()
+        for before, after in real.items():
+            config = config.replace(before, after)
+        (run / "config.yaml").write_text(config)
+    os.utime(mine / "sweep.json", (1e9, 1e9))
+    gathered = Gathered(course_of("cs336_2025"), found_below(tmp_path))
+    assert gathered.sweep("grpo_learning_rate").found.path == mine
+    assert rehearsal.is_dir()
+
+
+def section_of(course: str, question: str, folder: Path):
+    document = write_up_of(Gathered(course_of(course), found_below(folder)))
+    return next(one for one in document.sections if one.question.id == question)
+
+
+def trained(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("algorithm: grpo\nmodel: {name: tiny}\ndata: {name: stories}\n")
+    (folder / "status.json").write_text('{"status": "finished"}')
+    (folder / "model").mkdir()
+    return folder / "model"
+
+
+def changed(run: Path, **settings) -> Path:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for key, value in settings.items():
+        group, _, name = key.partition("__")
+        config[group] = (config.get(group) or {}) | {name: value} if name else value
+    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    return run
+
+
+def test_zero_shot_is_answered_by_the_untrained_model_alone(tmp_path):
+    """After the evaluation of a trained model the write-up said what share is right before any training."""
+    model = trained(tmp_path / "mine")
+    run = changed(evaluated(tmp_path / "after"), model__path=str(model))
+    section = section_of("cs336_2025", "zero_shot", tmp_path)
+    assert (section.state, section.missing) == (NOT_YET, [section.question.command])
+    assert any("after" in line and "mine" in line for line in section.lines)
+    os.utime(evaluated(tmp_path / "before") / "config.yaml", (1e9, 1e9))
+    assert section_of("cs336_2025", "zero_shot", tmp_path).state == DONE
+    assert run.is_dir()
+
+
+def test_zero_shot_is_not_answered_by_weights_that_no_training_began_with(tmp_path):
+    run = changed(evaluated(tmp_path / "copied"), model__path="/models/mine")
+    (run / "provenance.json").write_text('{"model": {"start_weights": "aa"}}')
+    assert section_of("cs336_2025", "zero_shot", tmp_path).state == DONE
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training/config.yaml").write_text("algorithm: grpo\nmodel: {name: tiny, path: /models/base}\n")
+    (tmp_path / "training/provenance.json").write_text('{"model": {"start_weights": "bb"}}')
+    assert section_of("cs336_2025", "zero_shot", tmp_path).state == NOT_YET
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prompt__name": "question_only"},
+        {"data__name": "gsm8k"},
+        {"model__name": "olmo2_1b"},
+        {"sampling__temperature": 0.0},
+        {"eval__prompt": {"name": "question_boxed"}},
+    ],
+)
+def test_zero_shot_is_not_answered_by_another_measurement(settings, tmp_path):
+    changed(evaluated(tmp_path / "other"), **settings)
+    section = section_of("cs336_2025", "zero_shot", tmp_path)
+    assert section.state == NOT_YET
+    assert "does not answer this" in section.lines[0]
+
+
+def test_zero_shot_is_not_answered_by_a_part_of_the_split(tmp_path):
+    run = evaluated(tmp_path / "part")
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"data_sizes": {"validation": 5000}}))
+    section = section_of("cs336_2025", "zero_shot", tmp_path)
+    assert section.state == NOT_YET
+    assert "40 of 5000" in section.lines[0]
+
+
+def test_zero_shot_under_three_prompts_is_put_together_and_lacks_what_has_not_run(tmp_path):
+    for name in ("r1_zero", "question_boxed"):
+        changed(evaluated(tmp_path / name), prompt__name=name)
+    section = section_of("cs336_2026", "zero_shot", tmp_path)
+    assert section.state == PARTLY
+    assert any("r1_zero_three_shot" in line for line in section.lines)
+    changed(evaluated(tmp_path / "shots"), prompt__name="r1_zero_three_shot")
+    section = section_of("cs336_2026", "zero_shot", tmp_path)
+    assert (section.state, len(section.tables) > 2) == (DONE, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "answers_it"),
+    [
+        ({}, True),
+        ({"prompt__reward": "rlreason.grading.controls:coin"}, False),
+        ({"loss__loss_type": "no_baseline"}, False),
+        ({"train_batch_size": 8, "rollout_batch_size": 16}, False),
+        ({"train_batch_size": 16, "rollout_batch_size": 16}, True),
+    ],
+)
+def test_the_train_loop_is_answered_by_its_own_settings(settings, answers_it, tmp_path):
+    folder = tmp_path / "loop"
+    ended(folder, answers(0, 0.5))
+    changed(folder, **settings)
+    assert (section_of("cs336_2025", "grpo_train_loop", tmp_path).state == DONE) == answers_it
+
+
+def test_a_bar_is_that_of_the_model_that_was_run_and_not_of_its_name(tmp_path):
+    study = read_study([on_math(tmp_path)])
+    course = course_of("cs336_2025")
+    (question,) = (one for one in course.questions if one.id == "grpo_learning_rate")
+    assert "says nothing" not in bar_line(course, question, study)
+    assert "200 steps, and these runs came to 40" in bar_line(course, question, study)
+    for run in study.runs:
+        run.provenance = {"model": {"parameters": 39_616}}
+    assert "says nothing" in bar_line(course, question, study)
+    assert published_line(course, question, study) == ""
+
+
+def test_one_seed_describes_and_judges_nothing(tmp_path):
+    study = read_study([rates(tmp_path)])
+    for one in study.settings:
+        one.runs = one.runs[:1]
+    lines = metric_sentences(study)
+    assert not any("beyond what seeds differ by" in line for line in lines)
+    assert any("1e-4" in line and "diverged" in line for line in lines)
+    assert "cannot be judged" in lines[-1]
 
 
 def test_a_sweep_that_cannot_be_read_is_named(tmp_path):

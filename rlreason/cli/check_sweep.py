@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import translated
 from rlreason.cli.as_words import key_of
@@ -44,7 +44,7 @@ def checked_sweep(asked: Asked, note: Note) -> Asked:
         return _checked_drawn(asked, file, note)
     if file.chain:
         return _checked_chain(asked, file, note)
-    before = _carried([Path(sweep) for sweep in asked.own.carry], note)
+    before = _carried(asked.own.carry, note, base)
     design = design_of(asked, note, _words_of(before, note))
     if before:
         from rlreason.sweeps.carry import model_of, refuse_other_model
@@ -68,7 +68,7 @@ def stage_of(asked: Asked, stage: str, note: Note = print, started: bool = True)
     assert asked.folder is not None
     earlier = asked.chain[: asked.chain.index(stage)] if started else ()
     handing = [name for name in earlier if file_of([f"sweep={name}"]).carries]
-    before = _carried([folder for name in handing if _compares(folder := asked.folder / name, note)], note)
+    before = _carried([str(folder) for name in handing if _compares(folder := asked.folder / name, note)], note)
     own = words_of_stage(asked, stage)
     with in_one_line(own.overrides, asked.config_name):
         design = design_of(own, note, _words_of(before, note), asked.folder / stage)
@@ -157,13 +157,16 @@ def _setting_names(stage: str, choices: Sequence[str], name: str) -> set[str]:
     return set(keys({key: value for key, value in cfg.items() if key != "hydra"}))
 
 
-def _carried(sweeps: Sequence[Path], note: Note) -> list["Carried"]:
-    """What these sweeps hand on. A name below runs/sweeps stands for that folder."""
+def _carried(sweeps: Sequence[str], note: Note, base: DictConfig | None = None) -> list["Carried"]:
+    """What these sweeps hand on, to one whose config, but for its axes, is `base`; see `sweep_folder` for names."""
     if not sweeps:
         return []
-    from rlreason.sweeps.carry import carry, sweep_folder  # its statistics take a while to load
+    from rlreason.sweeps.carry import carry, model_of, sweep_folder  # its statistics take a while to load
 
-    found = [carry(sweep_folder(str(sweep))) for sweep in sweeps]
+    def setting(key: str) -> Any:
+        return OmegaConf.select(base, key) if base is not None else None
+
+    found = [carry(sweep_folder(sweep, model_of(setting), str(setting("data.name")))) for sweep in sweeps]
     for one in found:
         note(f"note: {one.sentence}")
     return found

@@ -75,7 +75,7 @@ def design_of(
     runs = _runs(grid.beside(place), name, note)
     axes = list(runs[0].setting)
     _refuse_strange_reference(file, {*grid.swept, *(key_of(word) for word in words)})
-    return Design(place.name, place, runs, axes, _reference(runs, file.reference))
+    return Design(place.name, place, runs, axes, _reference(runs, file.reference), whole.name)
 
 
 def at_scale(file: SweepFile, base: DictConfig, words: Sequence[str]) -> SweepFile:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
+from rlreason.records.files import CONFIG
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.text import few
 from rlreason.statistics import PROBLEMS, Difference, Floats, compared, holm, sentence
@@ -28,7 +29,7 @@ from rlreason.sweeps.outcomes import (
     outcomes_of,
     refuse_unequal,
 )
-from rlreason.sweeps.state import RunState, SweepState, read_state
+from rlreason.sweeps.state import FILE, RunState, SweepState, read_state, sweeps_asked
 
 GIVE = "give carry= a sweep that has finished"
 
@@ -56,12 +57,30 @@ class Carried:
         return asdict(self)
 
 
-def sweep_folder(word: str) -> Path:
-    """The folder that `carry=` names, as it is or by its name in runs/sweeps; `ConfigError` where there is none."""
-    for folder in (Path(word), SWEEPS / word):
-        if word and folder.is_dir():
-            return folder
-    names = sorted(path.name for path in SWEEPS.glob("*") if path.is_dir())
+def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
+    """The folder that `carry=` names: a folder, or below runs/sweeps one of this name or of a sweep that is sweep=word.
+
+    Of several the one with this model and data, then one that is whole, then the one of this name, then the newest.
+    `ConfigError` where there is none.
+    """
+    if word and Path(word).is_dir():
+        return Path(word)
+    named = [SWEEPS / word] if word and (SWEEPS / word).is_dir() else []
+
+    def nearness(folder: Path) -> tuple[bool, bool, bool, bool, float]:
+        try:
+            runs = read_state(folder, lambda _: None).runs
+            first = next((folder / run.name for run in runs if (folder / run.name / CONFIG).exists()), None)
+            setting = RunFolder(first).setting if first is not None else lambda _: None
+        except ConfigError:  # `carry` says what is wrong, where there is no other
+            return False, False, False, folder in named, 0.0
+        whole = all(run.of_its_own for run in runs)
+        same = model_of(setting) == model, setting("data.name") == data
+        return *same, whole, folder in named, (folder / FILE).stat().st_mtime if (folder / FILE).exists() else 0.0
+
+    if found := list(dict.fromkeys([*named, *sweeps_asked(SWEEPS, word)])):
+        return max(found, key=nearness)
+    names = sorted({path.name for path in SWEEPS.glob("*") if path.is_dir()})
     near = difflib.get_close_matches(word, names, n=1)
     there = f"did you mean carry={near[0]}?" if near else f"{SWEEPS} holds {few(names) or 'none'}"
     raise ConfigError(f"carry={word} is no sweep that has run: {there} (or give a sweep's folder)")

@@ -33,6 +33,7 @@ class Design:
     runs: list[PlannedRun]
     axes: list[str]  # the swept keys without the seed, in alphabetical order
     reference: Setting | None = None  # the setting that the others are compared with; None: the file names none
+    sweep: str = ""  # the file that was asked for by sweep=; none where its axes were typed
 
     @property
     def seeds(self) -> list[int]:

@@ -87,7 +87,13 @@ class SweepState:
     carried: list[dict[str, Any]] = field(default_factory=list)  # what carry= brought, see sweeps/carry.py
     #: By monitors.dominated: {"setting": Setting, "reason": str} and what else the rule tells.
     stopped_settings: list[dict[str, Any]] = field(default_factory=list)
+    sweep: str | None = None  # what was asked for by sweep=, "" where nothing was; None: the file does not say
     version: int = VERSION
+
+    @property
+    def asked(self) -> str:
+        """The `sweep=` that it is, whatever its folder is called; by the folder where its file does not say."""
+        return self.name.partition(",")[0] if self.sweep is None else self.sweep
 
     def run(self, name: str) -> RunState:
         """The run of this name; `KeyError` where there is none."""
@@ -120,7 +126,7 @@ def new_state(design: Design, jobs: int, launcher: str, command: str, carried: S
     stopped = [one for one in (before.stopped_settings if before else []) if one.get("setting") in known_settings]
     state = SweepState(
         design.name, command, list(design.axes), design.reference, "running", jobs, launcher, runs, list(carried),
-        stopped,
+        stopped, design.sweep,
     )  # fmt: skip
     if before and not carried:
         state.carried = before.carried
@@ -165,6 +171,12 @@ def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepS
     if state.status == "running" and not live:
         state.status = _overall(state)
     return state
+
+
+def sweeps_asked(folder: Path, name: str) -> list[Path]:
+    """The folders below one, stages of chains too, of sweeps that were asked for by `sweep=name`."""
+    files = sorted(path for pattern in (f"*/{FILE}", f"*/*/{FILE}") for path in folder.glob(pattern))
+    return [path.parent for path in files if (state := _parsed(path)) is not None and state.asked == name]
 
 
 def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = None) -> RunState:

@@ -90,8 +90,17 @@ def bar_line(course: Course, question: Question, study: Study) -> str:
         else f"the accuracy is {with_interval(found, _seeds(best))}"
     )
     reached = against_bar(found, question.bar)
-    of_theirs = "" if is_of(course, study) else f" It is set for {course.model_name}, and says nothing of this model."
+    other = f" It is set for {course.model_name}, and says nothing of this model."
+    of_theirs = _fewer(question, study) if is_of(course, study) else other
     return f"Pass bar {percent(question.bar)}, {study.name}: {reached}, as {which}.{of_theirs}"
+
+
+def _fewer(question: Question, study: Study) -> str:
+    """What has to be said where the runs came to fewer steps than the bar is set for."""
+    ran = max((int(run.totals.get("step") or run.planned_steps or 0) for run in study.runs), default=0)
+    if not 0 < ran < question.steps:
+        return ""
+    return f" It is set for {question.steps} steps, and these runs came to {ran}."
 
 
 def _seeds(setting: Setting) -> int:
@@ -100,8 +109,7 @@ def _seeds(setting: Setting) -> int:
 
 def is_of(course: Course, study: Study) -> bool:
     """Whether all runs have the model and the data of the published figures."""
-    wanted = (course.model, course.data)
-    return all((run.settings.get("model.name"), run.settings.get("data.name")) == wanted for run in study.runs)
+    return all(course.is_of(run.settings, run.provenance) for run in study.runs)
 
 
 def what_ran(study: Study) -> str:
@@ -148,7 +156,8 @@ def published_line(course: Course, question: Question, study: Study) -> str:
         return f"Others got {'; '.join(map(got_words, bands))}: this is not below it."
     right = f"A right loop is at {course.a_right_loop}" if course.a_right_loop else f"Others are at {percent(low)}"
     below = "far below" if found[2] < FAR * low else "below"
-    return f"{right}; you are {below}, at {percent(found[0])}. Commonest causes: {CAUSES}."
+    causes = _fewer(question, study) or f" Commonest causes: {CAUSES}."
+    return f"{right}; you are {below}, at {percent(found[0])}.{causes}"
 
 
 def got_words(got: Got) -> str:

@@ -7,7 +7,12 @@ from typing import Any
 
 import yaml
 
+from rlreason.records.reader import setting_in
+from rlreason.runtime.json_fields import number
+
 COURSES, PUBLISHED = (Path(__file__).parent / name for name in ("courses.yaml", "published.yaml"))
+
+SAME_SIZE = 0.1  # how far the parameters of a model may be from those of the course's, counted this way or that
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +26,12 @@ class Question:
     commands: Mapping[str, str] = field(default_factory=dict)  # of single sweeps, where they have one of their own
     sweeps: Sequence[str] = ()
     algorithm: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that runs of the algorithm have: a value, or several
+    each: str = ""  # one of them, of whose values each has to be there
+    whole: bool = False  # whether their evaluation asks all there is
     instead: str = ""  # a sweep whose reference is the run that is asked for
     bar: float | None = None  # 0 to 1
+    steps: int = 0  # that the bar is set for; 0: any
     figures: Sequence[str] = ()
     parts: Sequence[str] = ()
     text: str = ""
@@ -32,6 +41,11 @@ class Question:
     def all_commands(self) -> list[str]:
         """The commands that run all of its sweeps."""
         return list(dict.fromkeys(filter(None, map(self.command_of, self.sweeps or [""]))))
+
+    def values(self, key: str) -> list[str]:
+        """What one of its settings may be, as typed."""
+        value = self.settings.get(key, [])
+        return ["null" if one is None else str(one) for one in (value if isinstance(value, list) else [value])]
 
     def command_of(self, sweep: str) -> str:
         """The command that runs one of its sweeps."""
@@ -83,7 +97,19 @@ class Course:
     a_right_loop: str
     figures: Sequence[Got]
     directions: Sequence[Direction]
+    parameters: float  # of the model
+    problems: int  # to validate on, at least
     lacks: str = ""  # what the handout asks for and no command makes
+
+    def is_of(self, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> bool:
+        """Whether a run has the course's model and data: by their names, and by their sizes where they are recorded."""
+        models = (self.model, f"{self.model}_base")
+        if settings.get("model.name") not in models or settings.get("data.name") != self.data:
+            return False
+        size = number(setting_in(provenance, "model.parameters"))
+        there = number(setting_in(provenance, "data.sizes.validation"))
+        right_size = size is None or abs(size / self.parameters - 1) < SAME_SIZE
+        return right_size and (there is None or there >= self.problems)
 
 
 def course_of(name: str) -> Course:

@@ -54,16 +54,19 @@ def metric_sentences(study: Study, most: int = 3) -> list[str]:
     """A sentence for each setting, of the metrics whose difference from the reference's excludes zero over seeds.
 
     Pairs of the same seed, Student's 95% interval of their differences; what is said counts by Holm's correction over
-    all metrics of all settings. A setting without such a metric, or with fewer than two pairs, tells nothing.
+    all metrics of all settings. With fewer than two pairs the two curves are described, and nothing is judged.
     """
     reference, told, silent = study.reference, list[str](), list[str]()
     tested = [
         (one.label, metric, _difference(one, reference, metric)) for one in study.settings[1:] for metric in OTHERS
     ]
     known = {(label, metric): of for label, metric, of in tested if of is not None}
+    alone = [one for one in study.settings[1:] if not any(label == one.label for label, _ in known)]
     adjusted = holm([p for _, p in known.values()])
     sure = {key for key, p in zip(known, adjusted, strict=True) if p <= LEVEL}
     for one in study.settings[1:]:
+        if one in alone:
+            continue
         differing = [known[one.label, metric][0] for metric in OTHERS if (one.label, metric) in sure]
         if differing:
             told.append(f"{one.label} against {reference.name} at the end of training: {'; '.join(differing)}.")
@@ -74,7 +77,25 @@ def metric_sentences(study: Study, most: int = 3) -> list[str]:
     if silent:
         names = few(silent, 4)
         told.append(f"None of these metrics of {names} differs from {reference.name}'s beyond what seeds differ by.")
+    if alone:
+        told += [f"{one.label}: {_described(one)}." for one in (reference, *alone)]
+        names = few([one.label for one in alone], 4)
+        told.append(f"With fewer than two seeds in common {names} cannot be judged: seeds alone may differ by as much.")
     return told
+
+
+def _described(one: Setting) -> str:
+    """Where the curves of a setting began and ended, and how its runs did where they did not finish."""
+    said = []
+    curves = [[accuracy for _, accuracy in run.evaluations] for run in one.runs if run.evaluations]
+    if curves:
+        first, last = (100 * float(np.mean([curve[at] for curve in curves])) for at in (0, -1))
+        said.append(f"accuracy from {first:.1f}% to {last:.1f}%")
+    for metric, name in OTHERS.items():
+        if values := list(values_of(one, metric).values()):
+            said.append(f"{name.partition(',')[0]} {float(np.mean(values)):.3g} at the end")
+    said += [f"seed {run.seed} {run.status}" for run in one.runs if run.status != "finished"]
+    return "; ".join(said) or "no curve"
 
 
 def _difference(one: Setting, reference: Setting, metric: str) -> tuple[str, float] | None:

@@ -4,7 +4,7 @@ from rlreason.report.assignment.against import against
 from rlreason.report.assignment.bars import bar_line, got_words, is_of, published_line, what_ran, with_bands
 from rlreason.report.assignment.courses import Course, Question
 from rlreason.report.assignment.directions import directions_table
-from rlreason.report.assignment.gathered import Gathered, Read
+from rlreason.report.assignment.gathered import Gathered, Read, values_of
 from rlreason.report.assignment.parts import PARTS
 from rlreason.report.assignment.section import DONE, IN_WORDS, NOT_YET, PARTLY, Picture, Section, WriteUp
 from rlreason.report.assignment.texts import TEXTS
@@ -14,6 +14,7 @@ from rlreason.report.verdicts import verdicts_of
 from rlreason.runtime.text import few
 
 CARRIED = "Carried from an earlier sweep"  # such a sentence stands once, where the chain first has it
+MOST_REFUSED = 4  # runs of which is said why they do not answer a question
 TIME = "time"  # in `figures` of a question: its accuracy against seconds
 #: part -> the sweep of a question that it is about, where it is not about each of them.
 ONLY = {"filtered": "sft_filtered", "entropy": "grpo_off_policy_focused"}
@@ -88,14 +89,19 @@ def section_of(question: Question, gathered: Gathered) -> Section:
         section.state = IN_WORDS
         section.lines += TEXTS[question.text](gathered)
         return section
-    reads = answers_of(question, gathered)
+    reads, refused = answers_of(question, gathered)
     names = [read.found.name for read in reads]
     by_sweeps = not question.algorithm or not reads
     lacking = [name for name in question.sweeps if name not in names] if by_sweeps else []
     section.missing = list(dict.fromkeys(question.command_of(name) for name in lacking))
     if not reads:
         section.missing = section.missing or [question.command]
+        section.lines += refused[:MOST_REFUSED]
         return section
+    values = set(question.values(question.each)).difference(*(values_of(read, question.each) for read in reads))
+    if values:
+        section.lines += [f"Not yet run: {question.each}={few(sorted(values))}.", *refused[:MOST_REFUSED]]
+        section.missing = section.missing or [question.command]
     open_runs = sum(not run.ended for read in reads for run in read.study.runs)
     if open_runs:
         section.lines.append(
@@ -108,14 +114,14 @@ def section_of(question: Question, gathered: Gathered) -> Section:
     return section
 
 
-def answers_of(question: Question, gathered: Gathered) -> list[Read]:
-    """The studies that answer a question, in its own order."""
-    reads = [read for name in question.sweeps if (read := gathered.sweep(name)) is not None]
-    if not reads and (read := gathered.of_algorithm(question)) is not None:
-        reads = [read]
+def answers_of(question: Question, gathered: Gathered) -> tuple[list[Read], list[str]]:
+    """The studies that answer a question, in its own order; and what is wrong with others, a sentence each."""
+    reads, refused = [read for name in question.sweeps if (read := gathered.sweep(name)) is not None], list[str]()
+    if not reads:
+        reads, refused = gathered.of_algorithm(question)
     if not reads and question.instead and (read := gathered.sweep(question.instead)) is not None:
         reads = [reference_of(read)]
-    return reads
+    return reads, refused
 
 
 def reference_of(read: Read) -> Read:
