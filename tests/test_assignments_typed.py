@@ -89,7 +89,7 @@ def small(row: str) -> list[str]:
     sizes = OF_SWEEP.get(sweep, STEPS) if learns else []
     data = "MATH" if "experiment=cs336_2025" in words else "GSM8K"
     words += [] if any(word.startswith("data.path=") for word in words) else [f"data.path={data}"]
-    return [*words, "model.path=MODEL", "sampling.max_tokens=8", "sampling.min_tokens=1", *sizes]
+    return [*words, "model.path=MODEL", "sampling.max_tokens=4", "sampling.min_tokens=1", *sizes]
 
 
 @pytest.mark.long

@@ -1,19 +1,22 @@
 """What a sweep says before its first run, and `rlreason plan`."""
 
 import dataclasses
+import inspect
 import json
 import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlreason.config.run import RunConfig
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
+from rlreason.objectives.losses import LOSSES
 from rlreason.records.reader import RunFolder
 from rlreason.sweeps.costs import cost_of, size_of
 from rlreason.sweeps.design import Design, PlannedRun
-from rlreason.sweeps.plan import knows_time, plan_text, problems_of
+from rlreason.sweeps.plan import ONE_ON_POLICY, knows_time, one_formula, plan_text, problems_of
 from rlreason.sweeps.probe import Probe, estimate, probe, short_words
 from rlreason.sweeps.state import read_state, write_state
 from tests.starts import ROOT, SMALL, rlreason
@@ -52,6 +55,33 @@ def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
     assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
     assert "assumed" in said["can show"]
     assert "by Holm over 2 comparisons" in said["can show"]
+
+
+def test_settings_that_are_one_formula_are_said_before_they_run(tmp_path, composed):
+    """On policy grpo_clip is reinforce_with_baseline: four runs went to show a difference that cannot be."""
+    losses = {name: f"loss={name}" for name in ("reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "no_baseline")}
+
+    def alike(*words: str) -> list[str]:
+        return one_formula({name: typed(composed(word, *words)) for name, word in losses.items()})
+
+    (line,) = alike()
+    assert "reinforce_with_baseline and grpo_clip and grpo_no_clip" in line
+    assert alike("off_policy=e1_quarter") == []
+    assert lines(plan_text(design(tmp_path), [typed(composed())], alike=[line]))["alike"] == line
+
+
+@pytest.mark.parametrize("loss", ONE_ON_POLICY)
+def test_the_losses_that_are_called_one_on_policy_have_one_gradient(loss):
+    at = torch.linspace(-3, -0.1, 8, dtype=torch.float64).reshape(2, 4).requires_grad_()
+    advantages = torch.tensor([[1.5], [-0.5]], dtype=torch.float64)
+    entry = LOSSES[loss]
+    numbers = {"cliprange_low": 0.2, "cliprange_high": 0.2} if "clip" in loss and "no" not in loss else {}
+    given = {"old_log_probs": at.detach(), "response_mask": torch.ones(2, 4, dtype=torch.bool)}
+    taken = {key: value for key, value in given.items() if key in inspect.signature(entry.function).parameters}
+    told = entry.function(advantages, at, **taken, **numbers)
+    loss_of = told[0] if isinstance(told, tuple) else told
+    loss_of.sum().backward()
+    assert torch.equal(at.grad, -advantages.expand(2, 4))
 
 
 def test_few_seeds_are_said_to_settle_nothing(tmp_path, run):

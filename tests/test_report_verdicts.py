@@ -234,3 +234,17 @@ def test_a_run_that_failed_is_not_said_to_have_stopped() -> None:
     run.status, run.totals = "failed", {"step": 5.0}
     assert "Seed 0 of A failed at step 5 of 40 and enters with what it had reached." in verdict_of(study).sentence
     assert "(of a run that ended early, the last one that it reached)" in lead_of(study)
+
+
+def test_runs_that_are_equal_in_every_seed_are_said_to_be_and_need_no_more_seeds() -> None:
+    """Two names of one formula: more seeds were asked for, to settle a difference that cannot be."""
+    study = study_of(a=seeds(0.5), b=seeds(0.5))
+    for one in study.settings:
+        for run in one.runs:
+            run.series = {"train/grad_norm": Series({"step": np.arange(3.0)}, np.array([1.0, 2.0, 3.0 + run.seed]))}
+    verdict = verdict_of(study)
+    assert "equal bit for bit in all seeds" in verdict.sentence
+    assert (verdict.word, verdict.outcome) == ("same", "same")
+    run.series = {"train/grad_norm": Series({"step": np.arange(3.0)}, np.array([1.0, 2.0, np.nextafter(6.0, 7.0)]))}
+    assert "bit for bit" not in verdict_of(study).sentence
+    assert "bit for bit" not in verdict_of(study_of(a=seeds(0.5), b=seeds(0.5))).sentence

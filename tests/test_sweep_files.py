@@ -183,14 +183,60 @@ def test_cells_multiply_with_axes_and_seeds_and_are_named_in_full():
     assert [word for word in star.runs[1].words if word.startswith("question_batch_size")] == [
         "question_batch_size=128"
     ]
-    fewer = designed("sweep=expert_iteration", "group_size=8", "question_batch_size=64")
-    assert [run.name for run in fewer.runs] == ["sft_epochs=2,seed=0", "sft_epochs=1,seed=0", "sft_epochs=4,seed=0"]
     after = designed("sweep=pku_before_and_after", "experiment=pku_hw3", "model=qwen3_0_6b_base").runs[1]
     assert after.words[-2:] == ["model.path='runs/sweeps/pku_grpo/seed=${seed}'", "seed=0"]
     assert len(designed("sweep=sft_dataset_size", "data=gsm8k", "model=smollm2_135m").runs) == 10
     sizes = designed("sweep=sft_dataset_size")
     assert len(sizes.settings()) == 10
     assert sizes.reference == {"data.limit": "2048", "epochs": "4", "n_steps": "null"}
+
+
+@pytest.mark.parametrize(
+    ("words", "cell"),
+    [
+        (["sweep=expert_iteration", "group_size=8"], "group_size=2"),
+        (["sweep=sft_dataset_size", "epochs=1"], "epochs=4"),
+        (["sweep=kl", "kl_coef=0.01"], "kl_coef=0.001"),
+        (["sweep=kl", "kl_coef=0.01,0.02"], "kl_coef=0.001"),
+        (["sweep=controls", "prompt.reward=r1_zero"], "prompt.reward="),
+        (["sweep=pku_before_and_after", "experiment=pku_hw3", "model.path=a,b"], "model.path="),
+    ],
+)
+def test_a_typed_word_that_takes_a_cells_own_setting_away_is_refused(words, cell):
+    """Cells without what they differ in fell together, and fewer runs were made without a word."""
+    said = mistake("-m", *words)
+    assert words[-1] in said
+    assert cell in said
+
+
+def test_a_stage_that_goes_on_with_a_model_keeps_it_where_the_first_one_was_typed(tmp_path):
+    """model.path=DIR took the second cell of pku_before_and_after away."""
+    runs = designed("sweep=pku_before_and_after", "experiment=pku_hw3", f"model.path={tmp_path}").runs
+    paths = [[word for word in run.words if word.startswith("model.path=")] for run in runs]
+    assert paths == [[f"model.path={tmp_path}"], ["model.path='runs/sweeps/pku_grpo/seed=${seed}'"]]
+
+
+def test_an_option_of_an_axis_gives_way_to_the_settings_that_it_stands_for():
+    """The header's own advice made sixteen runs, twelve of them copies."""
+    two = designed("sweep=grpo_off_policy_focused", "epochs_per_rollout=1,2", "train_batch_size=128,256")
+    assert len(two.runs) == 4
+    assert two.axes == ["epochs_per_rollout", "train_batch_size"]
+    assert two.reference == {"epochs_per_rollout": "1", "train_batch_size": "256"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep=grpo_off_policy_focused", "epochs_per_rollout=1"],
+        ["sweep=objectives", "loss=grpo_clip"],
+        ["off_policy=on_policy,e1_quarter", "train_batch_size=64"],
+        ["sampling.temperature=1,1.0"],
+    ],
+)
+def test_settings_that_are_equal_once_resolved_are_refused_by_name(words):
+    said = mistake("-m", *words)
+    assert "make the same run" in said
+    assert words[0].partition("=")[2].partition(",")[0] in said or "off_policy" in said or "objective" in said
 
 
 def test_a_block_may_be_like_another_and_a_file_of_ones_own_works_the_same(tmp_path):

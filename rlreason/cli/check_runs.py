@@ -58,8 +58,8 @@ def check_runs(
         note(f"note: in some runs of this sweep, {line}")
     for key in sorted(words & nobody.keys() - said.keys()):  # given as they are anyway: no harm, but no effect either
         note(f"note: {key} has no effect: it is read {nobody[key]}")
-    for line in the_same(runs, combinations):
-        note(f"! {line}")
+    if same := the_same(runs, combinations):
+        raise ConfigError("; ".join([*same[:3], *([f"and {len(same) - 3} more"] if same[3:] else [])]))
     _check_writable(folder)
     from rlreason.discovery.beginning import refuse_unready
     from rlreason.setup.preflight import preflight  # it loads the grader: only where runs are to start

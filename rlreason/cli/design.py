@@ -4,7 +4,7 @@ Every run is a command of its own: what the file's blocks say of it stands among
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.as_words import key_of
 from rlreason.cli.flags import Asked, Loader
-from rlreason.cli.grid import Grid, canonical, canonical_word, grid_of
+from rlreason.cli.grid import MEANS, Grid, canonical, canonical_word, grid_of
 from rlreason.cli.multirun import composed, fixed, parsed
 from rlreason.cli.own_options import Repository
 from rlreason.config.leaves import typed_word
@@ -75,7 +75,7 @@ def design_of(
     runs = _runs(grid.beside(place), name, note)
     axes = list(runs[0].setting)
     _refuse_strange_reference(file, {*grid.swept, *(key_of(word) for word in words)})
-    return Design(place.name, place, runs, axes, _reference(runs, file.reference), whole.name)
+    return Design(place.name, place, runs, axes, _reference(runs, _spelled(file.reference, grid, name)), whole.name)
 
 
 def at_scale(file: SweepFile, base: DictConfig, words: Sequence[str]) -> SweepFile:
@@ -172,7 +172,11 @@ def _filled(grid: Grid, cell: Sequence[str], name: str) -> Setting:
     if not keys:
         return {}
     words = [*grid.around(cell), *(axis[0] for axis in grid.axes.values())]
-    cfg = composed(words, name)
+    return _values_in(composed(words, name), keys)
+
+
+def _values_in(cfg: DictConfig, keys: Iterable[str]) -> Setting:
+    """The values that a config has for some keys, options by their names."""
     choices = {key.rpartition("@")[2]: option for key, option in cfg.hydra.runtime.choices.items()}
     found = {}
     for key in sorted(keys):
@@ -197,6 +201,16 @@ def _refuse_strange_reference(file: SweepFile, known: set[str]) -> None:
                 f"sweep/{file.name}.yaml: reference holds {word}, which no run of the sweep varies: it may name "
                 f"{few(sorted(varied)) or 'nothing here'}"
             )
+
+
+def _spelled(words: Sequence[str], grid: Grid, name: str) -> list[str]:
+    """The words of a reference, an option that no run has any more as what it sets of the swept settings."""
+    found = []
+    for word in words:
+        inner = [key for key in MEANS.get(key_of(word), ()) if key in grid.swept and key_of(word) not in grid.swept]
+        values = _values_in(composed([*grid.shared, word], name), inner) if inner else {}
+        found += [f"{key}={value}" for key, value in values.items()] or [word]
+    return found
 
 
 def _reference(runs: Sequence[PlannedRun], words: Sequence[str]) -> Setting | None:

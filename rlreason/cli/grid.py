@@ -67,20 +67,23 @@ def grid_of(
     """The grid that the typed overrides, words carried from other sweeps and a sweep's file ask for, in this rank.
 
     `file`: as it is at the scale of the runs. `basic`: whether the sweeper cannot draw from intervals. A key that was
-    typed leaves out what the file has for it, and one value that it has for a setting below it. `ConfigError` where
-    the file is not sound.
+    typed leaves out what the file has for it, and one value that it has for a setting below it; an option of an axis
+    gives way to all the settings that it would set. `ConfigError` where the file is not sound, or where a typed word
+    would take away what a cell is for.
     """
     ours = [o for o in parsed(overrides) if not o.is_hydra_override()]
     file = _translated(file, note)
     typed = {key_of(str(o.input_line)) for o in ours}
+    _refuse_taken(file, {key_of(str(o.input_line)): o for o in ours})
+    left = typed | {key for key, meant in MEANS.items() if typed.issuperset(meant)}
     of_file = [
         o
-        for o in parsed([word for word in axis_words(file.axes) if key_of(word) not in typed])
+        for o in parsed([word for word in axis_words(file.axes) if key_of(word) not in left])
         if o.is_sweep_override() or not covered(key_of(str(o.input_line)), typed)
     ]
     _refuse_both(file, {key_of(str(o.input_line)) for o in of_file if o.is_sweep_override()})
     kept = _not_set(carried, typed, file, note)
-    cells = [[canonical_word(word) for word in cell if key_of(word) not in typed] for cell in file.cells]
+    cells = [[canonical_word(word) for word in cell] for cell in file.cells]
     shared = [
         *(str(o.input_line) for o in ours if not o.is_sweep_override()),
         *kept,
@@ -178,6 +181,19 @@ def _refuse_both(file: SweepFile, axes: set[str]) -> None:
             raise ConfigError(
                 f"sweep/{file.name}.yaml: {key_of(word)} is set by cells and is an axis too: leave it out of one"
             )
+
+
+def _refuse_taken(file: SweepFile, typed: Mapping[str, Override]) -> None:
+    """A cell keeps its own settings; one that goes on with what an earlier stage left has another start anyway."""
+    for cell in file.cells:
+        of_stage = any(BESIDE in word for word in cell)
+        for word in cell:
+            given = typed.get(key_of(word))
+            if given is not None and (given.is_sweep_override() or not of_stage):
+                raise ConfigError(
+                    f"{given.input_line} takes {word} away from the cells of sweep={file.name}, which are there to "
+                    f"differ in it: leave {key_of(word)} out, or type the sweep that you mean without sweep={file.name}"
+                )
 
 
 def _not_set(words: Sequence[str], typed: set[str], file: SweepFile, note: Callable[[str], object]) -> list[str]:

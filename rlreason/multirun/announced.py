@@ -11,9 +11,10 @@ from rlreason.cli.launchers import HERE, Jobs, chosen_launcher, set_up
 from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.run import works_on_a_model
 from rlreason.config.store import typed
-from rlreason.sweeps.design import Design
+from rlreason.sweeps.carry import in_words
+from rlreason.sweeps.design import Design, PlannedRun
 from rlreason.sweeps.dominated import watch
-from rlreason.sweeps.plan import knows_time, plan_text
+from rlreason.sweeps.plan import knows_time, one_formula, plan_text
 from rlreason.sweeps.probe import probe
 from rlreason.sweeps.state import SweepState
 
@@ -34,7 +35,8 @@ def announce(asked: Asked, design: Design) -> AnyRunConfig:
     launcher = chosen_launcher(asked.overrides)
     hands_out = {"launcher": jobs.line(launcher), "GPUs": asked.gpus.line(asked.own.jobs, len(design.runs))}
     apart = asked.gpus.leases or launcher not in HERE
-    print("\n" + plan_text(design, [run], jobs.side_by_side, space_of, tried, hands_out, apart), flush=True)
+    alike = one_formula(losses_of(asked, design))
+    print("\n" + plan_text(design, [run], jobs.side_by_side, space_of, tried, hands_out, apart, alike), flush=True)
     if asked.own.dry:
         print("dry=true: nothing was run; leave it out to start the sweep", flush=True)
     return run
@@ -53,9 +55,22 @@ def words_of_launcher(asked: Asked) -> list[str]:
     return [word for word in ours if not word.startswith(DESIGNED)]
 
 
+def losses_of(asked: Asked, design: Design) -> dict[str, AnyRunConfig]:
+    """The settings of one run of each setting, where their losses may differ; nothing else is worth the time."""
+    if not {"loss", "loss.loss_type", "objective"} & set(design.axes):
+        return {}
+    of_each = {in_words(run.setting): run for run in reversed(design.runs)}
+    return {name: run_of(asked, of_each[name]) for name in map(in_words, design.settings())}
+
+
 def first_run(asked: Asked, design: Design) -> AnyRunConfig:
     """The settings of a sweep's first run."""
-    cfg = compose(asked.config_name, list(design.runs[0].words))
+    return run_of(asked, design.runs[0])
+
+
+def run_of(asked: Asked, run: PlannedRun) -> AnyRunConfig:
+    """The settings of a planned run."""
+    cfg = compose(asked.config_name, list(run.words))
     OmegaConf.resolve(cfg)
     return typed(cfg, of_sweep=True)
 

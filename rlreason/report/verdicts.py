@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from rlreason.report import words
 from rlreason.report.content import Verdict
 from rlreason.report.pairing import Pairing, pair, side_of, unequal
@@ -12,6 +14,8 @@ from rlreason.statistics import holm
 from rlreason.statistics.differences import PROBLEMS, UNPAIRED
 from rlreason.sweeps.state import WAITING
 
+GRADIENT = "train/grad_norm"
+CURVES = (GRADIENT, "reward/", "rollout/length", "eval/")  # that equal runs have in common to the last bit
 EQUAL_WITHIN = 0.02  # accuracy: "no difference larger than 2 points"
 
 
@@ -45,6 +49,11 @@ def _verdict(
     one: Setting, reference: Setting, pairing: Pairing, p: float, comparisons: int, equal_within: float, fixed: bool
 ) -> Verdict:
     difference, a, b = pairing.difference, one.label, reference.name
+    if not fixed and equal_runs(one, reference):
+        text = f"{a} and {b} are equal bit for bit in all seeds: more seeds would show no difference."
+        small = words.small_line(difference, p, comparisons, len(pairing.by_seed))
+        pair_typed = (one.typed, reference.typed)
+        return Verdict(a, reference.label, "same", text, small, difference, p, pairing.by_seed, pair_typed, "same")
     models = words.of_models(difference, p, equal_within)
     outcome = models if fixed else words.outcome_of(difference, p, equal_within)
     diverged, measured = sum(run.diverged for run in one.runs), sum(run.accuracy is not None for run in one.runs)
@@ -72,6 +81,23 @@ def _verdict(
         (one.typed, reference.typed),
         outcome,
     )
+
+
+def equal_runs(one: Setting, reference: Setting) -> bool:
+    """Whether two settings came to the same curves and the same answers in every seed: they were one formula."""
+    mine, its = ({run.seed: run for run in setting.runs} for setting in (one, reference))
+    return mine.keys() == its.keys() and all(_equal(mine[seed], its[seed]) for seed in mine)
+
+
+def _equal(one: Run, other: Run) -> bool:
+    if one.final is None or other.final is None or GRADIENT not in one.series.keys() & other.series.keys():
+        return False
+    shares = [
+        {name: problem.share for name, problem in run.final.problems.items()} for run in (one, other) if run.final
+    ]
+    curves = [name for name in one.series if name.startswith(CURVES)]
+    same = (name in other.series and np.array_equal(one.series[name].y, other.series[name].y) for name in curves)
+    return shares[0] == shares[1] and all(same)
 
 
 def _model(setting: Setting, pairing: Pairing) -> str:

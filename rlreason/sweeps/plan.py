@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from rlreason.config.any_run import AnyRunConfig
+from rlreason.config.grpo import GRPOConfig
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.memory.machine import believed_device, decimal_size
 from rlreason.memory.words import in_one_line, planned
@@ -32,6 +34,7 @@ ASSUMED_SPREAD = "assumed: seeds that spread by 0.02 to 0.05"
 IDLE = (
     f"; monitors.dominated=stop stops nothing here: it looks once {FEWEST_SEEDS} seeds have ended, so give more seeds"
 )
+ONE_ON_POLICY = ("reinforce_with_baseline", "grpo_clip", "grpo_no_clip")  # losses of one gradient where the ratio is 1
 SHOWN = 12  # values of an axis, at most
 
 
@@ -43,12 +46,13 @@ def plan_text(
     probe: Probe | None = None,
     hands_out: Mapping[str, str] | None = None,
     apart: bool = False,
+    alike: Sequence[str] = (),
 ) -> str:
     """The plan of a sweep, a line for each of its parts.
 
     `runs`: their settings, the first at least. `space`: bytes that a run may write, by its settings; counts where no
     run has finished. `probe`: what two steps of one run took, where they were tried. `hands_out`: what is to be said of
-    launcher and GPUs, by label. `apart`: runs share no memory with each other.
+    launcher and GPUs, by label. `apart`: runs share no memory with each other. `alike`: see `one_formula`.
     """
     before = state_so_far(design)
     settings, seeds = design.settings(), design.seeds
@@ -63,6 +67,7 @@ def plan_text(
         "runs": f"{len(design.runs)}: {several}" + (f"; {ended} ended before" if ended else ""),
         **varied(design),
         "compared": _compared(design),
+        **({"alike": "; ".join(alike)} if alike else {}),
         "time": time_line(cost, probe, left, jobs) if cost or works_on_a_model(runs[0]) else NO_TRIAL,
         "disk": disk_line(cost, runs, left, space),
         **memory_line(runs, 1 if apart else jobs),
@@ -84,6 +89,26 @@ def varied(design: Design) -> dict[str, str]:
         values = list(dict.fromkeys(run.setting[axis] for run in design.runs if axis in run.setting))
         lines.append(f"{axis}={','.join(values[:SHOWN])}" + f" and {len(values) - SHOWN} more" * (len(values) > SHOWN))
     return {"varies": "; ".join(lines) or "the seed alone"}
+
+
+def one_formula(runs: Mapping[str, AnyRunConfig]) -> list[str]:
+    """The settings, by what they are called, that are one formula under the rest of their settings, a line each.
+
+    With one update per rollout batch the ratio is 1 where it is used, so that neither it nor its clip does anything.
+    """
+    called: dict[str, list[str]] = {}
+    for name, run in runs.items():
+        if not isinstance(run, GRPOConfig) or run.updates_per_rollout > 1 or run.rollout.async_level:
+            continue
+        if run.loss.loss_type in ONE_ON_POLICY:
+            run = replace(run, loss=type(run.loss)(ONE_ON_POLICY[0]))
+            called.setdefault(repr(run), []).append(name)
+    return [
+        f"{' and '.join(names)} are one formula here: with one update per rollout batch the ratio is 1, and the runs "
+        "are equal; off_policy=e1_quarter would tell them apart"
+        for names in called.values()
+        if len(names) > 1
+    ]
 
 
 def _compared(design: Design) -> str:
