@@ -9,7 +9,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from rlreason.cli.check_runs import checked, the_same
-from rlreason.cli.check_sweep import words_of_stage
+from rlreason.cli.check_sweep import stage_of, words_of_stage
 from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import composing, read
 from rlreason.config.store import typed
@@ -17,7 +17,7 @@ from rlreason.errors import ConfigError
 from rlreason.sweeps.carry import carry
 from rlreason.sweeps.state import RunState, SweepState, new_state, read_state, write_state
 from tests.some import some
-from tests.sweep_folders import answers, sweep
+from tests.sweep_folders import answers, ended, sweep
 
 LR = {"learning_rate": "1e-4"}
 
@@ -72,6 +72,40 @@ def test_every_stage_of_the_assignment_composes_with_every_winner_of_those_befor
                 winners = [[f"{key}={value}" for key, value in run.setting.items()] for run in runs]
                 won[stage] = winners if every else winners[-1:]
         assert list(itertools.chain.from_iterable(won.values()))
+
+
+CHANCE = {(1, 256): 0.5, (1, 16): None, (2, 64): 0.7, (4, 64): 0.6, (1, 128): 0.55, (4, 16): 0.1}
+
+
+def broad(folder: Path) -> None:
+    """A broad sweep off policy that has run: two seeds of six settings, one of which diverged."""
+    runs = []
+    for (epochs, batch), chance in CHANCE.items():
+        setting = {"epochs_per_rollout": str(epochs), "train_batch_size": str(batch)}
+        for seed in (0, 1):
+            name = f"epochs_per_rollout={epochs},train_batch_size={batch},seed={seed}"
+            ended(folder / name, None if chance is None else answers(seed, chance))
+            runs.append(RunState(name, [], setting, seed))
+    first = {"epochs_per_rollout": "1", "train_batch_size": "256"}
+    command = "python -m rlreason -m sweep=grpo_assignment"
+    state = SweepState(folder.name, command, list(first), first, "finished", 1, "basic", runs, sweep=folder.name)
+    write_state(folder, state)
+
+
+def test_the_broad_sweep_hands_its_best_settings_to_the_focused_one(tmp_path):
+    """The chain ran a focused sweep over four settings that nothing had chosen."""
+    stages = ("grpo_off_policy_broad", "grpo_off_policy_focused")
+    broad(tmp_path / stages[0])
+    asked = replace(read(["-m", "sweep=grpo_assignment", "seed=0,1"]), chain=stages, folder=tmp_path)
+    with composing(asked):
+        assert {*stages, "grpo_prompt_ablation"} <= set(file_of(asked.overrides).chain)
+        focused = stage_of(asked, stages[1], note=str).design
+        by_hand = replace(asked, overrides=[*asked.overrides, "off_policy=on_policy,e1_quarter"])
+        typed_arms = stage_of(by_hand, stages[1], note=str).design
+    found = [(int(one["epochs_per_rollout"]), int(one["train_batch_size"])) for one in focused.settings()]
+    assert found == [(1, 256), (2, 64), (4, 64), (1, 128)]
+    assert focused.reference == focused.settings()[0]
+    assert [one["off_policy"] for one in typed_arms.settings()] == ["on_policy", "e1_quarter"]
 
 
 def test_words_that_make_the_same_run_are_said():

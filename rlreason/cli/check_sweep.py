@@ -14,6 +14,7 @@ from rlreason.cli.as_words import key_of
 from rlreason.cli.check_runs import check_runs, place_of
 from rlreason.cli.design import BASIC, design_of, file_of, folder_of
 from rlreason.cli.flags import Asked
+from rlreason.cli.grid import with_meant
 from rlreason.cli.launchers import GROUP, HERE, RAY, chosen_launcher
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.multirun import composed, fixed, runs_of, with_own_names
@@ -21,7 +22,7 @@ from rlreason.cli.suggestions import options
 from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.sweep_files import SweepFile
 from rlreason.errors import ConfigError
-from rlreason.sweeps.design import SWEEPS, Design
+from rlreason.sweeps.design import SWEEPS, Design, Setting
 from rlreason.sweeps.gpus import GpuPlan, gpu_plan
 from rlreason.sweeps.lease import machine_gpus
 from rlreason.sweeps.state import read_state
@@ -71,13 +72,28 @@ def stage_of(asked: Asked, stage: str, note: Note = print, started: bool = True)
     before = _carried([str(folder) for name in handing if _compares(folder := asked.folder / name, note)], note)
     own = words_of_stage(asked, stage)
     with in_one_line(own.overrides, asked.config_name):
-        design = design_of(own, note, _words_of(before, note), asked.folder / stage)
+        arms = _arms(own, asked.folder, earlier, note)
+        design = design_of(own, note, _words_of(before, note), asked.folder / stage, arms)
         runs = shown_first(design)
         if not started:  # a model that a stage before will leave is not there yet
             runs = [words for words in runs if not any(str(asked.folder) in word for word in words)]
         gpus = _gpus(asked, check_runs(own, runs, design.folder, note), note)
     carried = tuple(one.plain() for one in before)
     return replace(own, folder=design.folder, design=design, carried=carried, gpus=gpus)
+
+
+def _arms(asked: Asked, folder: Path, earlier: Sequence[str], note: Note) -> list[Setting]:
+    """The settings that a stage takes from a broader one before it; none where those were typed."""
+    broad = file_of(asked.overrides).best_of
+    if broad not in earlier or not _compares(folder / broad, note):
+        return []
+    from rlreason.sweeps.carry import best_arms, in_words
+
+    arms = best_arms(folder / broad)
+    if with_meant(map(key_of, asked.overrides)) & arms[0].keys():
+        return []
+    note(f"note: {broad} hands on its best settings: {'; '.join(map(in_words, arms[1:])) or 'none but the reference'}")
+    return arms
 
 
 def _gpus(asked: Asked, runs: Sequence[AnyRunConfig], note: Note) -> GpuPlan:

@@ -55,11 +55,13 @@ def design_of(
     note: Callable[[str], object] = print,
     carried: Sequence[str] = (),
     folder: Path | None = None,
+    arms: Sequence[Setting] = (),
 ) -> Design:
     """The design of the sweep that was asked for, its runs not yet checked. Hydra must be ready to compose.
 
     `carried`: words from finished sweeps, which what was typed and what the sweep itself sets go before. `folder`: of
-    the sweep, whatever the words say. `ConfigError` where its file is not sound or a word is wrong.
+    the sweep, whatever the words say. `arms`: settings in the place of its own, the reference first. `ConfigError`
+    where its file is not sound or a word is wrong.
     """
     words, name = asked.overrides, asked.config_name
     whole = file_of(words)
@@ -70,6 +72,10 @@ def design_of(
     if isinstance(batch, int) and batch < 1 and batch != -1:
         raise ConfigError(f"hydra.sweeper.max_batch_size={batch} must be above 0: leave it out for all runs at once")
     file = with_params(at_scale(whole, base, words), whole, base)
+    if arms:
+        others = {key: value for key, value in file.axes.items() if not set(MEANS.get(key, ())) & arms[0].keys()}
+        words_of = [[f"{key}={value}" for key, value in arm.items()] for arm in arms]
+        file = replace(file, axes=others, cells=words_of, reference=words_of[0])
     grid = grid_of(words, file, carried, base.hydra.runtime.choices["hydra/sweeper"] == BASIC, note)
     place = folder or folder_of(asked, grid.swept, base)
     runs = _runs(grid.beside(place), name, note)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from rlreason.config.leaves import flat, typed_word
 from rlreason.errors import ConfigError
 
-BLOCKS = ("cells", "embedded", "reference", "carries", "chain")
+BLOCKS = ("cells", "embedded", "reference", "carries", "best_of", "chain")
 OF_EMBEDDED = ("like", "cells", "reference")  # of the block `embedded`, beside settings
 FIRST = "first"  # as reference: the first setting of the sweep
 #: What chain files may hold: the sweeps after each other, and axes that all of them get.
@@ -29,6 +29,7 @@ class SweepFile:
     cells: list[list[str]] = field(default_factory=list)  # each a list of words; they multiply with the axes
     reference: list[str] = field(default_factory=list)  # words of the setting to compare the others with, or FIRST
     carries: bool = True  # whether a chain hands its winner on
+    best_of: str = ""  # a sweep whose best settings are its own, where it has run before it in a chain
     chain: list[str] = field(default_factory=list)  # sweeps to run one after the other
     chosen: dict[str, str] = field(default_factory=dict)  # options that its defaults choose, by group
     settings: frozenset[str] = frozenset()  # the keys that it sets in all its runs, those of `embedded` too
@@ -62,6 +63,7 @@ def sweep_file(name: str, content_of: Callable[[str], Mapping[str, Any]]) -> Swe
         _cells(name, content.get("cells")),
         _reference(name, content.get("reference")),
         carries,
+        str(content.get("best_of") or ""),
         _names(name, content.get("chain")),
         _chosen(content.get("defaults")),
         frozenset(flat(plain_part({k: v for k, v in content.items() if k not in ("defaults", "hydra")}))),

@@ -31,6 +31,7 @@ from rlreason.sweeps.outcomes import (
 )
 from rlreason.sweeps.state import FILE, RunState, SweepState, read_state, sweeps_asked
 
+BEST = 3  # settings of a broad sweep that a focused one runs again, beside the reference
 GIVE = "give carry= a sweep that has finished"
 
 
@@ -93,6 +94,33 @@ def carry(folder: Path) -> Carried:
     were not measured in one way on the same problems.
     """
     state = read_state(folder)
+    reference, grouped = _measured(state, folder)
+    everyone = [one for of_setting in grouped.values() for one in of_setting]
+    varied = refuse_unequal(everyone, state.axes)
+    problems = {half: asked_by_all(everyone, half) for half in (CHOOSING, COMPARING)}
+    right = {half: {key: correctness(of, problems[half]) for key, of in grouped.items()} for half in problems}
+    carried = chosen(right[CHOOSING], right[COMPARING], reference, folder)
+    said = [carried.sentence, *_marks(state, folder, varied, [one.name for one in everyone])]
+    return replace(carried, sentence="; ".join(said), model=model_of(RunFolder(folder / everyone[0].name).setting))
+
+
+def best_arms(folder: Path) -> list[Setting]:
+    """The reference of a finished sweep, then its best other settings on the problems that choose, BEST at most.
+
+    Settings of which every run diverged are none of them. `ConfigError` as in `carry`.
+    """
+    state = read_state(folder)
+    reference, grouped = _measured(state, folder)
+    everyone = [one for of_setting in grouped.values() for one in of_setting]
+    refuse_unequal(everyone, state.axes)
+    problems = asked_by_all(everyone, CHOOSING)
+    others = [key for key, of in grouped.items() if key != reference and any(one.right is not None for one in of)]
+    others.sort(key=lambda key: mean_of(correctness(grouped[key], problems)), reverse=True)
+    return [dict(key) for key in (reference, *others[:BEST])]
+
+
+def _measured(state: SweepState, folder: Path) -> tuple[Key, dict[Key, list[Outcomes]]]:
+    """The reference of a sweep, and the outcomes of each setting. `ConfigError` where it does not hand anything on."""
     _refuse_unfinished(state, folder)
     refuse_shared_time(state.runs)
     reference = _reference(state, folder)
@@ -102,13 +130,7 @@ def carry(folder: Path) -> Carried:
             grouped.setdefault(run.key, []).append(found)
     if reference not in grouped:
         raise ConfigError(f"carry={folder}: no run of its reference {in_words(dict(reference))} has ended: {GIVE}")
-    everyone = [one for of_setting in grouped.values() for one in of_setting]
-    varied = refuse_unequal(everyone, state.axes)
-    problems = {half: asked_by_all(everyone, half) for half in (CHOOSING, COMPARING)}
-    right = {half: {key: correctness(of, problems[half]) for key, of in grouped.items()} for half in problems}
-    carried = chosen(right[CHOOSING], right[COMPARING], reference, folder)
-    said = [carried.sentence, *_marks(state, folder, varied, [one.name for one in everyone])]
-    return replace(carried, sentence="; ".join(said), model=model_of(RunFolder(folder / everyone[0].name).setting))
+    return reference, grouped
 
 
 def model_of(setting: Callable[[str], Any]) -> str:
