@@ -42,7 +42,7 @@ def look_at_run(asked: AskedRun, there: Installed, patience_s: float) -> Looked:
         measured, driver = measure(run), asked_driver()
         network = _network(run)
         results = {name: probe.wait(patience_s) for name, probe in probes.items()}
-    torch = results["torch"]
+    torch, model = results["torch"], results.pop("model", None)
     told = planned(run, _device(torch, driver.gpus), measured.prompt, measured.vocab)
     wanted = ["flash-attn"] * (run.model.attention == "flash_attention_2") + ["vllm"] * uses_vllm
     idle = {
@@ -59,7 +59,7 @@ def look_at_run(asked: AskedRun, there: Installed, patience_s: float) -> Looked:
     sections = {
         "libraries": [*libraries_of(there, results, wanted, idle), *packages(run)],
         "machine": machine,
-        "this run": [*run_findings(run, torch, has_vllm), *measured.findings, memory],
+        "this run": [*run_findings(run, torch, has_vllm), *weight_findings(model), *measured.findings, memory],
     }
     return Looked(sections, told, seconds_of(results))
 
@@ -72,7 +72,21 @@ def _probes(run: RunConfig, there: Installed) -> dict[str, Probe]:
         found["flash-attn"] = Probe("flash_attn")
     if run.rollout.engine == "vllm" and any(name in there.versions for name in VLLM):
         found["vllm"] = Probe("vllm")
+    if (folder := run.model.folder) and (Path(folder).is_dir() or is_cached(folder)):
+        found["model"] = Probe("model", {"path": folder})
     return found
+
+
+def weight_findings(looked: Found | None) -> list[Finding]:
+    """Whether the weights are those of the model; nothing where it is made on the spot or not downloaded yet."""
+    if looked is None:
+        return []
+    if refused := looked.facts.get("refused"):
+        words, _, helps = refused.rpartition(": ")
+        return [Finding("weights", FAIL, words, helps)]
+    if looked.failure:
+        return [Finding("weights", WARN, f"cannot be looked at: {looked.failure}", "start the run, which says more")]
+    return [Finding("weights", OK, looked.facts["holds"])]
 
 
 def packages(run: RunConfig) -> list[Finding]:

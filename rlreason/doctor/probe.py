@@ -1,6 +1,6 @@
 """A process of its own that imports what may hang or crash, and says what it found: a JSON object a line, as it goes.
 
-    python -m rlreason.doctor.probe MARK torch SETTINGS | flash_attn | vllm
+    python -m rlreason.doctor.probe MARK torch SETTINGS | flash_attn | vllm | model SETTINGS
 
 MARK begins each of its lines, since what is imported may print whatever it likes.
 
@@ -9,6 +9,7 @@ What ends it, and where, is part of what is found: the last line that came is as
 
 import ctypes
 import json
+import os
 import sys
 from contextlib import suppress
 from typing import Any
@@ -89,10 +90,28 @@ def vllm_facts() -> None:
     tell(platform=current_platform.device_name or current_platform.device_type, reached="end")
 
 
+def model_facts(path: str) -> None:
+    """Whether the weights in a folder, or in the hub's cache, are those of the model that its config describes."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded to look at it
+    from rlreason.errors import ConfigError
+    from rlreason.model.loading import look_into
+
+    tell(reached="transformers")
+    try:
+        tell(holds=look_into(path), reached="end")
+    except ConfigError as error:
+        tell(refused=str(error), reached="end")
+
+
 def main(words: list[str]) -> None:
     """Find out what the first word names; an error is told in its own words."""
     tell(reached="Python")
-    kinds = {"torch": lambda: torch_facts(json.loads(words[1])), "flash_attn": flash_attn_facts, "vllm": vllm_facts}
+    kinds = {
+        "torch": lambda: torch_facts(json.loads(words[1])),
+        "flash_attn": flash_attn_facts,
+        "vllm": vllm_facts,
+        "model": lambda: model_facts(json.loads(words[1])["path"]),
+    }
     try:
         kinds[words[0]]()
     except Exception as error:

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from rlreason.errors import ConfigError
 from rlreason.model.alone import alone
 from rlreason.model.devices import DTYPES, pick_device, pick_dtype
 from rlreason.model.kernels import select_kernel
+from rlreason.model.loading import load_model, load_tokenizer
 from rlreason.model.logprobs import chunked_log_probs
 from rlreason.model.lora import merged_weights
 from rlreason.model.on_device import give_back
@@ -26,13 +25,9 @@ from rlreason.model.products import operand, product, use_fast_products
 from rlreason.model.skeleton import with_one_layer
 from rlreason.runtime.atomic_files import whole
 from rlreason.runtime.lock import alive
-from rlreason.runtime.text import first_line
 
 if TYPE_CHECKING:
     from rlreason.model.scoring import LogProbScorer, TokenScores
-
-#: A model is text and numbers: no program that comes with it is run, and no pickle is read, which would run one.
-NOTHING_RUNS = {"trust_remote_code": False, "use_safetensors": True}
 
 
 class Policy:
@@ -238,44 +233,6 @@ class Policy:
             self.tokenizer.save_pretrained(partial)
 
 
-@contextlib.contextmanager
-def _loading(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigError(
-            f"model.path={path} cannot be loaded ({first_line(error).rstrip(' .')}): {_cure(path, error)}"
-        ) from error
-
-
-def _cure(path: str, error: Exception) -> str:
-    """What helps where a model cannot be loaded."""
-    if "custom code" in str(error):
-        return "it needs a program of its own, which is never run here: give a model of a family that transformers has"
-    if "safetensors" in str(error) and any(Path(path).glob("*model*.bin")):
-        return (
-            "a pickle holds weights there, which may run a program: where you trust it, load it with transformers and "
-            "save it again with save_pretrained, which writes safetensors"
-        )
-    return (
-        "give a folder with config.json, safetensors weights and a tokenizer, or a hub name that this machine can reach"
-    )
-
-
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or a hub name; `ConfigError` where it is empty or names no end token."""
-    with alone(), _loading(path):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    if not tokenizer.encode("How many?", add_special_tokens=False):  # transformers may make up an empty one
-        raise ConfigError(
-            f"model.path={path} holds no tokenizer: copy tokenizer.json and tokenizer_config.json of the model that "
-            "it was made from into it"
-        )
-    if tokenizer.eos_token_id is None:
-        raise ConfigError(f"model.path={path}: its tokenizer names no end-of-text token; set eos_token in its config")
-    return tokenizer
-
-
 def load_policy(
     path: str,
     dtype: str = "auto",
@@ -290,9 +247,6 @@ def load_policy(
     that of what the output head multiplies; `in_main_memory` as in `Policy`.
     """
     device, tokenizer = pick_device(), load_tokenizer(path)
-    with alone(), _loading(path):
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa", **NOTHING_RUNS
-        )
+    model = load_model(path)
     products = pick_dtype(dtype, device)
     return Policy(model, tokenizer, products, device, DTYPES[weights], attention, head_dtype, in_main_memory)

@@ -10,7 +10,8 @@ from rlreason.config.groups import PromptConfig
 from rlreason.config.model import ModelConfig
 from rlreason.config.run import RunConfig
 from rlreason.model.chat import Chat
-from rlreason.model.policy import Policy, load_tokenizer
+from rlreason.model.loading import load_tokenizer
+from rlreason.model.policy import Policy
 from rlreason.model.prompt_encoder import PromptEncoder
 from rlreason.setup.templates import filling, template_of
 from rlreason.types import Problem

@@ -1,0 +1,176 @@
+"""Load a model folder, or refuse in one line what could not be trained as its author left it.
+
+A weight that is not in the files would be random, and one that the model has no place for would be lost: both say that
+config and files do not belong together, so neither is passed over. `rlreason doctor` looks with the same functions.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.import_utils import is_accelerate_available
+from transformers.utils.peft_utils import find_adapter_config_file
+
+from rlreason.errors import ConfigError
+from rlreason.model.alone import alone
+from rlreason.runtime.text import first_line
+
+#: A model is text and numbers: no program that comes with it is run, and no pickle is read, which would run one.
+NOTHING_RUNS = {"trust_remote_code": False, "use_safetensors": True}
+#: What libraries raise for a folder that cannot be read. Not RuntimeError, which is torch's word for too little memory.
+UNREADABLE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, SafetensorError, StrictDataclassError,
+)  # fmt: skip
+LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+WRAPPED = re.compile(r"^(?:_orig_mod\.|module\.|_fsdp_wrapped_module\.|base_model\.model\.)+")
+
+
+@contextlib.contextmanager
+def _loading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except UNREADABLE as error:
+        raise ConfigError(
+            f"model.path={path} cannot be loaded ({first_line(error).rstrip(' .')}): {_cure(path, error)}"
+        ) from error
+
+
+def _cure(path: str, error: Exception) -> str:
+    """What helps where a model cannot be loaded."""
+    if "custom code" in str(error):
+        return "it needs a program of its own, which is never run here: give a model of a family that transformers has"
+    if "safetensors" in str(error) and any(Path(path).glob("*model*.bin")):
+        return (
+            "a pickle holds weights there, which may run a program: where you trust it, load it with transformers and "
+            "save it again with save_pretrained, which writes safetensors"
+        )
+    return (
+        "give a folder with config.json, safetensors weights and a tokenizer, or a hub name that this machine can reach"
+    )
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or a hub name; `ConfigError` where it is empty or names no end token."""
+    with alone(), _loading(path):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    if not tokenizer.encode("How many?", add_special_tokens=False):  # transformers may make up an empty one
+        raise ConfigError(
+            f"model.path={path} holds no tokenizer: copy tokenizer.json and tokenizer_config.json of the model that "
+            "it was made from into it"
+        )
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"model.path={path}: its tokenizer names no end-of-text token; set eos_token in its config")
+    return tokenizer
+
+
+def load_model(path: str, **how: Any) -> PreTrainedModel:
+    """The model of a folder or a hub name in float32, every weight of it from the files; `ConfigError` otherwise.
+
+    `how`: further arguments of transformers' `from_pretrained`.
+    """
+    with alone(), _loading(path):
+        _refuse_adapter(path)
+        _refuse_quantised(path)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, in one line
+            **NOTHING_RUNS,
+            **how,
+        )
+    model: PreTrainedModel = loaded[0]
+    report: dict[str, Any] = loaded[1]
+    if why := mismatch(model, report["missing_keys"], report["unexpected_keys"], report["mismatched_keys"]):
+        raise ConfigError(f"model.path={path}: {why}")
+    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        model.config.get_text_config().tie_word_embeddings = False  # the files may have a head that config.json denies
+    return model
+
+
+def look_into(path: str) -> str:
+    """Load a model as a run would, but for its numbers; a line on what is there. `ConfigError` as in a run.
+
+    Without the package that transformers takes for that (accelerate), the numbers are read too.
+    """
+    model = load_model(path, **({"device_map": "meta"} if is_accelerate_available() else {}))
+    load_tokenizer(path)
+    return f"{len(model.state_dict())} weights of {type(model).__name__}, all in {path}"
+
+
+def _refuse_adapter(path: str) -> None:
+    """transformers would put an adapter that lies in the folder onto the model, or fetch the model it was made for."""
+    found = find_adapter_config_file(path)
+    if found is None:
+        return
+    base = json.loads(Path(found).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    raise ConfigError(
+        f"model.path={path} holds an adapter (adapter_config.json, made for {base}), and whole models alone are loaded "
+        "here: merge it with peft (AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained("
+        "NEW), and the tokenizer beside it), or move the adapter_* files away to train the model without it"
+    )
+
+
+def _refuse_quantised(path: str) -> None:
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    for part in (config, config.get_text_config()):
+        how = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
+        if how:
+            told = how if isinstance(how, dict) else how.to_dict()
+            raise ConfigError(
+                f"model.path={path} holds quantised weights ({told.get('quant_method', 'quantization_config')}), which "
+                "cannot be trained here: give the model that they were made from"
+            )
+
+
+def mismatch(
+    model: PreTrainedModel,
+    missing: Collection[str],
+    unexpected: Collection[str],
+    wrong: Collection[tuple[str, torch.Size, torch.Size]],
+) -> str:
+    """What keeps the weights in the files from being those of the model, and the cure; empty where they are.
+
+    `missing`: names of the model's that the files lack; `unexpected`: names in the files that it has no place for;
+    `wrong`: (name, shape in the files, shape of the model's).
+    """
+    if not missing and not unexpected and not wrong:
+        return ""
+    config, names = model.config.get_text_config(), set(model.state_dict())
+    found, in_files = list[str](), (names - set(missing)) | set(unexpected)
+    layers = len({number[1] for name in in_files if (number := LAYER.search(name))})
+    if layers != (asked := getattr(config, "num_hidden_layers", layers)):
+        found.append(f"config.json has {asked} layers, the files {layers}")
+    if missing:
+        found.append(f"{len(missing)} of the model's {len(names)} weights are not in the files ({_some(missing)})")
+        if not config.tie_word_embeddings and _head_of(model) in missing:
+            found[-1] += ", the output head among them, and config.json says tie_word_embeddings=false"
+    if unexpected:
+        found.append(f"{len(unexpected)} in the files have no place in it ({_some(unexpected)})")
+    if wrong:
+        name, theirs, ours = min(wrong)
+        found.append(
+            f"{len(wrong)} have another shape than config.json says ({name}: {list(theirs)}, expected {list(ours)})"
+        )
+    cure = "give the folder as save_pretrained wrote it, with the config.json that belongs to these weights"
+    if prefix := next((wrapped[0] for name in sorted(unexpected) if (wrapped := WRAPPED.match(name))), ""):
+        cure = f"save it again from the module itself, so that no name begins with {prefix}"
+    return f"{'; '.join(found)}: {cure}"
+
+
+def _head_of(model: PreTrainedModel) -> str:
+    """The name of the output head's weights."""
+    head = model.get_output_embeddings().weight
+    return next(name for name, weight in model.named_parameters(remove_duplicate=False) if weight is head)
+
+
+def _some(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:2]) + " ..." * (len(names) > 2)
