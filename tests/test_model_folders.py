@@ -1,17 +1,30 @@
 """Model folders as people have them: what is in the files is what is trained, or the folder is refused in one line."""
 
+import copy
 import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from conftest import PROMPT
 from safetensors.torch import load_file, save_file
 
+from rlreason.config.store import typed
 from rlreason.doctor.look_at_run import weight_findings
 from rlreason.doctor.probing import Found
+from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.stops import Stops
+from rlreason.engines.vllm.arguments import write_model
 from rlreason.errors import ConfigError
-from rlreason.model.loading import load_model, look_into
-from rlreason.model.policy import load_policy
+from rlreason.model.loading import load_model, load_tokenizer, look_into
+from rlreason.model.packing import pack
+from rlreason.model.policy import Policy, load_policy
+from rlreason.model.tiny import build_model
+from rlreason.model.tiny_formats import END, PAD, TAGS
+from rlreason.setup.components import sampled
+from rlreason.setup.fits import saved_tokenizer
 
 
 @pytest.fixture
@@ -108,3 +121,103 @@ def test_a_head_that_is_not_the_embeddings_stays_one_whatever_the_config_says(sa
     model = load_model(str(saved))
     assert model.lm_head.weight.equal(2 * model.model.embed_tokens.weight)
     assert model.config.tie_word_embeddings is False
+
+
+# Tokenizers
+
+
+def surrounding(folder: Path, front: tuple[str, ...], behind: tuple[str, ...]) -> None:
+    """Let the tokenizer put these tokens around each text."""
+    ids = {token: load_tokenizer(str(folder)).convert_tokens_to_ids(token) for token in (*front, *behind)}
+    added = {token: {"id": token, "ids": [number], "tokens": [token]} for token, number in ids.items()}
+    parts = [[{"SpecialToken": {"id": token, "type_id": 0}} for token in tokens] for tokens in (front, behind)]
+    single = [*parts[0], {"Sequence": {"id": "A", "type_id": 0}}, *parts[1]]
+    edited(
+        folder / "tokenizer.json",
+        post_processor={"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": added},
+    )
+
+
+@pytest.mark.parametrize("front", [(), (PAD,)], ids=["nothing in front", "a token in front"])
+@pytest.mark.parametrize("behind", [(), (END,), (PAD, END), ("<think>",)], ids=lambda t: f"{len(t)} behind")
+def test_what_a_tokenizer_appends_does_not_end_a_prompt_and_what_it_puts_in_front_stays(saved, policy, front, behind):
+    surrounding(saved, front, behind)
+    changed, length = load_policy(str(saved)), saved_tokenizer(str(saved))
+    for text in ("How many?", "2 + 2", f"so {END}", ""):
+        bare = policy.tokenizer.encode(text, add_special_tokens=False)
+        expected = [*map(policy.tokenizer.convert_tokens_to_ids, front), *bare]
+        assert changed.encode_prompt(text) == (expected or [policy.tokenizer.eos_token_id])
+        assert length(text) == max(1, len(expected))
+
+
+@pytest.fixture
+def tagged(tokenizer):
+    """A tokenizer whose answer tags, and tags of a prompt of one's own, are special tokens."""
+    own = copy.deepcopy(tokenizer)
+    own.add_tokens([*TAGS, "<final>", "</final>", "<|im_end|>"], special_tokens=True)
+    return own
+
+
+def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tagged, composed, tmp_path):
+    policy = Policy(build_model(len(tagged), width=16, layers=1), tagged)
+    (tmp_path / "own.prompt").write_text("Answer {question} in <final>.<|im_end|>")
+    words = f"prompt.file={tmp_path}/own.prompt", "prompt.stop=['</final>','<|im_end|>']"
+    sampling = sampled(typed(composed("algorithm=evaluate", *words)).asking, policy)
+    assert set(sampling.tags) == {*TAGS, "<final>", "</final>"}
+    written = "2 </think> <answer>4</answer> <final>4</final>"
+    ids = tagged.encode(f"{written}<|im_end|>", add_special_tokens=False)
+    stops = Stops(tagged, sampling.stop, 0, sampling.tags)
+    assert stops.text(ids, 0) == written
+    assert stops.overhang(ids[:-1]) == 0
+    assert Stops(tagged, sampling.stop, 0).text(ids, 0).replace(" ", "") == "244"
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_unless_no_text_needs_them(saved, tokenizer):
+    larger = copy.deepcopy(tokenizer)
+    larger.add_special_tokens({"pad_token": "[PAD]"})
+    larger.save_pretrained(saved)
+    policy = load_policy(str(saved))
+    with pytest.raises(ConfigError, match=r"\[PAD\]"):
+        policy.encode_prompt("How [PAD] many?")
+    larger.add_tokens(["zebra"])
+    larger.save_pretrained(saved)
+    for loads in (load_policy, look_into):
+        with pytest.raises(ConfigError, match=f"{len(larger)} tokens, the model {len(tokenizer)} .*zebra"):
+            loads(str(saved))
+
+
+@pytest.fixture
+def padded(policy) -> Policy:
+    """The policy with rows that no token has, and that the model finds more likely than any token."""
+    model, rows = copy.deepcopy(policy.model), len(policy.head)
+    model.resize_token_embeddings(rows + 40, mean_resizing=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[rows:] = 8 * policy.head[20]
+    return Policy(model, policy.tokenizer)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_rows_that_no_token_has_are_never_sampled_and_change_no_probability(policy, padded, problems, temperature):
+    prompts = [
+        Prompt(p.id, policy.encode_prompt(PROMPT.format(question=p.question)), i) for i, p in enumerate(problems)
+    ]
+    sampling = Sampling(temperature, 0, 12)
+    plain, cut = (HFEngine(p).generate(prompts[:16], sampling, n=2) for p in (policy, padded))
+    assert [r.token_ids for r in plain] == [r.token_ids for r in cut]
+    batch = pack([(r.prompt_ids, r.token_ids) for r in plain])
+    results = []
+    for each in (policy, padded):
+        log_probs, entropy = each.log_probs(batch, 0.7)
+        (log_probs.sum() + 3 * entropy.sum()).backward()
+        results.append((log_probs, entropy, each.head.grad[: len(policy.head)]))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+    assert not padded.head.grad[len(policy.head) :].any()
+
+
+def test_an_engine_of_its_own_gets_no_row_that_no_token_has(policy, padded, tmp_path):
+    sent = dict(padded.engine_weights())
+    assert all(w.equal(sent[name]) for name, w in policy.engine_weights())
+    assert json.loads((Path(write_model(padded, tmp_path)) / "config.json").read_text())["vocab_size"] == len(
+        policy.head
+    )

@@ -205,7 +205,7 @@ def test_a_job_says_what_its_parts_are(measured):
     told = told_of(measured)
     assert {*FACTS} <= told.keys()
     assert told["eval_sampling"] == {
-        "temperature": 1.0, "min_tokens": 4, "max_tokens": 8, "stop": ["</answer>"],
+        "temperature": 1.0, "min_tokens": 4, "max_tokens": 8, "stop": ["</answer>"], "tags": [],
         "end_ids": told["sampling"]["end_ids"], "samples": 1,
     }  # fmt: skip
     assert told["model"]["start_weights"] == measured.summary["weights"]

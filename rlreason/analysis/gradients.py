@@ -87,7 +87,7 @@ def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Samp
         )
         policy, start = start_policy(run, console)
         check_start(folder, start, console)
-    size = policy.head.shape[0]
+    size = policy.padded_from or policy.head.shape[0]
     ids = {i for s in samples for i in (*s.response.prompt_ids, *s.response.token_ids)}
     if wrong := sorted(i for i in ids if not 0 <= i < size):
         path = next(file.path for file in folder.rollouts() if file.step == step)

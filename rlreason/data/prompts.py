@@ -4,6 +4,7 @@ Templates have `str.format` semantics, as the course's files do: `{question}` is
 braces stand for single ones, so `\\boxed{{}}` becomes `\\boxed{}`.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlreason.errors import ConfigError
@@ -27,6 +28,22 @@ def load_template(file: str, folder: Path) -> str:
     if "\0" not in filled:
         raise ConfigError(f"prompt.file={file} never uses the question: put {{question}} where it belongs")
     return template
+
+
+def appended(whole: Sequence[int], bare: Sequence[int]) -> int:
+    """How many tokens a tokenizer puts behind a text, from the text's ids with and without what it puts around it.
+
+    `ConfigError` where the text's own ids are not among them.
+
+    >>> appended([1, 7, 8, 2, 2], [7, 8])
+    2
+    """
+    for start in range(len(whole) - len(bare) + 1):
+        if list(whole[start : start + len(bare)]) == list(bare):
+            return len(whole) - len(bare) - start
+    raise ConfigError(
+        "model.path: its tokenizer's post-processor changes a prompt's own tokens: remove it from tokenizer.json"
+    )
 
 
 def render(template: str, question: str) -> str:

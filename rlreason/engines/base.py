@@ -29,6 +29,7 @@ class Sampling:
     min_tokens: int = 0  # the first so many tokens neither are an end token nor hold the end of a stop string
     max_tokens: int = 1024
     stop: tuple[str, ...] = ()  # kept in the text, as far as it is no special token; its tokens are kept whole
+    tags: tuple[str, ...] = ()  # special tokens that stay in the text, because the task reads them
     end_ids: frozenset[int] = frozenset()  # tokens that end a response besides the model's own, such as a chat's turn
 
 

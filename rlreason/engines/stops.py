@@ -1,26 +1,32 @@
 """Where a stop string ends a response, and what the response's text is: one rule for every engine, vLLM's.
 
-A stop string counts when it ends in text beyond that of the first `min_tokens` tokens. Text leaves special tokens out;
-only where a stop string is spelled with one, such as `<|im_end|>`, are they seen in the search for stop strings. So a
-special token ends a response in the same way whether it is an end token or a stop string, and is graded the same.
+A stop string counts when it ends in text beyond that of the first `min_tokens` tokens. Text leaves special tokens out,
+but for tags that a prompt, a reward or a stop string reads (`Sampling.tags`). Only where there are such, or where a
+stop string is spelled with one, such as `<|im_end|>`, are they seen in the search for stop strings. So a special token
+ends a response in the same way whether it is an end token or a stop string, and is graded the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 HALF_CHARACTER = "\ufffd"  # what bytes decode to that are not yet a whole character
 
 
 class Stops:
     """The stop strings of a sampling setting, under one tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], min_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], min_tokens: int, tags: Collection[str] = ()
+    ) -> None:
+        """`tags`: special tokens that stay in the text."""
         self.tokenizer, self.stop, self.min_tokens = tokenizer, tuple(stop), min_tokens
         special = special_tokens(tokenizer)
-        self._special = frozenset(special)
-        self.sees_special = any(text in s for text in special.values() for s in stop)
+        self._left_out = frozenset(i for i, text in special.items() if text not in tags)
+        self._has_tags = len(self._left_out) < len(special)
+        self.sees_special = self._has_tags or any(text in s for text in special.values() for s in stop)
 
     @cached_property
     def closing(self) -> frozenset[int] | None:
@@ -47,9 +53,9 @@ class Stops:
         return len(text) - min(ends) if ends else None
 
     def text(self, token_ids: Sequence[int], overhang: int) -> str:
-        """The response's text, for grading and reading: without special tokens and without the overhang."""
+        """The response's text, for grading and reading: without special tokens but tags, and without the overhang."""
         text = self._decoded(token_ids, special=False)
-        return text[: len(text) - overhang] if overhang and token_ids[-1] not in self._special else text
+        return text[: len(text) - overhang] if overhang and token_ids[-1] not in self._left_out else text
 
     def _settled(self, token_ids: Sequence[int]) -> int:
         """Characters that these tokens have written for good; a character of which bytes are missing is not there."""
@@ -62,7 +68,25 @@ class Stops:
 
     def _decoded(self, token_ids: Sequence[int], special: bool) -> str:
         decode = self.tokenizer.decode
+        if self._has_tags and not special:
+            token_ids, special = [i for i in token_ids if i not in self._left_out], True
         return str(decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
+
+
+def tags_in(tokenizer: PreTrainedTokenizerBase, read: Iterable[str], always: Collection[str]) -> tuple[str, ...]:
+    """The special tokens that are words of a task: those that hold one of `always`, and those in a text of `read`.
+
+    Of the latter not what shapes texts and chats: tokens with a role (end, padding), in the chat template, or spelled
+    as `<|im_end|>` is. These are left out of a response, whatever a prompt or a stop string says.
+    """
+    texts, template = "\0".join(read), str(getattr(tokenizer, "chat_template", None) or "")
+    roles = {str(getattr(tokenizer, f"{role}_token", None)) for role in ROLES}
+    return tuple(
+        text
+        for text in special_tokens(tokenizer).values()
+        if any(tag in text for tag in always)
+        or (text in texts and text not in roles and text not in template and not text.startswith("<|"))
+    )
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:

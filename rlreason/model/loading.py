@@ -102,8 +102,25 @@ def look_into(path: str) -> str:
     Without the package that transformers takes for that (accelerate), the numbers are read too.
     """
     model = load_model(path, **({"device_map": "meta"} if is_accelerate_available() else {}))
-    load_tokenizer(path)
+    check_tokenizer(path, load_tokenizer(path), model)
     return f"{len(model.state_dict())} weights of {type(model).__name__}, all in {path}"
+
+
+def check_tokenizer(path: str, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """`ConfigError` where text can become a token that the model has no row for.
+
+    A special token beyond the rows may be there, as for padding, which nothing here uses: see `Policy.known`.
+    """
+    embeddings: Any = model.get_input_embeddings()
+    rows, ids = len(embeddings.weight), tokenizer.get_vocab()
+    special = {*tokenizer.all_special_ids, *(i for i, t in tokenizer.added_tokens_decoder.items() if t.special)}
+    beyond = {number: token for token, number in ids.items() if number >= rows and number not in special}
+    if beyond:
+        raise ConfigError(
+            f"model.path={path}: its tokenizer has {max(ids.values()) + 1} tokens, the model {rows} "
+            f"({beyond[min(beyond)]!r} is number {min(beyond)}): give the tokenizer that belongs to the model, or give "
+            "the model a row for each with resize_token_embeddings and save both"
+        )
 
 
 def _refuse_adapter(path: str) -> None:

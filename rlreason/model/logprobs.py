@@ -14,12 +14,21 @@ from rlreason.model.products import operand, product
 
 #: Positions per chunk. 512 x 151,936 float32 logits are 311 MB; smaller chunks waste matmul speed.
 CHUNK = 512
+#: The logit of a row that no token has: its probability is 0, and its share of a sum or a gradient is a number.
+NEVER = -1e9
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+def without_padding(logits: Tensor, padded_from: int | None) -> Tensor:
+    """The logits (..., vocab), in place, with probability 0 from this id on: rows that are there to fill the matrix."""
+    if padded_from is not None:
+        logits[..., padded_from:] = NEVER
+    return logits
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float, padded_from: int | None) -> Tensor:
     """Operands (positions, width), (vocab, width) -> a new (positions, vocab) float32, divided by the temperature."""
     logits = product(hidden, weight).float()
-    return logits if temperature == 1.0 else logits.div_(temperature)
+    return without_padding(logits if temperature == 1.0 else logits.div_(temperature), padded_from)
 
 
 def _space(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
@@ -41,6 +50,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         want_entropy: bool,
         head: torch.dtype,
         products: torch.dtype,
+        padded_from: int | None,
     ) -> tuple[Tensor, Tensor]:
         n = hidden.shape[0]
         log_probs = torch.empty(n, dtype=torch.float32, device=hidden.device)
@@ -50,7 +60,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         rows, factors = operand(hidden, head), operand(weight, head)
         for start in range(0, n, chunk):
             at = slice(start, start + chunk)
-            logits = _logits(rows[at], factors, temperature)  # (chunk, vocab)
+            logits = _logits(rows[at], factors, temperature, padded_from)  # (chunk, vocab)
             top = logits.amax(-1, keepdim=True)
             logits -= top
             exp = torch.exp(logits, out=space[: len(logits)])
@@ -63,7 +73,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             del logits  # else it is there while the next chunk's is computed
         ctx.save_for_backward(rows, weight, labels, log_norm, entropy)
         ctx.temperature, ctx.chunk, ctx.dtype = temperature, chunk, hidden.dtype
-        ctx.head, ctx.products = head, products
+        ctx.head, ctx.products, ctx.padded_from = head, products, padded_from
         ctx.set_materialize_grads(False)  # an entropy that is only measured costs no backward work
         return log_probs, entropy
 
@@ -81,7 +91,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         inputs, slopes = (rows, factors) if same else (rows.to(ctx.products), weight.to(ctx.products))
         for start in range(0, rows.shape[0], ctx.chunk):
             at = slice(start, start + ctx.chunk)
-            logits = _logits(rows[at], factors, ctx.temperature)
+            logits = _logits(rows[at], factors, ctx.temperature, ctx.padded_from)
             logits -= log_norm[at, None]
             probs = torch.exp(logits, out=space[: len(logits)])
             # d log p(y) / d logits = onehot(y) - p,    d H / d logits = -p (log p + H)
@@ -99,7 +109,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 product(grad_logits.t(), inputs[at].t(), add_to=grad_weight)
             del grad_logits  # rounded, it has a memory of its own
         weight_grad = None if grad_weight is None else grad_weight.to(weight.dtype)
-        return grad_hidden, weight_grad, None, None, None, None, None, None
+        return grad_hidden, weight_grad, None, None, None, None, None, None, None
 
 
 def chunked_log_probs(
@@ -111,6 +121,7 @@ def chunked_log_probs(
     want_entropy: bool = True,
     head: torch.dtype | None = None,
     products: torch.dtype | None = None,
+    padded_from: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each label and entropy of each distribution softmax(h W^T / T).
 
@@ -124,14 +135,16 @@ def chunked_log_probs(
     and all that is made of them are float32. `products` is the type of what the two products of the backward pass
     multiply (None: `head`): in bfloat16 the gradient of the logits is rounded there, beside h and W, which gives the
     gradients of h and W an error of 0.15% of their norms (random numbers, tests/test_head.py); that of W is summed over
-    the positions in float32. The rounding of h and W themselves has the gradient 1.
+    the positions in float32. The rounding of h and W themselves has the gradient 1. From the id `padded_from` on, rows
+    of W belong to no token and have probability 0.
 
     >>> h, w = torch.zeros(2, 3), torch.ones(4, 3)
     >>> lp, entropy = chunked_log_probs(h, w, torch.tensor([0, 3]))
     >>> torch.allclose(lp, torch.tensor(0.25).log()) and torch.allclose(entropy, torch.tensor(4.0).log())
     True
     """
+    head = head or hidden.dtype
     out: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(
-        hidden, weight, labels, temperature, chunk, want_entropy, head or hidden.dtype, products or head or hidden.dtype
+        hidden, weight, labels, temperature, chunk, want_entropy, head, products or head, padded_from
     )
     return out

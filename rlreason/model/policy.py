@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
+from rlreason.data.prompts import appended
+from rlreason.errors import ConfigError
 from rlreason.model.alone import alone
 from rlreason.model.devices import DTYPES, pick_device, pick_dtype
 from rlreason.model.kernels import select_kernel
-from rlreason.model.loading import load_model, load_tokenizer
-from rlreason.model.logprobs import chunked_log_probs
+from rlreason.model.loading import check_tokenizer, load_model, load_tokenizer
+from rlreason.model.logprobs import chunked_log_probs, without_padding
 from rlreason.model.lora import merged_weights
 from rlreason.model.on_device import give_back
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
@@ -34,6 +36,7 @@ class Policy:
     """A causal language model with its tokenizer; everything that turns token ids into log-probabilities uses it."""
 
     keeps_casts = True  # half-precision copies of trained weights, until the block of `autocast` ends
+    padded_from: int | None = None  # the first row of the output head that no token has, where there is one
     #: (scorer, pairs, whether entropies are wanted) -> scores by all ranks, where several train this policy.
     deal: "Callable[[LogProbScorer, Sequence[Pair], bool], list[TokenScores]] | None" = None
 
@@ -57,6 +60,13 @@ class Policy:
         """
         self.device, self.in_main_memory = device or pick_device(), in_main_memory
         self.tokenizer = tokenizer
+        #: How many tokens the tokenizer puts behind a text. A prompt goes on, so it is encoded without them.
+        self.appended = appended(tokenizer.encode("How many?"), tokenizer.encode("How many?", add_special_tokens=False))
+        tokens, rows = max(tokenizer.get_vocab().values()) + 1, model.get_output_embeddings().weight
+        self.padded_from = tokens if tokens < len(rows) else None
+        by_token = {id(rows), id(model.get_input_embeddings().weight)}
+        every = model.named_parameters(remove_duplicate=False)
+        self._by_token = frozenset(name for name, weight in every if id(weight) in by_token)
         self.remarks: list[str] = []  # what was done to the model to save memory, for `describe`
         self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
         self.weights, self.compute_dtype, self.head_dtype = weights, compute_dtype, head_dtype
@@ -151,7 +161,8 @@ class Policy:
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, width) -> (rows, vocab) float32, by the product that `log_probs` takes: sums are never rounded."""
         with torch.autocast(self.device.type, enabled=False):
-            return product(*(operand(x, self.head_dtype) for x in (hidden, self.head)))
+            logits = product(*(operand(x, self.head_dtype) for x in (hidden, self.head)))
+            return without_padding(logits, self.padded_from)
 
     def hidden_states(self, batch: PackedBatch, cache: Cache | None = None) -> Tensor:
         """Hidden states (total, width) of packed sequences; keys and values go into `cache` where one is given."""
@@ -187,8 +198,9 @@ class Policy:
         scored, head = hidden.index_select(0, batch.score_at), self.head_dtype
         products = self.compute_dtype if head == torch.float32 else head
         return chunked_log_probs(
-            scored, self.head, batch.labels, temperature, want_entropy=want_entropy, head=head, products=products
-        )
+            scored, self.head, batch.labels, temperature, want_entropy=want_entropy, head=head, products=products,
+            padded_from=self.padded_from,
+        )  # fmt: skip
 
     def describe(self) -> str:
         """A line for the terminal: size, precision, device, attention kernel and what was done to save memory."""
@@ -207,17 +219,36 @@ class Policy:
         return f", output head in {str(self.head_dtype).removeprefix('torch.')} products, float32 sums"
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a prompt, with what the tokenizer puts in front (a beginning-of-text token); at least one."""
+        """Token ids of a prompt, with what the tokenizer puts in front (a beginning-of-text token); at least one.
+
+        What it puts behind a text, as an end token, is left out: a response follows.
+        """
         ids: list[int] = self.tokenizer.encode(text)
+        ids = self.known(ids[: len(ids) - self.appended])
         if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id:
             ids = ids[1:]  # the text brought its own
         return ids or [self.tokenizer.bos_token_id or self.tokenizer.eos_token_id]
 
     def encode_response(self, text: str, end: int | None = None) -> list[int]:
         """Token ids of a given response, with one end token: the tokenizer's, or a chat's own, `end`."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.known(self.tokenizer.encode(text, add_special_tokens=False))
         end = self.tokenizer.eos_token_id if end is None else end
         return ids if ids[-1:] == [end] else [*ids, end]
+
+    def known(self, ids: list[int]) -> list[int]:
+        """The ids as they are; `ConfigError` where the model has no row for one of them."""
+        rows = self.model.get_input_embeddings().num_embeddings
+        if ids and max(ids) >= rows:
+            raise ConfigError(
+                f"a text holds the token {self.tokenizer.convert_ids_to_tokens(max(ids))!r}, number {max(ids)}, and "
+                f"the model has {rows}: remove it from the text, or give the tokenizer that belongs to the model"
+            )
+        return ids
+
+    def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """`named_weights` for an engine of its own, which cannot sample a row that no token has: it gets none."""
+        for name, weight in self.named_weights():
+            yield name, weight[: self.padded_from] if name in self._by_token else weight
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight under the name that transformers saves it with, tied ones once, adapters added in.
@@ -248,5 +279,6 @@ def load_policy(
     """
     device, tokenizer = pick_device(), load_tokenizer(path)
     model = load_model(path)
+    check_tokenizer(path, tokenizer, model)
     products = pick_dtype(dtype, device)
     return Policy(model, tokenizer, products, device, DTYPES[weights], attention, head_dtype, in_main_memory)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES
+from rlreason.model.logprobs import without_padding
 from rlreason.model.packing import pack
 from rlreason.runtime.text import first_line
 
@@ -25,7 +26,8 @@ def check_model(policy: "Policy") -> None:
     here, pairs = policy.head.device, _short_pairs(policy)
     policy.model.set_attn_implementation("eager")
     plain = [torch.tensor([[*p, *r]], device=here) for p, r in pairs]
-    logits = [policy.model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1) for ids in plain]
+    logits = [policy.model(input_ids=ids, use_cache=False).logits[0].float() for ids in plain]
+    logits = [without_padding(rows, policy.padded_from).log_softmax(-1) for rows in logits]
     theirs = [lp[len(p) + t - 1, y] for lp, (p, r) in zip(logits, pairs, strict=True) for t, y in enumerate(r)]
     policy.model.set_attn_implementation(NAMES[policy.attention])
     types = policy.compute_dtype, policy.head_dtype
@@ -52,7 +54,7 @@ def check_model(policy: "Policy") -> None:
 
 def _short_pairs(policy: "Policy") -> list[tuple[list[int], list[int]]]:
     """Short sequences that every model can read, two with one prompt."""
-    size = policy.head.shape[0]
+    size = policy.padded_from or policy.head.shape[0]
     pairs = [([3, 5, 7], [11, 13, 2]), ([3, 5, 7], [6, 8, 12, 10]), ([4], [9, 9, 9])]
     return [([i % size for i in prompt], [i % size for i in response]) for prompt, response in pairs]
 

@@ -23,5 +23,4 @@ class PromptEncoder:
         text = self.fill(problem.question)
         if self.chat is None:
             return self.policy.encode_prompt(text)
-        ids: list[int] = self.policy.tokenizer.encode(self.chat.prompt(text), add_special_tokens=False)
-        return ids
+        return self.policy.known(self.policy.tokenizer.encode(self.chat.prompt(text), add_special_tokens=False))

@@ -14,6 +14,7 @@ from rlreason.config.run import Asking, RunConfig
 from rlreason.data.files import fingerprint
 from rlreason.data.splits import subset
 from rlreason.engines.base import Engine, Sampling
+from rlreason.engines.stops import tags_in
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.evaluation.signs import signs_of
@@ -21,6 +22,7 @@ from rlreason.grading import Grader
 from rlreason.model.policy import Policy
 from rlreason.model.prompt_encoder import PromptEncoder
 from rlreason.model.scoring import LogProbScorer
+from rlreason.model.tiny_formats import TAGS
 from rlreason.records.console import Console
 from rlreason.records.loggers.guarded import Loggers
 from rlreason.records.loggers.resumed import Resumed
@@ -41,6 +43,7 @@ from rlreason.setup.probe import own_functions, refusal
 from rlreason.setup.prompts import PromptIds, check_prompts, encoder, end_of_turn, remarks
 from rlreason.setup.read_data import read_splits
 from rlreason.setup.start import Start
+from rlreason.setup.templates import template_of
 from rlreason.types import Collected, Problem
 
 
@@ -203,7 +206,9 @@ def sampled(asking: Asking, policy: Policy) -> Sampling:
     """How an engine samples, in training or in evaluations: a prompt's responses end as that prompt says."""
     end = end_of_turn(asking.prompt, policy.tokenizer)
     ends = frozenset() if end is None else frozenset({end})
-    return Sampling(**asdict(asking.sampling), stop=tuple(asking.prompt.stop), end_ids=ends)
+    stop = tuple(asking.prompt.stop)
+    tags = tags_in(policy.tokenizer, (template_of(asking.prompt), *stop), always=TAGS)
+    return Sampling(**asdict(asking.sampling), stop=stop, tags=tags, end_ids=ends)
 
 
 def scorer(run: RunConfig, asking: Asking, policy: Policy) -> LogProbScorer:

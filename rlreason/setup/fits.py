@@ -18,6 +18,7 @@ from rlreason.config.evaluation import sampling_key
 from rlreason.config.groups import PromptConfig
 from rlreason.config.model import TINY_CONTEXT
 from rlreason.config.run import RunConfig
+from rlreason.data.prompts import appended
 from rlreason.memory.work import PROMPT
 from rlreason.model.tiny_formats import TAGS, VOCABULARY, texts_in, train_tokenizer
 from rlreason.setup.data import Loaded, load_data
@@ -194,13 +195,14 @@ def saved_tokenizer(folder: str) -> Callable[[str], int] | None:
         return None
     core.no_truncation()
     core.no_padding()
+    behind = appended(core.encode("How many?").ids, core.encode("How many?", add_special_tokens=False).ids)
     begin = said.get("bos_token")
     begin = core.token_to_id(begin.get("content", "") if isinstance(begin, dict) else begin or "")
 
     def length(text: str) -> int:
         ids = core.encode(text).ids
         twice = len(ids) > 1 and ids[0] == ids[1] == begin  # the text brought its own
-        return max(1, len(ids) - twice)
+        return max(1, len(ids) - twice - behind)
 
     return length
 

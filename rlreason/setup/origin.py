@@ -115,14 +115,15 @@ def _model(run: RunConfig, policy: Policy) -> dict[str, Any]:
 def _sampling(sampling: Sampling, policy: Policy) -> dict[str, Any]:
     """Every number of it, and the tokens that end a response: the model's own and those of a chat's turn."""
     told = asdict(sampling)
-    return told | {"stop": list(sampling.stop), "end_ids": sorted(policy.end_ids | sampling.end_ids)}
+    lists = {"stop": list(sampling.stop), "tags": list(sampling.tags)}
+    return told | lists | {"end_ids": sorted(policy.end_ids | sampling.end_ids)}
 
 
 def _engine(run: RunConfig, engine: Engine, sampling: Sampling, policy: Policy) -> dict[str, Any]:
     """What the engine was told; of vLLM every argument, also those that were left at what they are."""
     facts: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
     if isinstance(engine, VLLMEngine | ManyEngines):
-        stops = Stops(policy.tokenizer, sampling.stop, sampling.min_tokens)
+        stops = Stops(policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
         ends = policy.end_ids | sampling.end_ids
         facts |= {"arguments": engine.arguments, "sampling": sampling_arguments(sampling, ends, stops.sees_special)}
     return facts

@@ -38,7 +38,7 @@ class HFEngine:
         self.compiled = CompiledStep(policy.backbone, say) if compile else None
         self.weight_version = self.drawn = 0
         self.counts = Counts()  # of the newest `generate`
-        self._stops: dict[tuple[tuple[str, ...], int], Stops] = {}
+        self._stops: dict[tuple[tuple[str, ...], int, tuple[str, ...]], Stops] = {}
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
         """Count a weight sync; nothing is copied. Metrics: the recompilations so far, where steps are compiled.
@@ -141,7 +141,7 @@ class HFEngine:
 
     def _stops_of(self, sampling: Sampling) -> Stops:
         """Kept from call to call: a large vocabulary is searched for tokens that can close a stop string once."""
-        key = (sampling.stop, sampling.min_tokens)
+        key = (sampling.stop, sampling.min_tokens, sampling.tags)
         if key not in self._stops:
             self._stops[key] = Stops(self.policy.tokenizer, *key)
         return self._stops[key]

@@ -139,6 +139,8 @@ def write_model(policy: Policy, folder: Path) -> str:
     """
     config = copy.deepcopy(policy.model.config)
     config.architectures = [type(getattr(policy.model, "_orig_mod", policy.model)).__name__]
+    if policy.padded_from is not None:
+        config.get_text_config().vocab_size = policy.padded_from  # as in `Policy.engine_weights`
     config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     return str(folder)

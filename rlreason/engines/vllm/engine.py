@@ -75,7 +75,7 @@ class VLLMEngine:
         self.weight_version = self.drawn = 0
         self.each_step: Callable[[], None] = alive  # called after every decoding step; what it raises ends `generate`
         self.arguments: dict[str, Any] = {}  # that vLLM was started with, for provenance
-        self._probe = probe_prompt(policy.head.shape[0], self.max_len)
+        self._probe = probe_prompt(policy.padded_from or policy.head.shape[0], self.max_len)
         self._thread = EngineThread(rollout, log, self._check)
         self._files = ExitStack()
         self._starting = ExitStack()  # what a start changes in this process
@@ -165,7 +165,8 @@ class VLLMEngine:
     def _sample(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None
     ) -> list[Response]:
-        engine, stops = self.llm.llm_engine, Stops(self.policy.tokenizer, sampling.stop, sampling.min_tokens)
+        engine = self.llm.llm_engine
+        stops = Stops(self.policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
         arguments = sampling_arguments(sampling, self.policy.end_ids | sampling.end_ids, stops.sees_special)
         arguments["output_kind"] = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         places, under_way = iter(range(len(prompts) * n)), set[str]()

@@ -27,7 +27,7 @@ class PolicyWeights(WeightSource):
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         dtype, device = self.policy.compute_dtype, self.policy.device
-        return ((name, weight.detach().to(dtype).to(device)) for name, weight in self.policy.named_weights())
+        return ((name, weight.detach().to(dtype).to(device)) for name, weight in self.policy.engine_weights())
 
 
 class Client:

@@ -86,12 +86,12 @@ class InProcessTransfer(WeightTransfer):
         return vllm.LLM(folder, **arguments)
 
     def send_weights(self, llm: Any, policy: Policy) -> None:
-        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": policy.named_weights()})
+        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": policy.engine_weights()})
         llm.apply_model(repack_tied_head)
 
     def differing_tensors(self, llm: Any, policy: Policy) -> tuple[int, tuple[str, ...]]:
         def compare(model: nn.Module) -> tuple[int, tuple[str, ...]]:
-            return differing_tensors(model, policy.named_weights(), getattr(model, "packed_modules_mapping", {}))
+            return differing_tensors(model, policy.engine_weights(), getattr(model, "packed_modules_mapping", {}))
 
         return tuple(llm.apply_model(compare)[0])
 
