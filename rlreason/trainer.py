@@ -43,6 +43,8 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
     components = build_components(run, records.folder, console, records.checkpoint is None, records.clock)
     trainer = learner = None
     try:
+        if run.save_model or run.checkpoint.every != 0:
+            components.policy.try_saving()
         algorithm = make_algorithm(run, components, console)
         learner = make_learner(run, components.policy, records.folder, algorithm)
         records.loggers = components.loggers

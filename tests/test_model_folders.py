@@ -10,6 +10,7 @@ import torch
 from conftest import PROMPT
 from safetensors.torch import load_file, save_file
 
+from rlreason.api import train
 from rlreason.config.store import typed
 from rlreason.doctor.look_at_run import weight_findings
 from rlreason.doctor.probing import Found
@@ -25,6 +26,7 @@ from rlreason.model.tiny import build_model
 from rlreason.model.tiny_formats import END, PAD, TAGS
 from rlreason.setup.components import sampled
 from rlreason.setup.fits import saved_tokenizer
+from tests.starts import SMALL
 
 
 @pytest.fixture
@@ -221,3 +223,44 @@ def test_an_engine_of_its_own_gets_no_row_that_no_token_has(policy, padded, tmp_
     assert json.loads((Path(write_model(padded, tmp_path)) / "config.json").read_text())["vocab_size"] == len(
         policy.head
     )
+
+
+# Saving
+
+
+@pytest.mark.parametrize(
+    "settings", [{"do_sample": False, "temperature": 0.6}, {"num_beams": 1, "length_penalty": 2.0}], ids=str
+)
+def test_generation_settings_that_transformers_refuses_keep_no_model_from_being_saved(saved, tmp_path, settings):
+    edited(saved / "generation_config.json", eos_token_id=[0, 5], **settings)
+    policy = load_policy(str(saved))
+    policy.try_saving()
+    policy.save(tmp_path / "again")
+    again = load_policy(str(tmp_path / "again"))
+    assert again.end_ids == policy.end_ids == {0, 5}
+    assert "generation_config.json" in policy.describe()
+    assert "generation_config.json" not in again.describe()
+
+
+def test_a_model_of_which_only_the_adapter_would_be_saved_is_found_before_and_behind_the_run(policy, tmp_path):
+    from peft import LoraConfig
+
+    policy.model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ConfigError, match="save_model=false"):
+        policy.try_saving()
+    with pytest.raises(ConfigError, match=r"without config\.json"):
+        policy.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_run_tries_to_save_before_its_first_step(policy, tmp_path, monkeypatch):
+    def refuse(*_, **__) -> None:
+        raise OSError("no such luck")
+
+    policy.save(tmp_path / "model")
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", refuse)
+    words = [word for word in SMALL if not word.startswith("model.")]
+    words += ["data=stories", "model=local", f"model.path={tmp_path}/model", f"hydra.run.dir={tmp_path}/run"]
+    with pytest.raises(ConfigError, match="no such luck"):
+        train("algorithm=grpo", *words, quiet=True)
+    assert not (tmp_path / "run/rollouts").exists()

@@ -6,6 +6,7 @@ config and files do not belong together, so neither is passed over. `rlreason do
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -13,8 +14,15 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
@@ -120,6 +128,37 @@ def check_tokenizer(path: str, tokenizer: PreTrainedTokenizerBase, model: PreTra
             f"model.path={path}: its tokenizer has {max(ids.values()) + 1} tokens, the model {rows} "
             f"({beyond[min(beyond)]!r} is number {min(beyond)}): give the tokenizer that belongs to the model, or give "
             "the model a row for each with resize_token_embeddings and save both"
+        )
+
+
+def with_settings_that_save(model: PreTrainedModel) -> str:
+    """Keep of generation settings that transformers would refuse to save the tokens alone, in place; a line on that.
+
+    Nothing here samples by them. Empty where they are well.
+    """
+    settings = model.generation_config
+    try:
+        if settings is not None:
+            settings.validate(strict=True)
+        return ""
+    except (ValueError, TypeError) as error:
+        kept = {key: getattr(settings, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        model.generation_config = GenerationConfig(**kept)
+        why = " ".join(str(error).split())[:120]
+        return f"generation_config.json is saved with its tokens alone, since transformers refuses the rest ({why} ...)"
+
+
+def check_saved(folder: Path, expected: int) -> None:
+    """`ConfigError` unless the folder holds a config, and weights of so many numbers."""
+    written = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as held:
+            written += sum(math.prod(held.get_slice(name).get_shape()) for name in held.keys())  # noqa: SIM118
+    if written != expected or not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{folder} was saved with {written} of the model's {expected} numbers"
+            f"{'' if (folder / 'config.json').is_file() else ' and without config.json'}: give a model folder without "
+            "adapters, as save_pretrained writes it"
         )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from rlreason.errors import ConfigError
 from rlreason.model.alone import alone
 from rlreason.model.devices import DTYPES, pick_device, pick_dtype
 from rlreason.model.kernels import select_kernel
-from rlreason.model.loading import check_tokenizer, load_model, load_tokenizer
+from rlreason.model.loading import check_saved, check_tokenizer, load_model, load_tokenizer, with_settings_that_save
 from rlreason.model.logprobs import chunked_log_probs, without_padding
 from rlreason.model.lora import merged_weights
 from rlreason.model.on_device import give_back
@@ -27,6 +28,7 @@ from rlreason.model.products import operand, product, use_fast_products
 from rlreason.model.skeleton import with_one_layer
 from rlreason.runtime.atomic_files import whole
 from rlreason.runtime.lock import alive
+from rlreason.runtime.text import first_line
 
 if TYPE_CHECKING:
     from rlreason.model.scoring import LogProbScorer, TokenScores
@@ -260,8 +262,25 @@ class Policy:
     def save(self, folder: Path) -> None:
         """Write a model folder that `transformers` loads; it appears under its name when it is complete."""
         with alone(), whole(folder) as partial:
-            self.model.save_pretrained(partial, state_dict={name: w.cpu() for name, w in self.named_weights()})
-            self.tokenizer.save_pretrained(partial)
+            self._write(partial, {name: w.cpu() for name, w in self.named_weights()})
+
+    def try_saving(self) -> None:
+        """Save and throw away all but the weights, of which the smallest goes; `ConfigError` where that fails."""
+        name, weight = min(self.named_weights(), key=lambda named: named[1].numel())
+        try:
+            with alone(), tempfile.TemporaryDirectory() as place:
+                self._write(Path(place), {name: weight.cpu()})
+        except Exception as error:  # a library may raise anything
+            raise ConfigError(
+                f"this model could not be saved at the end ({type(error).__name__}: {first_line(error)}): mend its "
+                "folder, or set save_model=false checkpoint.every=0"
+            ) from error
+
+    def _write(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        numbers = sum(weight.numel() for weight in weights.values())
+        self.model.save_pretrained(folder, state_dict=weights)  # which takes them out of it
+        self.tokenizer.save_pretrained(folder)
+        check_saved(folder, numbers)
 
 
 def load_policy(
@@ -281,4 +300,7 @@ def load_policy(
     model = load_model(path)
     check_tokenizer(path, tokenizer, model)
     products = pick_dtype(dtype, device)
-    return Policy(model, tokenizer, products, device, DTYPES[weights], attention, head_dtype, in_main_memory)
+    dropped = with_settings_that_save(model)
+    policy = Policy(model, tokenizer, products, device, DTYPES[weights], attention, head_dtype, in_main_memory)
+    policy.remarks += [dropped] * bool(dropped)
+    return policy
