@@ -209,7 +209,9 @@ def test_rewards_that_are_all_zero(tmp_path):
 
 def test_a_grader_that_times_out(tmp_path):
     words = ("prompt.reward=own_reward:slow_at_times", "grading.timeout_s=2", "n_steps=1", "rollout_batch_size=8")
-    _, health = trained(tmp_path / "run", *words, "group_size=2", "eval_problems=2", "eval_every=0", "train_batch_size=8")
+    _, health = trained(
+        tmp_path / "run", *words, "group_size=2", "eval_problems=2", "eval_every=0", "train_batch_size=8"
+    )
     (found,) = [f for f in health.findings if f.rule == "grader_timeouts"]
     assert "ran out of time" in found.what
     assert any(line.startswith("grading_incidents.jsonl") for line in found.evidence)
