@@ -108,8 +108,8 @@ def _seeds(setting: Setting) -> int:
 
 
 def is_of(course: Course, study: Study) -> bool:
-    """Whether all runs have the model and the data of the published figures."""
-    return all(course.is_of(run.settings, run.provenance) for run in study.runs)
+    """Whether all runs that have begun have the model and the data of the published figures."""
+    return all(course.is_of(run.settings, run.provenance) for run in study.runs if run.settings)
 
 
 def what_ran(study: Study) -> str:

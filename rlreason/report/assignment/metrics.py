@@ -78,7 +78,7 @@ def metric_sentences(study: Study, most: int = 3) -> list[str]:
         names = few(silent, 4)
         told.append(f"None of these metrics of {names} differs from {reference.name}'s beyond what seeds differ by.")
     if alone:
-        told += [f"{one.label}: {_described(one)}." for one in (reference, *alone)]
+        told += [f"{one.label}: {_described(one)}." for one in (reference, *alone[: most + 1])]
         names = few([one.label for one in alone], 4)
         told.append(f"With fewer than two seeds in common {names} cannot be judged: seeds alone may differ by as much.")
     return told

@@ -69,7 +69,7 @@ def rehearsal_lines(gathered: Gathered) -> list[str]:
     others = [one for one in gathered.all_read if not is_of(course, one.study)]
     if not others:
         return []
-    runs = [run for one in others for run in one.study.runs]
+    runs = [run for one in others for run in one.study.runs if run.settings]
     pairs = {(run.settings.get("model.name"), run.settings.get("data.name")) for run in runs}
     names = few(sorted(f"{model} on {data}" for model, data in pairs), 4)
     return [
