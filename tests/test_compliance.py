@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rlreason.config.sources import resource_dir
-from rlreason.evaluation.compliance import FAIL, OPEN, PARAMETERS, PASS, as_text, leaderboard
+from rlreason.evaluation.compliance import COURSE_REWARD, FAIL, OPEN, PARAMETERS, PASS, as_text, leaderboard
 from rlreason.evaluation.protocol import grader_version
 from tests.small_runs import words_of
 from tests.starts import rlreason
@@ -25,7 +25,7 @@ def summary_with(**protocol) -> dict:
         "data": "0123",
         "data_sizes": {"train": 7500, "validation": 5000},
         "protocol": {
-            "prompt": prompt, "reward": "r1_zero", "grader": grader_version(), "grading.extract": "strict",
+            "prompt": prompt, "reward": COURSE_REWARD, "grader": grader_version(), "grading.extract": "strict",
             "sampling.temperature": 1.0, "sampling.max_tokens": 1024, "stop": ["</answer>"], "problems": 5000,
             "samples per problem": 1,
         } | protocol,
@@ -51,8 +51,10 @@ def test_a_run_by_the_rules_passes_what_the_records_can_decide():
         ({"prompt": "{question}"}, "prompt", FAIL),
         ({"stop": []}, "prompt", FAIL),
         ({"chat.template": "x"}, "prompt", FAIL),
+        ({"reward": COURSE_REWARD}, "reward", PASS),
+        ({"reward": "r1_zero"}, "reward", OPEN),  # which decides 187 of 662 pairs otherwise than the course's
         ({"reward": "question_only"}, "reward", FAIL),
-        ({"grading.extract": "sentence"}, "reward", FAIL),
+        ({"reward": "r1_zero", "grading.extract": "sentence"}, "reward", FAIL),
         ({"reward": "mine:r1_zero_reward_fn"}, "reward", OPEN),
         ({"sampling.temperature": 0.6}, "temperature", FAIL),
         ({"sampling.max_tokens": 2048}, "longest response, tokens", FAIL),

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlreason.grading.version import GRADER_VERSION
 from rlreason.records.files import COMPLIANCE
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.atomic_files import write_whole
@@ -17,6 +16,7 @@ PASS, FAIL, OPEN = "pass", "FAIL", "not verified"
 HOURS, GPUS, GPU = 4.0, 2, "H100"
 PROBLEMS, TEMPERATURE, MAX_TOKENS = 5000, 1.0, 1024
 PARAMETERS = 1_543_714_304  # of Qwen2.5-Math-1.5B, its embeddings counted once
+COURSE_REWARD = "cs336_alignment.drgrpo_grader:r1_zero_reward_fn"  # of the handout's repository
 #: SHA-256 of the handout's prompt file, "{question}" in the question's place.
 R1_ZERO = "56213732da87e12ace60a2b88a16df0af18280fb0563a957cbecc938a6a2ac0e"
 
@@ -118,14 +118,16 @@ def _prompt(protocol: Mapping[str, Any]) -> Row:
 
 
 def _reward(protocol: Mapping[str, Any]) -> Row:
-    """A function of one's own is known by its name alone; the package's own by the version of its rules."""
-    reward, grader = str(protocol.get("reward")), str(protocol.get("grader", ""))
-    wanted, found = "r1_zero, strict", f"{reward}, grader {grader}"
+    """The course's own function alone passes: this package's grader decides some pairs otherwise."""
+    reward, found = str(protocol.get("reward")), f"{protocol.get('reward')}, grader {protocol.get('grader', '')}"
+    if reward == COURSE_REWARD:
+        return Row("reward", COURSE_REWARD, found, PASS)
     if ":" in reward:
-        return Row("reward", wanted, f"{found}: its code is no part of the protocol", OPEN)
+        return Row("reward", COURSE_REWARD, f"{found}: its code is no part of the protocol", OPEN)
     if reward != "r1_zero" or protocol.get("grading.extract") != "strict":
-        return Row("reward", wanted, f"{found}, extract {protocol.get('grading.extract')}", FAIL)
-    return Row("reward", wanted, found, PASS if grader.startswith(f"{GRADER_VERSION},") else OPEN)
+        return Row("reward", COURSE_REWARD, f"{found}, extract {protocol.get('grading.extract')}", FAIL)
+    cure = f"evaluate with eval.reward={COURSE_REWARD}, your checkout on PYTHONPATH"
+    return Row("reward", COURSE_REWARD, f"{found}, which decides some answers otherwise: {cure}", OPEN)
 
 
 def _number(rule: str, wanted: float, found: Any) -> Row:

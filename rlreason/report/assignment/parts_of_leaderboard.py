@@ -2,7 +2,7 @@
 
 from rlreason.records.files import COMPLIANCE
 from rlreason.report.assignment.against import figure_named, leaderboard_figures
-from rlreason.report.assignment.bars import interval_of, with_bands, with_interval
+from rlreason.report.assignment.bars import interval_of, percent, with_bands, with_interval
 from rlreason.report.assignment.gather import last_line
 from rlreason.report.assignment.gathered import Gathered, Read
 from rlreason.report.assignment.section import Picture, Section
@@ -20,6 +20,11 @@ def leaderboard(section: Section, read: Read, gathered: Gathered) -> None:
             f" {how_chosen(best.label, len(study.settings)).replace('the verdict', 'this figure')}" if several else ""
         )
         section.lines.append(f"Accuracy: {with_interval(found, len(best.runs))}.{chosen}")
+    asked = max((len(run.final.problems) for run in best.runs if run.final is not None), default=0)
+    if several and (average := interval_of(best.runs)) is not None:
+        section.lines.append(
+            f"To be handed in, of {best.label}: {percent(average[0])}, the average over all {asked:,} problems."
+        )
     if (figure := figure_named(study, "eval/accuracy")) is not None:
         for drawn in leaderboard_figures(study, with_bands(figure, gathered.course, section.question, study)):
             stem = drawn.name.replace("/", "_")
