@@ -422,6 +422,27 @@ def test_a_pass_bar_is_reached_by_the_whole_interval_on_problems_that_did_not_ch
     assert one[1] < study.reference.runs[0].accuracy < one[2]  # of one seed, over its problems
 
 
+def test_the_leaderboards_figure_is_the_average_over_all_problems(tmp_path):
+    """What is handed in is over all 5,000; the half that did not choose is for the comparison alone."""
+    study = read_study([rates(tmp_path, "leaderboard")])
+    lines = section_of("cs336_2025", "leaderboard", tmp_path).lines
+    best = max(study.settings, key=lambda one: np.mean([run.accuracy for run in one.runs]))
+    average = np.mean([run.accuracy for run in best.runs])
+    assert any(f"{100 * average:.1f}%" in line and "all 200 problems" in line for line in lines)
+
+
+def test_the_ranges_of_the_log_are_those_that_were_run(tmp_path):
+    sweep(
+        tmp_path / "grpo_off_policy_broad",
+        "train_batch_size",
+        ["32", "96"],
+        lambda value, seed: answers(seed, 0.5),
+        reference={"train_batch_size": "96"},
+    )
+    lines = section_of("cs336_2025", "grpo_off_policy_sweep", tmp_path).lines
+    assert any("train_batch_size" in line and "32" in line and "96" in line for line in lines[1:])
+
+
 def test_agreement_of_every_pair_of_words():
     for published in ("better", "worse", "same"):
         assert agreement(published, published) == "agrees"

@@ -96,8 +96,11 @@ def cases(section: Section, read: Read, gathered: Gathered) -> None:
 
 def log(section: Section, read: Read, gathered: Gathered) -> None:
     """The experiment log: what ran, what ended early, and why."""
-    table = read.report.log
-    section.tables.append(Table(f"{table.title}: {read.study.name}", table.head, table.rows, table.numbers, table.note))
+    study, table = read.study, read.report.log
+    ranges = {axis: dict.fromkeys(dict(one.key).get(axis, "-") for one in study.settings) for axis in study.axes}
+    run = "; ".join(f"{axis} {', '.join(values)}" for axis, values in ranges.items())
+    section.lines.append(f"Ranges that {study.name} ran: {run}.")
+    section.tables.append(Table(f"{table.title}: {study.name}", table.head, table.rows, table.numbers, table.note))
 
 
 def best_of_n(section: Section, read: Read, gathered: Gathered) -> None:
