@@ -158,14 +158,17 @@ def small(words: Sequence[str], real: Mapping[str, str]) -> list[str]:
         cfg = composed(fixed(ours), asked.config_name)
         params = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()]
         parsed = OverridesParser.create().parse_overrides([*params, *ours])
-        chained = bool(asked.multirun and file_of(ours).chain)
+        file = file_of(ours)
+        chained = bool(asked.multirun and file.chain)
+        of_cells = {key_of(w) for of in (file, file.embedded) if of is not None for cell in of.cells for w in cell}
     axes = {o.get_key_element(): list(o.sweep_string_iterator()) for o in parsed if o.is_sweep_override()}
     two = None if chained else next((key for key in axes if key not in MOST), None)
     fewer = [f"{key}={','.join(values[: 2 if key == two else 1])}" for key, values in axes.items() if key not in MOST]
     kept = [word for word in ours if word.partition("=")[0] not in axes]
     flags = ["--multirun"] if asked.multirun else []
     kept += no_settings
-    return [*flags, *asked.sources(), *kept, *fewer, *local(cfg, real), *barely_taught(cfg, axes), *lowered(cfg, axes)]
+    less = [word for word in (*barely_taught(cfg, axes), *lowered(cfg, axes)) if key_of(word) not in of_cells]
+    return [*flags, *asked.sources(), *kept, *fewer, *local(cfg, real), *less]
 
 
 def runs(words: Sequence[str]) -> list[list[str]]:

@@ -65,6 +65,8 @@ NOT_EXECUTED = {
     r"python benchmarks/(gpu_check|gpu_training)\.py": "is to be run on a GPU",
     r"python -m rlreason .*(second_gpu|gpus=)": "is for several GPUs",
     r"torchrun ": "starts ranks on GPUs, or on several machines: the tests of ranks start it on a processor",
+    r"python -m rlreason -m sweep=(expert_iteration|sft_dataset_size)": "its cells are as large as they are: "
+    "tests/test_assignments_typed.py runs them",
     r"python -m rlreason .*launcher=(submitit_slurm|ray)": "needs a cluster: tests/test_sweeps_slurm.py has its own",
     r"python benchmarks/(grpo|sft)_vs_trl\.py": "installs TRL; tests/test_benchmarks.py runs the other side",
     r"python benchmarks/(growth|rollout|task_effects)\.py": "measures for minutes or hours",

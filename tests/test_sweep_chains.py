@@ -108,6 +108,15 @@ def test_the_broad_sweep_hands_its_best_settings_to_the_focused_one(tmp_path):
     assert [one["off_policy"] for one in typed_arms.settings()] == ["on_policy", "e1_quarter"]
 
 
+def test_the_train_batches_of_the_broad_sweep_are_shares_of_the_rollout_batch():
+    """With another rollout batch the chain was refused at its broad stage, whose train batches were larger."""
+    asked = read(["-m", "sweep=grpo_off_policy_broad", "rollout_batch_size=64", "seed=0"])
+    with composing(asked):
+        design = design_of(asked, note=str)
+    assert [one["train_batch_size"] for one in design.settings()[:5]] == ["4", "8", "16", "32", "64"]
+    assert design.reference == {"epochs_per_rollout": "1", "train_batch_size": "64"}
+
+
 def test_words_that_make_the_same_run_are_said():
     asked = read(["-m", "off_policy=on_policy,e1_quarter", "epochs_per_rollout=1", "train_batch_size=64", "seed=0"])
     with composing(asked):

@@ -210,10 +210,11 @@ def _refuse_strange_reference(file: SweepFile, known: set[str]) -> None:
 
 
 def _spelled(words: Sequence[str], grid: Grid, name: str) -> list[str]:
-    """The words of a reference, an option that no run has any more as what it sets of the swept settings."""
+    """The words of a reference in numbers, an option that no run has any more as what it sets of the swept settings."""
     found = []
     for word in words:
         inner = [key for key in MEANS.get(key_of(word), ()) if key in grid.swept and key_of(word) not in grid.swept]
+        inner = inner or [key_of(word)] * ("${" in word)
         values = _values_in(composed([*grid.shared, word], name), inner) if inner else {}
         found += [f"{key}={value}" for key, value in values.items()] or [word]
     return found
