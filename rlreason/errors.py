@@ -10,6 +10,12 @@ class ConfigError(Exception):
     exit_code = 2
 
 
+class Absent(str):
+    """A complaint about what is not on this machine, which the plan of runs on another one says and does not mind."""
+
+    __slots__ = ()
+
+
 class DataError(ConfigError):
     """Data that was found but cannot be used: broken rows, problems without a ground truth, nothing left."""
 

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.objectives.losses import LOSSES
 from rlreason.records.reader import RunFolder
+from rlreason.setup.preflight import seen_from_here
 from rlreason.sweeps.costs import cost_of, size_of
 from rlreason.sweeps.design import Design, PlannedRun
 from rlreason.sweeps.plan import ONE_ON_POLICY, knows_time, one_formula, plan_text, problems_of
@@ -49,7 +51,7 @@ def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
     assert said["varies"] == "learning_rate=1e-4,1e-3,1e-2"
     assert said["compared"] == "each setting with learning_rate=1e-4"
     assert said["time"].startswith("unknown: ")
-    assert "dry=true" in said["time"]
+    assert "dry=trial" in said["time"]
     assert said["disk"] == "at most about 36.0 MB when all have ended: 3.0 MB a run, by its settings"
     assert said["memory"].startswith("about ")
     assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
@@ -158,6 +160,62 @@ def test_a_trial_of_two_steps_tells_the_time_of_a_run(tmp_path, run):
     said = lines(plan_text(design(tmp_path / "lr"), [short], probe=found))
     assert said["time"].startswith("about 42 min: 208 s a run") or "a run, by a trial of two steps" in said["time"]
     assert lines(plan_text(design(tmp_path / "lr"), [short], probe=Probe(None, "why")))["time"] == "unknown: why"
+
+
+def test_a_start_model_that_is_kept_is_paid_once(tmp_path, run):
+    """By a trial, and by the finished runs of which the first one has made it."""
+    place = tmp_path / "tried"
+    place.mkdir()
+    rows = [{"rollout_step": n, "time/total": 310.0 + n} for n in range(3)]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    start = {"source": "made", "seconds": 300.0}
+    (place / "summary.json").write_text(json.dumps({"start": start}))
+    for cache, once in (("auto", 300.0), (None, 0.0)):
+        (place / "config.yaml").write_text(json.dumps({"algorithm": "grpo", "model": {"cache": cache}}))
+        found = estimate(RunFolder(place), dataclasses.replace(run, eval_every=0))
+        assert found.once == once
+        assert found.seconds == pytest.approx(10 + 300 - once + 40)
+    said = lines(plan_text(design(tmp_path / "lr"), [run], probe=Probe(10.0, "a trial", 300.0)))
+    assert said["time"].startswith("about 7 min")
+
+    sweep(tmp_path / "lr", "learning_rate", VALUES, lambda v, s: answers(s, 0.5))
+    before = cost_of(design(tmp_path / "lr"), run, read_state(tmp_path / "lr"))
+    first = next(path.parent for path in sorted((tmp_path / "lr").glob("*/config.yaml")))
+    (first / "config.yaml").write_text(json.dumps({"algorithm": "grpo", "model": {"cache": "auto"}}))
+    summary = json.loads((first / "summary.json").read_text())
+    (first / "summary.json").write_text(json.dumps(summary | {"start": {"source": "made", "seconds": 24.0}}))
+    after = cost_of(design(tmp_path / "lr"), run, read_state(tmp_path / "lr"))
+    assert before is not None
+    assert after is not None
+    assert before.seconds - after.seconds == pytest.approx(24.0 / 12)
+
+
+def test_a_plan_for_elsewhere_needs_nothing_here_and_says_what_is_missing(tmp_path):
+    """Neither model, data nor disk, and no trial; a start with the same words is refused."""
+    words = (
+        "-m",
+        "sweep=grpo_learning_rate",
+        "model=local",
+        "model.path=/nowhere/m",
+        "data=math",
+        "data.path=/nowhere/d",
+    )
+    done = rlreason(*words, "dry=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout + done.stderr
+    for part in ("! not here: model.path=/nowhere/m", "! not here: data.path=/nowhere/d", "can show"):
+        assert part in said
+    assert "two steps of the first run" not in said
+    assert not list(tmp_path.glob("runs/*"))
+    refused = rlreason(*words, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "model.path=/nowhere/m is no folder" in refused.stderr
+
+
+def test_a_plan_for_elsewhere_says_that_the_disk_is_full_and_refuses_nothing(tmp_path, run, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert [line for line in seen_from_here([run], tmp_path) if "free" in line]
 
 
 def test_the_words_of_a_trial_replace_those_of_the_run(run):

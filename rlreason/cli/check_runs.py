@@ -45,8 +45,9 @@ def check_runs(
     words = {word.partition("=")[0] for word in asked.overrides}
     of_sweeps = [f"monitors.{monitor}" for monitor in OF_SWEEPS] if multirun or in_sweep else []
     runs = []
+    absent: list[str] | None = [] if asked.own.only_plans else None
     for number, combination in enumerate(combinations):
-        run = checked(combination, name, of_sweep=multirun or in_sweep)
+        run = checked(combination, name, multirun or in_sweep, absent)
         runs.append(run)
         said |= {k: v for k, v in complaints(run, resource_dir("conf")).items() if k not in of_sweeps}
         unread = {k: v for k, v in unread_keys(run).items() if k not in of_sweeps}
@@ -60,13 +61,19 @@ def check_runs(
         note(f"note: {key} has no effect: it is read {nobody[key]}")
     if same := the_same(runs, combinations):
         raise ConfigError("; ".join([*same[:3], *([f"and {len(same) - 3} more"] if same[3:] else [])]))
-    _check_writable(folder)
+    if absent is None:
+        _check_writable(folder)
     from rlreason.discovery.beginning import refuse_unready
-    from rlreason.setup.preflight import preflight  # it loads the grader: only where runs are to start
+    from rlreason.setup.preflight import preflight, seen_from_here  # it loads the grader: only where runs are to start
 
     for one in runs:
         if isinstance(one, DiscoverConfig):
             refuse_unready(one)
+    if absent is not None:
+        for line in dict.fromkeys([*absent, *seen_from_here([run for run in runs if works_on_a_model(run)], folder)]):
+            note(f"! not here: {line}")
+        note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
+        return runs
     for line in preflight([run for run in runs if works_on_a_model(run)], folder):
         note(f"note: {line}")
     return runs
@@ -103,12 +110,14 @@ def _check_writable(folder: Path) -> None:
         ) from None
 
 
-def checked(overrides: Sequence[str], name: str, of_sweep: bool = False) -> AnyRunConfig:
-    """The settings of one run, checked by its rules."""
+def checked(
+    overrides: Sequence[str], name: str, of_sweep: bool = False, absent: list[str] | None = None
+) -> AnyRunConfig:
+    """The settings of one run, checked by its rules; `absent` as `typed` has it."""
     with in_one_line(overrides, name, composing=True):
         cfg = compose(name, list(overrides))
         OmegaConf.resolve(cfg)
-    run = typed(cfg, of_sweep)
+    run = typed(cfg, of_sweep, absent)
     given = {word.lstrip("+").partition("=")[0] for word in overrides}
     if "interim_eval_problems" in given and (bad := lowered(run)):
         raise ConfigError("\n".join(bad))

@@ -59,12 +59,15 @@ def checked_sweep(asked: Asked, note: Note) -> Asked:
     return replace(asked, overrides=overrides, folder=design.folder, design=design, carried=plain, gpus=gpus)
 
 
-def stage_of(asked: Asked, stage: str, note: Note = print, started: bool = True) -> Asked:
+def stage_of(
+    asked: Asked, stage: str, note: Note = print, started: bool = True, most: int = MOST_RUNS_CHECKED
+) -> Asked:
     """One sweep of a chain, with its design and every run checked; it writes to a folder below the chain's.
 
     `asked`: the chain, as `check_words` gave it. `started`: the stages before it have finished, and what they hand on
-    is taken; what was typed and what the stage itself sets go before that. Hydra must be ready to compose
-    (`composing(asked)`). `ConfigError` where a stage before is not whole, or a run of this one could not begin.
+    is taken; what was typed and what the stage itself sets go before that. `most` of its runs are checked. Hydra must
+    be ready to compose (`composing(asked)`). `ConfigError` where a stage before is not whole, or a run of this one
+    could not begin.
     """
     assert asked.folder is not None
     earlier = asked.chain[: asked.chain.index(stage)] if started else ()
@@ -77,7 +80,7 @@ def stage_of(asked: Asked, stage: str, note: Note = print, started: bool = True)
         runs = shown_first(design)
         if not started:  # a model that a stage before will leave is not there yet
             runs = [words for words in runs if not any(str(asked.folder) in word for word in words)]
-        gpus = _gpus(asked, check_runs(own, runs, design.folder, note), note)
+        gpus = _gpus(asked, check_runs(own, runs[:most], design.folder, note), note)
     carried = tuple(one.plain() for one in before)
     return replace(own, folder=design.folder, design=design, carried=carried, gpus=gpus)
 
@@ -100,7 +103,13 @@ def _gpus(asked: Asked, runs: Sequence[AnyRunConfig], note: Note) -> GpuPlan:
     """The GPUs for such runs. `ConfigError` where there are fewer than one of them needs."""
     here = chosen_launcher(asked.overrides) in HERE
     names = machine_gpus(os.environ, note) if here else []
-    return gpu_plan(runs, names, asked.own.gpus_per_run, here)
+    try:
+        return gpu_plan(runs, names, asked.own.gpus_per_run, here)
+    except ConfigError as error:
+        if not asked.own.only_plans:
+            raise
+        note(f"! not here: {error}")
+        return gpu_plan(runs, names, None, here=False)
 
 
 def _compares(folder: Path, note: Note) -> bool:
@@ -196,7 +205,7 @@ def _words_of(before: Sequence["Carried"], note: Note) -> list[str]:
 
 def _checked_drawn(asked: Asked, file: SweepFile, note: Note) -> Asked:
     """A sweep whose values a plug-in draws: there is no design, and of an axis both ends are checked."""
-    plain = {"jobs": asked.own.jobs is not None, "dry": asked.own.dry, "carry": bool(asked.own.carry)}
+    plain = {"jobs": asked.own.jobs is not None, "dry": bool(asked.own.dry), "carry": bool(asked.own.carry)}
     if unread := [word for word, given in plain.items() if given]:
         raise ConfigError(
             f"{unread[0]}= is for runs that are known beforehand, and hydra/sweeper draws them: leave one of them out"

@@ -8,6 +8,7 @@ from omegaconf import MISSING
 
 from rlreason.config.choices import choice
 from rlreason.config.sources import SPLITS, SUFFIXES, described_format, locate, may_be_hub_name, unread_format
+from rlreason.errors import Absent
 
 #: What is read before the run starts, to measure whether its prompts fit: about half a second of work at most.
 MOST_BYTES = 20_000_000  # of files
@@ -56,7 +57,8 @@ class DataConfig:
             if low > high:
                 bad.append(f"data.min_{name}={low} and data.max_{name}={high}: min <= max must hold: lower the first")
         if self.pass_rates is not None and not Path(self.pass_rates).expanduser().is_file():
-            bad.append(f"data.pass_rates={self.pass_rates} is no file: give the one that algorithm=evaluate wrote")
+            cure = "give the one that algorithm=evaluate wrote"
+            bad.append(Absent(f"data.pass_rates={self.pass_rates} is no file: {cure}"))
         return bad
 
     def problems_asked(self) -> list[str]:
@@ -229,10 +231,10 @@ class FileDataConfig(RowsDataConfig):
         if other := unread_format(self.path, split):
             return [f"data.{key}={split}: {other}"]
         if self.path is None or Path(split).suffix in SUFFIXES[1:]:
-            return [f"data.{key}={split} is no file: give a .jsonl or .json file, or a folder as data.path"]
+            return [Absent(f"data.{key}={split} is no file: give a .jsonl or .json file, or a folder as data.path")]
         if Path(self.path).expanduser().is_dir():
             return [f"data.path={self.path} holds no {split}.jsonl: give another folder, or a file as data.{key}"]
         if may_be_hub_name(self.path):
             return []
         cure = "give a folder with train.jsonl and test.jsonl, a hub name, or files as data.train and data.validation"
-        return [f"data.path={self.path} is no folder: {cure}"]
+        return [Absent(f"data.path={self.path} is no folder: {cure}")]

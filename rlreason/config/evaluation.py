@@ -97,7 +97,7 @@ def as_eval(group: str, text: str, settings: DataConfig | PromptConfig) -> str:
     'eval.data.n_train=0 in data.jsonl'
     """
     names = "|".join(f.name for f in fields(settings))
-    return re.sub(rf"(?<![\w./]){group}(?=\.(?:{names})\b|=)", f"eval.{group}", text)
+    return type(text)(re.sub(rf"(?<![\w./]){group}(?=\.(?:{names})\b|=)", f"eval.{group}", text))
 
 
 @contextmanager

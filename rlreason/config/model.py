@@ -7,6 +7,7 @@ from typing import ClassVar
 from omegaconf import MISSING
 
 from rlreason.config.choices import choice
+from rlreason.errors import Absent
 
 #: Prompt options that share one warm start on a model made on the spot: an ablation of them starts from equal weights.
 SHARED_WARM_START = ("r1_zero", "question_only", "question_boxed", "r1_zero_three_shot")
@@ -150,7 +151,6 @@ class PretrainedModelConfig(ModelConfig):
         looks_local = self.name == "local" or self.path.startswith((".", "/", "~"))
         if looks_local and not (Path(self.folder) / "config.json").is_file():
             state = "has no config.json" if Path(self.folder).is_dir() else "is no folder"
-            bad.append(
-                f"model.path={self.path} {state}: give a model folder in transformers' format, or a run's folder"
-            )
+            cure = "give a model folder in transformers' format, or a run's folder"
+            bad.append(Absent(f"model.path={self.path} {state}: {cure}"))
         return bad

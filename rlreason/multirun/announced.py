@@ -24,11 +24,11 @@ DESIGNED = ("hydra.sweep.", "hydra.run.", "hydra.mode", "hydra.sweeper.params") 
 def announce(asked: Asked, design: Design) -> AnyRunConfig:
     """Print the plan of a sweep; returns the settings of its first run. Hydra must be ready to compose.
 
-    With `dry=true`, two steps of the first run are tried where no run that has finished tells how long one takes.
+    With `dry=trial`, two steps of the first run are tried where no run that has finished tells how long one takes.
     """
     run = first_run(asked, design)
     tried = None
-    if asked.own.dry and works_on_a_model(run) and not knows_time(design, run):
+    if asked.own.dry == "trial" and works_on_a_model(run) and not knows_time(design, run):
         print("note: trying two steps of the first run, to tell how long one takes", flush=True)
         tried = probe(design.runs[0], run, asked.sources())
     jobs = jobs_of(asked, design)
@@ -38,7 +38,7 @@ def announce(asked: Asked, design: Design) -> AnyRunConfig:
     alike = one_formula(losses_of(asked, design))
     print("\n" + plan_text(design, [run], jobs.side_by_side, space_of, tried, hands_out, apart, alike), flush=True)
     if asked.own.dry:
-        print("dry=true: nothing was run; leave it out to start the sweep", flush=True)
+        print("dry: nothing was run; leave it out to start the sweep", flush=True)
     return run
 
 
@@ -72,7 +72,7 @@ def run_of(asked: Asked, run: PlannedRun) -> AnyRunConfig:
     """The settings of a planned run."""
     cfg = compose(asked.config_name, list(run.words))
     OmegaConf.resolve(cfg)
-    return typed(cfg, of_sweep=True)
+    return typed(cfg, of_sweep=True, absent=[] if asked.own.only_plans else None)  # said when they were checked
 
 
 def space_of(run: AnyRunConfig) -> float:

@@ -45,7 +45,7 @@ def start_sweep(hydra: Hydra, asked: Asked, task: Task) -> int:
     """
     if asked.chain and asked.own.dry:
         for name in asked.chain:
-            staged = stage_of(asked, name, started=False)
+            staged = stage_of(asked, name, str, started=False, most=1)  # all were checked before
             assert staged.design is not None
             announce(staged, staged.design)
         return 0

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rlreason.config.evaluation import as_eval
@@ -58,6 +59,17 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
     return room_for(runs, folder) + memory_for(runs, believed_device(), SWEEP_VARIABLE not in os.environ)
+
+
+def seen_from_here(runs: Sequence[RunConfig], folder: Path) -> list[str]:
+    """What would stop these runs on this machine, where they are only planned: nothing is refused, and no data read."""
+    said = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
+    for look in (partial(room_for, runs, folder), partial(memory_for, runs, believed_device(), False)):
+        try:
+            said += look()
+        except (ConfigError, OSError) as error:
+            said.append(str(error))
+    return said
 
 
 def useless_functions(runs: Sequence[RunConfig], foreseen: Foreseen | None) -> list[str]:

@@ -8,6 +8,7 @@ from rlreason.config.any_run import AnyRunConfig
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder
 from rlreason.sweeps.design import Design
+from rlreason.sweeps.probe import start_paid_once
 from rlreason.sweeps.state import FILE, RunState, SweepState, read_state
 
 MEASURED = ("finished", "budget")  # ends that a run's time and size may be taken from
@@ -86,7 +87,8 @@ def _mean(state: SweepState, folder: Path, name: str) -> Cost | None:
     source = f"{len(used)} finished run{'s' * (len(used) > 1)} of {name}"
     source += ", which shared the machine" * (not alone)
     sizes = [size_of(folder / run.name) for run in used[:5]]
-    return Cost(sum(run.seconds or 0.0 for run in used) / len(used), sum(sizes) / len(sizes), source)
+    seconds = sum((run.seconds or 0.0) - start_paid_once(RunFolder(folder / run.name, lambda _: None)) for run in used)
+    return Cost(max(seconds, 0.0) / len(used), sum(sizes) / len(sizes), source)
 
 
 def size_of(folder: Path) -> int:

@@ -10,6 +10,7 @@ from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.grpo import GRPOConfig
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.memory.machine import believed_device, decimal_size
+from rlreason.memory.shapes import shape_of
 from rlreason.memory.words import in_one_line, planned
 from rlreason.runtime.text import duration, few
 from rlreason.statistics import (
@@ -28,7 +29,7 @@ from rlreason.sweeps.design import FEWEST_SEEDS, Design, Key
 from rlreason.sweeps.probe import Probe
 from rlreason.sweeps.state import SweepState
 
-UNKNOWN = "unknown: no run like these has finished; dry=true tries two steps of one"
+UNKNOWN = "unknown: no run like these has finished; dry=trial tries two steps of one"
 NO_TRIAL = "unknown: no run like these has finished"
 ASSUMED_SPREAD = "assumed: seeds that spread by 0.02 to 0.05"
 IDLE = (
@@ -78,7 +79,7 @@ def plan_text(
 
 
 def knows_time(design: Design, run: AnyRunConfig) -> bool:
-    """Whether runs that have finished tell how long this sweep's take; else `dry=true` has to try."""
+    """Whether runs that have finished tell how long this sweep's take; else `dry=trial` has to try."""
     return cost_of(design, run, state_so_far(design)) is not None
 
 
@@ -132,7 +133,9 @@ def time_line(cost: Cost | None, probe: Probe | None, left: int, jobs: int) -> s
         return UNKNOWN
     if probe.seconds is None:
         return f"unknown: {probe.said}"
-    return f"about {duration(probe.seconds * left / side)}: {duration(probe.seconds)} a run{beside}, by {probe.said}"
+    once = f" and {duration(probe.once)} once for the start model" if probe.once else ""
+    total = duration(probe.seconds * left / side + probe.once)
+    return f"about {total}: {duration(probe.seconds)} a run{beside}{once}, by {probe.said}"
 
 
 def disk_line(
@@ -144,7 +147,10 @@ def disk_line(
     if space is None:
         return "unknown"
     each = sum(space(run) for run in runs) / len(runs)
-    return f"at most about {decimal_size(each * left)} when all have ended: {decimal_size(each)} a run, by its settings"
+    unknown = any(works_on_a_model(run) and shape_of(run.model).shape is None for run in runs)
+    without = "; without the model's weights, whose size is not known here" if unknown else ""
+    total = f"at most about {decimal_size(each * left)} when all have ended"
+    return f"{total}: {decimal_size(each)} a run, by its settings{without}"
 
 
 def memory_line(runs: Sequence[AnyRunConfig], jobs: int) -> dict[str, str]:

@@ -28,10 +28,14 @@ SHORT_TRAINING = (
 
 
 class Probe(NamedTuple):
-    """What a whole run is estimated to take, in seconds; None where that cannot be said. `said`: by what, or why."""
+    """What a whole run is estimated to take, in seconds; None where that cannot be said. `said`: by what, or why.
+
+    `once`: seconds to teach the start model, which the first run pays for all, because it is kept.
+    """
 
     seconds: float | None
     said: str
+    once: float = 0.0
 
 
 def probe(planned: PlannedRun, run: RunConfig, sources: Sequence[str] = ()) -> Probe:
@@ -83,7 +87,8 @@ def estimate(tried: RunFolder, run: RunConfig) -> Probe:
     evaluation = _evaluating(rows[0])
     each = _seconds(steps[-1]) - _seconds(before[-1]) - _evaluating(steps[-1])
     each = max(each, 1e-3)
-    start = max(0.0, _seconds(rows[0]) - evaluation)
+    once = start_paid_once(tried)
+    start = max(0.0, _seconds(rows[0]) - evaluation - once)
     if training.n_steps is None:
         return Probe(None, f"{each:.2g} s a step and {duration(start)} to start; the steps are not known beforehand")
     every = training.eval_every
@@ -91,7 +96,14 @@ def estimate(tried: RunFolder, run: RunConfig) -> Probe:
     last = run.evaluation.final_problems or run.problems_there or PROBLEMS
     asked = on_the_way * (run.evaluation.problems or last) + last
     total = start + training.n_steps * each + asked * evaluation / PROBLEMS
-    return Probe(total, f"a trial of two steps: {each:.2g} s a step, {duration(start)} to start (rough)")
+    return Probe(total, f"a trial of two steps: {each:.2g} s a step, {duration(start)} to start (rough)", once)
+
+
+def start_paid_once(run: RunFolder) -> float:
+    """Seconds in which a run taught its start model that the next ones find in the cache."""
+    start = (run.summary or {}).get("start") or {}
+    made = start.get("source") == "made" and run.setting("model.cache") is not None
+    return float(start.get("seconds") or 0.0) if made else 0.0
 
 
 def _evaluating(row: dict[str, float]) -> float:
