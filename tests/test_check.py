@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlreason.check.calling import Yours
 from rlreason.check.child import findings_of
 from rlreason.check.compare import first_difference
+from rlreason.check.engine import examine
 from rlreason.check.functions.registry import SUBJECTS
 from rlreason.check.names import COURSES, LOOP, course_of, functions_of
 from rlreason.check.subject import Case, NotWrittenError
@@ -119,6 +121,42 @@ def test_a_planted_bug_is_named(bug):
 def test_every_planted_bug_is_named(bug):
     kinds, words = named(bug)
     assert any(words in kind for kind in kinds), kinds
+
+
+ENTROPY = """
+import torch
+
+def compute_entropy(logits):
+    p = torch.softmax(logits, dim=-1)
+    return -(p * {log}).sum(-1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [("p.log()", "of the softmax"), ("torch.log(p)", "of the softmax"), ("logits", "raw logits"), ("p", "is missing")],
+)
+def test_a_wrong_entropy_is_called_what_it_is(log, kind):
+    """The logarithm of a softmax was "raw logits": both are not finite far from 0, one NaN and the other inf."""
+    (finding,) = {finding.kind for finding in found_in(module_of(ENTROPY.format(log=log)), "compute_entropy")}
+    assert kind in finding
+
+
+def test_a_loss_type_that_a_function_need_not_know_is_a_note():
+    right = (ROOT / "tests/right_functions_2025.py").read_text("utf-8")
+    own = """
+
+_right = compute_policy_gradient_loss
+
+def compute_policy_gradient_loss(policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange):
+    known = "grpo_clip" if loss_type == "grpo_no_clip" else loss_type
+    return _right(policy_log_probs, known, raw_rewards, advantages, old_log_probs, cliprange)
+"""
+    name = "compute_policy_gradient_loss"
+    subject = next(one for one in SUBJECTS if one.name == name)
+    yours = Yours(functions_of(module_of(right + own))[name], subject.parameters)
+    assert examine(subject, yours) == []
+    assert [note for note in yours.notes if "grpo_no_clip" in note]
 
 
 def test_there_are_planted_bugs_for_every_function_and_the_loop():

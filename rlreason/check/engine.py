@@ -34,7 +34,12 @@ def examine(subject: Subject, yours: Yours) -> list[Finding]:
         raise NotWrittenError
     for branch in dict.fromkeys(trial.case.branch for trial in trials):
         of_branch = [trial for trial in trials if trial.case.branch == branch]
-        if branch in subject.optional and any(trial.fault for trial in of_branch):
+        if branch in subject.optional:  # a handout's function need not know it
+            if any(trial.differs for trial in of_branch) and not any(trial.fault for trial in of_branch):
+                kind = next(_of_branch(subject, yours, of_branch)).kind
+                yours.notes.append(
+                    f"{of_branch[0].case.about}, which is left open, is treated otherwise than here: {kind}"
+                )
             continue
         for finding in _of_branch(subject, yours, of_branch):
             if finding.kind not in {known.kind for known in findings}:

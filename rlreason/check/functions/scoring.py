@@ -30,7 +30,8 @@ def _entropy_cases() -> list[Case]:
 def _observe_entropy(function: Function, inputs: Inputs) -> Seen:
     found = tensor(function(**given(inputs)), "the entropies")
     if bool((inputs["logits"].abs() > 100).any()):  # float32 has few digits left behind 150
-        return {"whether each entropy is finite": found.isfinite().float()}
+        # raw logits taken for log-probabilities overflow to inf, the logarithm of a softmax gives NaN
+        return {"whether each entropy is finite": found.isfinite().float(), "which are NaN": found.isnan().float()}
     return {"entropies": found}
 
 

@@ -22,7 +22,7 @@ ENTROPY_KNOBS = {
         "log_missing": Kind("the logarithm is missing: probabilities are multiplied with themselves", _LOG),
         "logits": Kind("probabilities are multiplied with raw logits, not with log-probabilities", _LOG),
         "overflow": Kind("large logits overflow: exponentials are taken of raw logits", "the softmax"),
-        "underflow": Kind("probabilities that underflow to 0 give NaN: a logarithm of 0 is taken", _LOG),
+        "underflow": Kind("a logarithm is taken of the softmax: probabilities that underflow to 0 give NaN", _LOG),
     }
 }
 LABEL_KNOBS = {
