@@ -91,7 +91,8 @@ class WandbLogger:
             self.run.define_metric(counter)
         for counter, names in AXES.items():
             for name in names:
-                self.run.define_metric(name, step_metric=counter)
+                # as the handout's snippet: an evaluation is drawn over its number
+                self.run.define_metric(name, step_metric="eval_step" if name == "eval/*" else counter)
 
     def sent(self) -> Sent | None:
         """What stands in W&B's files on this computer, in so far as it has reached the server of an online run."""
