@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -100,6 +101,19 @@ def test_a_prompt_is_what_the_tokenizer_makes_of_the_conversation(tokenizer, tem
     assert policy.tokenizer.decode(ids).endswith("<|im_end|>" + "\n" * (template != LLAMA3) + "<|im_start|>assistant\n")
 
 
+def test_a_template_whose_answers_begin_where_the_question_ends_needs_no_generation_prompt(tokenizer):
+    turn = "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }}{% endif %}"
+    Chat(with_template(tokenizer, "{% for m in messages %}" + turn + "{% endfor %}")).check()
+
+
+@pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>"])
+def test_a_question_that_would_end_its_own_turn_is_refused_at_the_start(tokenizer, token):
+    encode = encoder(asking(with_template(tokenizer, CHATML)), prompt())
+    encode.check([ONE, replace(ONE, question="What does <s> mean?")])
+    with pytest.raises(ConfigError, match=re.escape(token)):
+        encode.check([ONE, replace(ONE, question=f"What does {token} mean?")])
+
+
 def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
     qwen = with_template(tokenizer, QWEN3)
     policy = asking(qwen)
@@ -122,6 +136,10 @@ def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
         (GEMMA + "{{ 1 + nothing }}", None, r"refuses that \(.*\): choose another model"),
         ("{{ messages[-1]['content'] }}", "Be brief.", r"leaves it out: set prompt\.system=null"),
         ("Hello", None, r"leaves the user's turn out"),
+        (CHATML.replace("add_generation_prompt", "false"), None, r"ignores add_generation_prompt.*assistant"),
+        (CHATML.replace("['content']", "['content'].replace('  ', ' ')"), None, "alters what a user writes"),
+        (CHATML.replace("['content']", "['content'] | escape"), None, "alters what a user writes"),
+        (CHATML.replace("['content']", "['content'][:4000]"), None, "alters what a user writes"),
     ],
 )
 def test_what_a_template_cannot_do_is_one_line_before_the_weights_are_loaded(

@@ -9,9 +9,11 @@ import pytest
 import torch
 from conftest import PROMPT
 from safetensors.torch import load_file, save_file
+from transformers import Lfm2Config, Lfm2ForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from rlreason.api import train
 from rlreason.config.store import typed
+from rlreason.data.prompts import load_template
 from rlreason.doctor.look_at_run import weight_findings
 from rlreason.doctor.probing import Found
 from rlreason.engines.base import Prompt, Sampling
@@ -26,7 +28,7 @@ from rlreason.model.tiny import build_model
 from rlreason.model.tiny_formats import END, PAD, TAGS
 from rlreason.setup.components import sampled
 from rlreason.setup.fits import saved_tokenizer
-from tests.starts import SMALL
+from tests.starts import SMALL, rlreason
 
 
 @pytest.fixture
@@ -264,3 +266,38 @@ def test_a_run_tries_to_save_before_its_first_step(policy, tmp_path, monkeypatch
     with pytest.raises(ConfigError, match="no such luck"):
         train("algorithm=grpo", *words, quiet=True)
     assert not (tmp_path / "run/rollouts").exists()
+
+
+# What lies around
+
+
+def test_longrope_has_no_more_context_than_one_set_of_frequencies_serves(tokenizer):
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    shape = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = Phi3Config(
+        **shape, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0,
+        original_max_position_embeddings=32, rope_parameters=rope | {"original_max_position_embeddings": 32},
+    )  # fmt: skip
+    assert Policy(Phi3ForCausalLM(config), tokenizer).max_context == 32
+
+
+def test_layers_that_carry_a_state_are_the_reason_given(tokenizer):
+    config = Lfm2Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, layer_types=["conv", "full_attention"],
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"carry a state.*Lfm2ShortConv"):
+        Policy(Lfm2ForCausalLM(config), tokenizer)
+
+
+def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "own.prompt").write_bytes(b"\xef\xbb\xbfQ: {question}\r\nA:")
+    assert load_template(str(tmp_path / "own.prompt"), tmp_path) == "Q: {question}\nA:"
+
+
+@pytest.mark.parametrize("words", ["hydra.run.dir={}", "model=local model.path={}", "-m seed=0,1 hydra.sweep.dir={}"])
+def test_a_name_that_is_too_long_for_the_file_system_is_one_line(tmp_path, words):
+    done = rlreason("algorithm=evaluate", *words.format("a" * 300).split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "too long" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

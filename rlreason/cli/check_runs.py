@@ -93,9 +93,9 @@ def the_same(runs: Sequence[AnyRunConfig], combinations: Sequence[Sequence[str]]
 
 
 def _check_writable(folder: Path) -> None:
-    place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    missing = [p for p in (folder, *folder.absolute().parents) if not p.exists()]
     try:
+        place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        missing = [p for p in (folder, *folder.absolute().parents) if not p.exists()]
         if not place.is_dir() or not os.access(place, os.W_OK):
             raise PermissionError(f"{place} is no writable folder")
         for path in reversed(missing):  # only trying tells, where the file system has rules of its own

@@ -1,5 +1,6 @@
 """How every command ends: mistakes in one line, broken pipes, signals, and the exit codes of `records/status.py`."""
 
+import errno
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,7 @@ from rlreason.records.status import RESOURCES, exit_code
 from rlreason.runtime import signals
 from rlreason.runtime.atomic_files import FULL, unwritable
 from rlreason.runtime.streams import print_stderr, settle_streams
+from rlreason.runtime.text import shorten
 
 
 def find_modules_here() -> None:
@@ -71,6 +73,8 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
         signals.arrived()
         if signals.asked() and not isinstance(error, KeyboardInterrupt):
             error = KeyboardInterrupt()  # it failed because everything ends
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            error = ConfigError(f"{shorten(str(error.filename), 80)} cannot be ({error.strerror}): give a shorter path")
         with suppress(ReaderGone):
             if not print_error(error):
                 raise

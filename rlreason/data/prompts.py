@@ -18,7 +18,7 @@ def load_template(file: str, folder: Path) -> str:
         raise ConfigError(
             f"prompt.file={file} is neither in {folder} ({offered}) nor a path: give one of these, or a path"
         )
-    template = path.read_text(encoding="utf-8")
+    template = path.read_text(encoding="utf-8-sig")  # an editor may begin a file with a byte-order mark
     try:
         filled = render(template, "\0")
     except (KeyError, IndexError, ValueError) as error:

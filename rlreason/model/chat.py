@@ -12,6 +12,9 @@ from rlreason.runtime.text import first_line
 
 MARK = "How many are 19 and 23?"  # a message to look for in a prompt; templates trim whitespace at its ends
 
+#: What a user may write, for what a template does to it: lines, spaces, quotes, brackets, many words.
+WRITTEN = f'{MARK}\n\n  A "B" & <b>c</b>\\boxed{{}} {{{{d}}}} %s \u00e9' + " and so on" * 1000 + ": what is X?"
+
 #: Some templates state today's date. A fixed one, so that a run has the same prompts on every day.
 TODAY = datetime(2024, 7, 26)  # the day that Llama 3's template falls back to
 
@@ -68,6 +71,19 @@ class Chat:
             raise ConfigError(
                 "prompt.chat=true: this model's chat template leaves the user's turn out: choose another model, or a "
                 "prompt without a chat template"
+            )
+        if WRITTEN not in self.prompt(WRITTEN):
+            raise ConfigError(
+                "prompt.chat=true: this model's chat template alters what a user writes (spaces, case, length): "
+                "choose another model, or a prompt without a chat template"
+            )
+        user = [{"role": "user", "content": MARK}]
+        answered = self._text([*user, {"role": "assistant", "content": "It is 42."}]).rpartition("It is 42.")[0]
+        if prompt == self._text(user) and answered.startswith(prompt) and answered[len(prompt) :].strip():
+            begins = answered[len(prompt) :].strip()
+            raise ConfigError(
+                "prompt.chat=true: this model's chat template ignores add_generation_prompt, so that a prompt lacks "
+                f"what begins an answer ({begins!r}): mend the template, or choose another model"
             )
         if self.system is not None and self.system.strip() not in prompt:
             raise ConfigError(

@@ -146,9 +146,18 @@ class Policy:
 
     @property
     def max_context(self) -> int:
-        """Tokens that every position can attend to: the trained length, or the sliding window where one acts."""
+        """Tokens that every position can attend to: the trained length, or the sliding window where one acts.
+
+        Under longrope no more than it was made from: beyond them every position turns otherwise, so that a sequence is
+        scored by other numbers than it was sampled by.
+        """
         config = self.model.config
         context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            made_from = rope.get("original_max_position_embeddings")
+            made_from = made_from or getattr(config, "original_max_position_embeddings", None) or context
+            context = min(context, int(made_from))
         window = getattr(config, "sliding_window", None)
         layers = getattr(config, "layer_types", None)
         acts = "sliding_attention" in layers if layers else getattr(config, "use_sliding_window", True)

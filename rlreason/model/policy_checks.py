@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES
@@ -23,6 +23,12 @@ def check_model(policy: "Policy") -> None:
     They are compared with the model's own forward pass, in float32 and on short sequences. A model is refused
     whose logits are capped, scaled or shifted after the output head, or whose attention has caps or sinks.
     """
+    if states := _carried(policy.model):
+        raise ConfigError(
+            f"model {type(policy.model).__name__} has layers that carry a state from token to token "
+            f"({', '.join(states)}), which would go on from one sequence to the next in the rows that are scored here: "
+            "choose a model whose layers all attend, such as Qwen2, Qwen3, Llama, OLMo 2 or SmolLM2"
+        )
     here, pairs = policy.head.device, _short_pairs(policy)
     policy.model.set_attn_implementation("eager")
     plain = [torch.tensor([[*p, *r]], device=here) for p, r in pairs]
@@ -50,6 +56,12 @@ def check_model(policy: "Policy") -> None:
             f"(by up to {worst:.3g} nats), because of caps, scales or attention sinks: choose a model without "
             "them, such as Qwen2, Qwen3, Llama, OLMo 2 or SmolLM2"
         )
+
+
+def _carried(model: nn.Module) -> list[str]:
+    """The kinds of layers with a convolution over tokens: short ones, linear attention, state spaces."""
+    parents = (layer for layer in model.modules() if any(isinstance(child, nn.Conv1d) for child in layer.children()))
+    return sorted({type(layer).__name__ for layer in parents})
 
 
 def _short_pairs(policy: "Policy") -> list[tuple[list[int], list[int]]]:

@@ -247,6 +247,7 @@ def all_fitting(
 
 def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptEncoder, console: Console) -> list[Problem]:
     """Those of one part, train or validation."""
+    prompt_ids.check(part.problems)
     context = policy.max_context
     sizes = lengths(prompt_ids, part.problems, room_of(run, context)[0] - part.max_tokens)
     if why := too_long(run, part.name, sizes, part.max_tokens, context):
