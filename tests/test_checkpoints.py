@@ -12,9 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlreason.errors import ConfigError, UnwritableError
+from rlreason.progress.tensors import read_tensors
 from rlreason.records.checkpoints import (
     checkpoints_in,
     linked,
+    moments_in,
     name_of,
     newest_good,
     pruned,
@@ -22,6 +24,7 @@ from rlreason.records.checkpoints import (
     remove,
     set_aside_behind,
     what_is_wrong,
+    without_moments,
     write_checkpoint,
 )
 from rlreason.records.resume import cut_back, where_it_goes_on
@@ -222,6 +225,23 @@ def test_records_that_are_shorter_than_at_a_checkpoint_leave_it_out(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{}\n{")
     cut_back(tmp_path, {"offsets": {"metrics.jsonl": 6}, "recorded": 2, "history": []})
     assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
+
+
+def test_a_checkpoint_is_whole_without_its_moments_those_of_ranks_too(tmp_path):
+    def write(folder: Path) -> None:
+        write_some(folder)
+        (folder / "moments").mkdir()
+        for name in (".metadata", "__0_0.distcp"):
+            (folder / "moments" / name).write_bytes(b"12345")
+        (folder / "moments.safetensors").write_bytes(b"123")
+
+    path = write_checkpoint(tmp_path, name_of(1, 1, 1), {"begun": 1, "offsets": {}}, write)
+    assert sum(moments_in(path).values()) == 13
+    without_moments(path)
+    assert what_is_wrong(path) == ""
+    assert not moments_in(path)
+    assert {file.name for file in path.iterdir()} == {"model", "state.safetensors", "state.json", "manifest.json"}
+    assert read_tensors(path).keys() == {"generator.cpu"}
 
 
 @pytest.mark.parametrize("damage", ["", "seed: 0\n", "a: [\n"])

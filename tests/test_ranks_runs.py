@@ -20,7 +20,7 @@ from tests.test_trainer import SMALL, run_of, trained
 
 ANY = (
     "n_steps=5", "eval_every=2", "eval_problems=8", "micro_batch_tokens=100", "prompt.reward=own_reward:halves",
-    "sampling.max_tokens=24", "waits.run_s=120",
+    "sampling.max_tokens=24", "waits.run_s=120", "checkpoint.keep_final=true",
 )  # fmt: skip
 WORDS = (*ANY, "rollout_batch_size=16", "group_size=4")
 TIMES = ("time/", "perf/", "busy/", "grading/ms", "memory/", "final/seconds")

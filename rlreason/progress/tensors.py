@@ -74,7 +74,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors = load_file(folder / TENSORS)
     if (folder / MOMENTS_FILE).is_file():
         tensors |= load_file(folder / MOMENTS_FILE)
-    if (folder / SPREAD).is_dir():
+    if (folder / SPREAD / ".metadata").is_file():
         from rlreason.distributed.moments import read_whole  # what a run of one process need not load
 
         tensors |= {f"{MOMENTS}{name}": tensor for name, tensor in read_whole(folder / SPREAD).items()}

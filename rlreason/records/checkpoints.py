@@ -169,6 +169,8 @@ def without_moments(path: Path) -> None:
         write_whole(path / MANIFEST, json.dumps(rest, indent=1) + "\n")
         for name in gone:
             (path / name).unlink(missing_ok=True)
+        if (path / SPREAD).is_dir():
+            (path / SPREAD).rmdir()
 
 
 def linked(source: Path, target: Path) -> None:
