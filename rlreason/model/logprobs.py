@@ -50,7 +50,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         want_entropy: bool,
         head: torch.dtype,
         products: torch.dtype,
-        padded_from: int | None,
+        padded_from: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         n = hidden.shape[0]
         log_probs = torch.empty(n, dtype=torch.float32, device=hidden.device)
