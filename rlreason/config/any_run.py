@@ -29,6 +29,11 @@ class AnyRunConfig:
         """How many problems an evaluation can ask at most, where the settings say it before any data is read."""
         return None
 
+    @property
+    def ratio_is_one(self) -> bool:
+        """Whether each update of the run is made by the policy that sampled what it learns from."""
+        return False
+
     def bounds(self) -> dict[str, int | None]:
         """The settings that bound how many problems evaluations ask, with their values."""
         return {}

@@ -1,10 +1,11 @@
 """The settings of GRPO, which are those of an objective and of its rollouts, and the rules between them."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 from omegaconf import MISSING
 
+from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.training import OnlineConfig
 from rlreason.objectives.card import Card, objective_card
 from rlreason.objectives.objective import Objective
@@ -34,6 +35,10 @@ class GRPOConfig(Objective, OnlineConfig):
     @property
     def updates_per_rollout(self) -> int:
         return self.epochs_per_rollout * (self.rollout_batch_size // self.train_batch_size)
+
+    @property
+    def ratio_is_one(self) -> bool:
+        return self.updates_per_rollout <= 1 and not self.rollout.async_level
 
     @property
     def old_from_engine(self) -> bool:
@@ -115,3 +120,8 @@ class GRPOConfig(Objective, OnlineConfig):
                 "divided by its own small spread, whatever kl_coef says; std_norm=none keeps kl_coef's meaning"
             )
         }
+
+
+def has_ratio_of_one(run: AnyRunConfig) -> TypeGuard[GRPOConfig]:
+    """Whether a run has a loss whose ratio is 1 in every update."""
+    return run.ratio_is_one

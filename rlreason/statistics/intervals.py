@@ -94,8 +94,8 @@ def of_clusters(values: Floats, clusters: Sequence[Hashable]) -> Floats:
     The variance of the mean of the v_k is `cluster_variance` (Liang and Zeger 1986), and differences of values keep
     their form, so what is computed of problems can be computed of these. Where no two are alike, it is `values`.
 
-    >>> of_clusters(np.array([1.0, 1.0, 0.0]), ["a", "a", "b"]).round(3)  # twice as much weight for a
-    array([ 1.111,  0.222])
+    >>> of_clusters(np.array([1.0, 1.0, 0.0]), ["a", "a", "b"]).round(3).tolist()  # twice as much weight for a
+    [1.111, 0.222]
     """
     places = {cluster: k for k, cluster in enumerate(dict.fromkeys(clusters))}
     n, k = len(clusters), len(places)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlreason.config.any_run import AnyRunConfig
-from rlreason.config.grpo import GRPOConfig
+from rlreason.config.grpo import has_ratio_of_one
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.memory.machine import believed_device, decimal_size
 from rlreason.memory.shapes import shape_of
@@ -99,9 +99,7 @@ def one_formula(runs: Mapping[str, AnyRunConfig]) -> list[str]:
     """
     called: dict[str, list[str]] = {}
     for name, run in runs.items():
-        if not isinstance(run, GRPOConfig) or run.updates_per_rollout > 1 or run.rollout.async_level:
-            continue
-        if run.loss.loss_type in ONE_ON_POLICY:
+        if has_ratio_of_one(run) and run.loss.loss_type in ONE_ON_POLICY:
             run = replace(run, loss=type(run.loss)(ONE_ON_POLICY[0]))
             called.setdefault(repr(run), []).append(name)
     return [
