@@ -43,12 +43,12 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
     components = build_components(run, records.folder, console, records.checkpoint is None, records.clock)
     trainer = learner = None
     try:
-        if run.save_model or run.checkpoint.every != 0:
-            components.policy.try_saving()
         algorithm = make_algorithm(run, components, console)
         learner = make_learner(run, components.policy, records.folder, algorithm)
         records.loggers = components.loggers
         facts = facts_of(run, components)
+        if run.save_model or run.checkpoint.every != 0:
+            components.policy.try_saving()  # behind the facts, since a save completes the model's config
         if records.checkpoint is not None:
             start_loggers(run, components.loggers, records.folder, console, records.go_on(facts, console.say))
         records.add_provenance(facts)

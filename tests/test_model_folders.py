@@ -110,8 +110,9 @@ def test_weights_that_were_not_loaded_are_refused_by_a_run_and_by_the_doctor(sav
         lambda w: {("lm_head.weight" if "embed" in name else name): value for name, value in w.items()},
         lambda w: {name.removeprefix("model."): value for name, value in w.items()},
         lambda w: w | {"model.layers.0.self_attn.rotary_emb.inv_freq": w["model.norm.weight"]},
+        lambda w: w | {"model.layers.0.self_attn.rotary_emb.cos_cached": w["model.norm.weight"]},
     ],
-    ids=["as saved", "head and embeddings", "head alone", "of the base model", "old buffers"],
+    ids=["as saved", "head and embeddings", "head alone", "of the base model", "old buffers", "older buffers"],
 )
 def test_names_that_transformers_knows_are_no_fault(saved, policy, change):
     reweighed(change)(saved)

@@ -88,8 +88,10 @@ def the_same(runs: Sequence[AnyRunConfig], combinations: Sequence[Sequence[str]]
         before = first.setdefault(repr(run), own)
         if before is not own and before != own:
             one, other = (" ".join(sorted(these - those)) for these, those in ((before, own), (own, before)))
-            lines.append(f"{one} and {other} make the same run: another setting decides over them: leave that out")
-    return lines
+            lines.append(
+                f"{one} and {other} make the same run: another setting, typed or of the file, decides over them: leave that one out"
+            )
+    return list(dict.fromkeys(lines))
 
 
 def _check_writable(folder: Path) -> None:

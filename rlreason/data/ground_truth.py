@@ -43,8 +43,6 @@ def check_ground_truths(
         return list(problems), []
     wrong = {problems[i].id for i in grader.unearnable([p.answer for p in problems])}
     texts = {p.id: p.answer for p in problems if is_text(p.answer)}
-    if on_bad == "drop":
-        wrong |= texts.keys()
     none = [p.id for p in problems if not p.answer]
     if len(none) == len(problems) and not needed:
         return list(problems), ["! no validation problem has a ground truth: accuracy stays 0 and says nothing"]
@@ -61,10 +59,9 @@ def check_ground_truths(
         notes.append(f"! {len(none)} of {len(problems)} problems have no ground truth; {done}: {few(none)}")
     if texts:
         example, text = next(iter(texts.items()))
-        said = "dropped" if on_bad == "drop" else "kept: say where the answer stands (data.gold, data.fields.answer)"
         notes.append(
             f"! {len(texts)} of {len(problems)} ground truths are several lines or a sentence, which hardly any answer "
-            f"repeats, as {example}: {shorten(text, 80)!r}; {said}"
+            f"repeats, as {example}: {shorten(text, 80)!r}: say where the answer stands (data.gold, data.fields.answer)"
         )
     if bad := [p.id for p in problems if p.id in wrong and p.answer and p.id not in texts]:
         notes.append(f"! {len(bad)} of {len(problems)} ground truths do not grade themselves right; {done}: {few(bad)}")

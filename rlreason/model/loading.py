@@ -37,6 +37,8 @@ UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, SafetensorError, StrictDataclassError,
 )  # fmt: skip
 LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+#: Buffers that older versions of transformers saved and newer ones compute: no weights.
+_COMPUTED = re.compile(r"\.(masked_bias|attn\.bias|inv_freq|(cos|sin)_cached|position_ids)$")
 WRAPPED = re.compile(r"^(?:_orig_mod\.|module\.|_fsdp_wrapped_module\.|base_model\.model\.)+")
 
 
@@ -97,7 +99,8 @@ def load_model(path: str, **how: Any) -> PreTrainedModel:
         )
     model: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
-    if why := mismatch(model, report["missing_keys"], report["unexpected_keys"], report["mismatched_keys"]):
+    unexpected = [name for name in report["unexpected_keys"] if not _COMPUTED.search(name)]
+    if why := mismatch(model, report["missing_keys"], unexpected, report["mismatched_keys"]):
         raise ConfigError(f"model.path={path}: {why}")
     if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         model.config.get_text_config().tie_word_embeddings = False  # the files may have a head that config.json denies

@@ -13,7 +13,7 @@ _ALIKE = str.maketrans(
     | {"\u3002": ".", "\u3001": ",", "\xd7": "*", "\xb7": "*", "\u22c5": "*", "\u2217": "*", "\xf7": "/"}
 )
 _RAISED = {"<super>": "^", "<sub>": "_", "<fraction>": " "}  # a raised 2 does not make 52 of 5
-_LABEL = re.compile(r"^(?:[\W_]*(?:question|problem|q)\s*\d*[*_\s]*[:.][*_\s]*)+")
+_LABEL = re.compile(r"^(?:[\W_]*(?:question|problem|q)\s*\d*[*_\s]*[:.](?!\d)[*_\s]*)+")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _IN_WORD = re.compile(r"(?<=[^\W\d_]{2})'(?=[^\W\d_]{1,2}\b)")  # Janet's, don't; not f'(x)
 #: Punctuation of sentences: behind a word or a number, and no cell of a grid, no 1.5, .5, 1:30 and 1,2, no 5! and n!.
@@ -21,8 +21,8 @@ _SENTENCE = re.compile(
     r"""(?<=[^\W_])(?:[.:?]|\.{3})(?=\s|$|[')\]])|(?<=[^\W\d_]{2})\s?[?:.]+(?=\s|$)|(?<=[)\]%$'?!])[.:?]+(?=\s|$)"""
     r"""|\s\.(?=\s[^\W\d_]{2})|(?<=\S)\s\?+$|(?<!\d)[,;]|[,;](?!\d)|(?<=[^\W\d_]{2})[!']+|(?<=\s)'"""
 )
-#: A few marks between words of two letters or more, where they belong to no formula.
-_MARKS = re.compile(r"([^\W\d_]{2}|^)\s*(?:[()\[\]{}*_|~#&-]{1,2}\s*){1,2}(?=[^\W\d_]{2}|$)")
+_HYPHEN = re.compile(r"(?<=[^\W\d_]{2})-(?=[^\W\d_]{2})")  # twenty-five; not a - b
+_STRONG = re.compile(r"(?<!\S)(\*\*|__)(?=\S)(.+?)(?<=\S)\1(?![^\W_])")  # **words**; not 2 ** 3 ** 4
 
 
 @lru_cache(1 << 16)  # evaluations ask the same ones again and again
@@ -43,7 +43,7 @@ def question_key(question: str) -> str:
         text = unicodedata.normalize("NFKC", text).translate(_ALIKE)
         text = "".join(c for c in text if unicodedata.category(c) != "Cf" and not "\ufe00" <= c <= "\ufe0f")
     text = _IN_WORD.sub("", _THOUSANDS.sub("", _LABEL.sub("", " ".join(text.casefold().replace('"', "").split()))))
-    text = _MARKS.sub(r"\1 ", " ".join(_SENTENCE.sub(" ", text).split()))
+    text = _HYPHEN.sub(" ", _STRONG.sub(r"\2", _SENTENCE.sub(" ", text)))
     return " ".join(text.split()) or " ".join(question.split())
 
 

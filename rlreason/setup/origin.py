@@ -28,8 +28,7 @@ from rlreason.setup.prompts import asked_how
 
 DIGITS = 16  # of a digest
 SEEDS = ("seed", "split_seed")
-#: In a model's config, without being of the model: each save sets them.
-OF_THE_FILE = ("_name_or_path", "transformers_version", "architectures", "dtype")
+OF_THE_FILE = ("_name_or_path", "transformers_version")  # in a model's config, without being of the model
 
 
 def facts_of(run: RunConfig, components: Components) -> dict[str, Any]:
