@@ -88,9 +88,7 @@ def the_same(runs: Sequence[AnyRunConfig], combinations: Sequence[Sequence[str]]
         before = first.setdefault(repr(run), own)
         if before is not own and before != own:
             one, other = (" ".join(sorted(these - those)) for these, those in ((before, own), (own, before)))
-            lines.append(
-                f"{one} and {other} make the same run: another setting, typed or of the file, decides over them: leave that one out"
-            )
+            lines.append(f"{one} and {other} make the same run: another setting decides over both: leave that one out")
     return list(dict.fromkeys(lines))
 
 
