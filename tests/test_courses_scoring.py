@@ -1,6 +1,8 @@
 """What both CS336 years share: tokenizing, log-probs and entropy, with a real tokenizer and a tiny model."""
 
+import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,3 +117,43 @@ def test_scores_are_float32_for_a_bfloat16_model_and_carry_a_gradient():
     assert scored["log_probs"].dtype == scored["token_entropy"].dtype == torch.float32
     assert scored["log_probs"].requires_grad
     assert course.compute_entropy(torch.zeros(2, 3, 7)).shape == (2, 3)
+
+
+def words_reward(response: str, ground_truth: str) -> dict[str, float]:
+    right = float(ground_truth in response.split())
+    return {"reward": right, "format_reward": 1.0, "answer_reward": right}
+
+
+def test_generations_are_logged_with_their_entropy_and_lengths():
+    """A prompt's tokens or padding in a response's entropy or length, or right and wrong lengths exchanged."""
+    model, tokenizer = tiny_model(), word_tokenizer()
+    rows, metadata = course.log_generations(model, tokenizer, words_reward, PROMPTS, OUTPUTS, ["five", "two", "six"])
+    assert [row["length"] for row in rows] == [len(output.split()) for output in OUTPUTS]
+    assert [row["reward"] for row in rows] == [1.0, 1.0, 0.0]
+    assert (metadata["mean_length_correct"], metadata["mean_length_incorrect"]) == (5.5, 1.0)
+    assert metadata["mean_format_reward"] == 1.0
+    for row, (ids, flags) in zip(rows, expected_rows(PROMPTS, OUTPUTS), strict=True):
+        log_probs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        entropies = -(log_probs.exp() * log_probs).sum(-1)
+        of_response = [entropies[place - 1].item() for place in range(1, len(ids)) if flags[place]]
+        assert row["token_entropy"] == pytest.approx(sum(of_response) / len(of_response), rel=1e-5)
+
+
+def test_an_evaluation_is_on_disk_with_every_row(tmp_path):
+    """A row lost, or graded by another row's ground truth."""
+    replies = dict(zip(PROMPTS, OUTPUTS, strict=True))
+
+    class Model:
+        def generate(self, prompts, params):
+            return [SimpleNamespace(outputs=[SimpleNamespace(text=replies[prompt])]) for prompt in prompts]
+
+    truths = ["five", "three", "."]
+    means = course.evaluate_vllm(Model(), words_reward, PROMPTS, None, truths, tmp_path / "rows.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [(row["prompt"], row["response"], row["ground_truth"]) for row in rows] == list(
+        zip(PROMPTS, OUTPUTS, truths, strict=True)
+    )
+    assert [row["answer_reward"] for row in rows] == [1.0, 0.0, 1.0]
+    assert means["mean_reward"] == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="zip"):
+        course.evaluate_vllm(Model(), words_reward, PROMPTS, None, truths[:2], tmp_path / "rows.jsonl")

@@ -64,7 +64,7 @@ RULES = {
         " setup cli",
         ALL,
     ),
-    "courses": Rule("errors types objectives grading data model", "torch transformers"),
+    "courses": Rule("errors types objectives grading data model engines", "torch transformers"),
     "doctor": Rule("errors statistics runtime config memory model records sweeps setup cli"),
     "check": Rule("errors types runtime plugins objectives data model records courses", "torch transformers"),
     "interrupted": Rule("errors runtime config records progress setup", ALL),

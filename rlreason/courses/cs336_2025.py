@@ -6,6 +6,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from rlreason.courses.generations import (
+    evaluate_vllm,
+    init_vllm,
+    load_policy_into_vllm_instance,
+    log_generations,
+)
 from rlreason.courses.log_probs import get_response_log_probs
 from rlreason.courses.rewards import consecutive_groups, required, score_rollouts, summarize
 from rlreason.courses.tokenize import tokenize_prompt_and_output
@@ -20,8 +26,12 @@ __all__ = [
     "compute_grpo_clip_loss",
     "compute_naive_policy_gradient_loss",
     "compute_policy_gradient_loss",
+    "evaluate_vllm",
     "get_response_log_probs",
     "grpo_microbatch_train_step",
+    "init_vllm",
+    "load_policy_into_vllm_instance",
+    "log_generations",
     "masked_mean",
     "masked_normalize",
     "sft_microbatch_train_step",

@@ -7,6 +7,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlreason.courses.generations import (
+    evaluate_vllm,
+    init_vllm,
+    load_policy_into_vllm_instance,
+    log_generations,
+)
 from rlreason.courses.log_probs import get_response_log_probs
 from rlreason.courses.rewards import RewardFn, consecutive_groups, required, score_rollouts
 from rlreason.courses.tokenize import tokenize_prompt_and_output
@@ -21,8 +27,12 @@ __all__ = [
     "compute_group_normalized_rewards",
     "compute_policy_gradient_loss",
     "compute_rollout_rewards",
+    "evaluate_vllm",
     "get_response_log_probs",
     "grpo_train_step",
+    "init_vllm",
+    "load_policy_into_vllm_instance",
+    "log_generations",
     "tokenize_prompt_and_output",
 ]
 
