@@ -17,7 +17,8 @@ STEPS = [*FEW, "train_batch_size=16", "n_steps=1"]
 #: What makes a sweep small: its own axes and cells stay as they are.
 OF_SWEEP = {
     "sft_dataset_size": ["data.limit=16,null", "train_batch_size=8"],
-    "sft_filtered": ["train_batch_size=8"],
+    "sft_tuning": ["train_batch_size=8,16", "epochs=1"],
+    "sft_filtered": ["train_batch_size=8", "epochs=1"],
     "expert_iteration": ["train_batch_size=64", "n_steps=1"],
     "grpo_off_policy_broad": ["n_steps=1", "group_size=4"],
     "grpo_off_policy_focused": ["n_steps=1", *FEW],

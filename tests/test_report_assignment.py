@@ -115,6 +115,16 @@ def written(runs, tmp_path_factory) -> tuple[Path, dict]:
     return out, write_up("cs336_2025", runs, out, Console()).figures
 
 
+def test_all_questions_of_a_course_read_one_data_set():
+    """SFT on a folder was compared with expert iteration on what the hub has, and another course got its folder."""
+    commands = {
+        name: [c for question in course_of(name).questions for c in question.all_commands]
+        for name in ("cs336_2025", "pku_hw3")
+    }
+    assert all("data.path=MATH_DIR" in command for command in commands["cs336_2025"])
+    assert not any("MATH_DIR" in command for command in commands["pku_hw3"])
+
+
 def test_the_checklist_says_what_is_done_and_how_to_run_the_rest(written):
     out, figures = written
     states = {one["question"]: one["state"] for one in figures["questions"]}
@@ -124,10 +134,10 @@ def test_the_checklist_says_what_is_done_and_how_to_run_the_rest(written):
     assert states["grpo_baselines"] == NOT_YET
     assert states["think_about_length_normalization"] == IN_WORDS
     (missing,) = (one["missing"] for one in figures["questions"] if one["question"] == "sft_experiment")
-    assert len(missing) == 1
-    assert "sweep=sft_dataset_size" in missing[0]
+    assert len(missing) == 2
+    assert "sweep=sft_tuning" in missing[0] and "sweep=sft_dataset_size" in missing[1]
     text = (out / MARKDOWN).read_text()
-    assert "`python -m rlreason -m sweep=grpo_baselines experiment=cs336_2025`" in text
+    assert "`python -m rlreason -m sweep=grpo_baselines experiment=cs336_2025 data.path=MATH_DIR`" in text
     assert figures["problems"] == []
 
 
@@ -373,7 +383,7 @@ def test_runs_that_have_not_ended_make_a_question_partly_done(tmp_path):
     document = write_up_of(Gathered(course_of("cs336_2025"), found_below(tmp_path)))
     (section,) = (one for one in document.sections if one.question.id == "grpo_learning_rate")
     assert section.state == PARTLY
-    assert section.missing == ["python -m rlreason -m sweep=grpo_learning_rate experiment=cs336_2025"]
+    assert section.missing == [section.question.command]
 
 
 def on_math(folder: Path) -> Path:

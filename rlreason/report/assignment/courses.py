@@ -151,7 +151,7 @@ def questions_of(courses: Mapping[str, Any], name: str) -> list[Question]:
 
 def _in_course(question: Question, theirs: str, ours: str) -> Question:
     def mine(command: str) -> str:
-        return command.replace(f"experiment={theirs}", f"experiment={ours}")
+        return command.replace(f"experiment={theirs}", f"experiment={ours}").removesuffix(" data.path=MATH_DIR")
 
     commands = {sweep: mine(command) for sweep, command in question.commands.items()}
     return replace(question, command=mine(question.command), commands=commands)
