@@ -135,7 +135,8 @@ def test_the_checklist_says_what_is_done_and_how_to_run_the_rest(written):
     assert states["think_about_length_normalization"] == IN_WORDS
     (missing,) = (one["missing"] for one in figures["questions"] if one["question"] == "sft_experiment")
     assert len(missing) == 2
-    assert "sweep=sft_tuning" in missing[0] and "sweep=sft_dataset_size" in missing[1]
+    assert "sweep=sft_tuning" in missing[0]
+    assert "sweep=sft_dataset_size" in missing[1]
     text = (out / MARKDOWN).read_text()
     assert "`python -m rlreason -m sweep=grpo_baselines experiment=cs336_2025 data.path=MATH_DIR`" in text
     assert figures["problems"] == []
