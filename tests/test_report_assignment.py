@@ -8,6 +8,7 @@ import re
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from rlreason.records.console import Console
 from rlreason.report.assignment import FILES, MARKDOWN, PAGE, write_up
 from rlreason.report.assignment.bars import against_bar, bar_line, interval_of, published_line, with_bands
 from rlreason.report.assignment.courses import course_of
-from rlreason.report.assignment.directions import agreement, directions_table, words_of
+from rlreason.report.assignment.directions import agreement, directions_table, verdict_of, words_of
 from rlreason.report.assignment.gather import found_below
 from rlreason.report.assignment.gathered import Gathered
 from rlreason.report.assignment.keep import keep
@@ -164,6 +165,19 @@ def test_published_directions_stand_beside_what_was_found(written):
     assert ("grpo_group_standard_deviation", "agrees") in said
     assert ("grpo_baselines", "not run") in said
     assert ("sft_experiment", "agrees") in said
+
+
+def test_a_published_direction_is_found_in_either_off_policy_sweep():
+    """Where the broad sweep chose the arms, or ran alone, three of its published directions read as not run."""
+    reference = "epochs_per_rollout=1 train_batch_size=256"
+    broad = [
+        SimpleNamespace(typed=(f"epochs_per_rollout={epochs} train_batch_size={size}", reference))
+        for epochs, size in ((1, 64), (4, 64), (4, 256))
+    ]
+    directions = [one for one in course_of("cs336_2025").directions if one.question == "grpo_off_policy_sweep"]
+    assert [broad.index(verdict_of(one, broad)) for one in directions] == [0, 2, 1]
+    focused = [SimpleNamespace(typed=("off_policy=e4_full", "off_policy=on_policy"))]
+    assert [verdict_of(one, [*broad, *focused]) in focused for one in directions] == [False, True, False]
 
 
 def test_the_page_has_no_script_and_hostile_texts_are_text(written):
@@ -506,9 +520,9 @@ def test_every_sweep_setting_and_figure_of_the_data_files_is_there():
         assert {got.question for got in course.figures} | {one.question for one in course.directions} <= set(ids)
         assert all(0 <= got.low <= got.high <= 1 for got in course.figures)
     for one in course_of("cs336_2025").directions:
-        for word in {word for pair in one.pairs for word in pair}:
+        for word in {word for pair in one.pairs for typed in pair for word in typed.split()}:
             key, _, value = word.partition("=")
-            mine = [text for text in named.values() if key in text and value in text]
+            mine = [text for text in named.values() if key in text and (value in text or f'{key}: "${{div' in text)]
             assert mine, word
 
 

@@ -74,7 +74,9 @@ class Direction:
     word: str  # better, worse, same or cannot tell
     what: str
     source: str
-    small: Sequence[str] = ()  # setting and reference of the same ratio at scale=embedded
+    small: Sequence[
+        str
+    ] = ()  # setting and reference of the same ratio at scale=embedded, or as another sweep types them
     but: str = ""  # why it does not compare with what is found here
 
     @property

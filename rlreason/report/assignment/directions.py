@@ -27,10 +27,10 @@ def agreement(published: str, found: str, but: str = "") -> str:
 
 def verdict_of(direction: Direction, verdicts: Sequence[Verdict]) -> Verdict | None:
     """The verdict on exactly the pair of settings that a direction is about; None where there is none."""
-    for verdict in verdicts:
-        setting, reference = (words_of(typed) for typed in verdict.typed)
-        for a, b in direction.pairs:
-            wanted, against = words_of(a), words_of(b)
+    for a, b in direction.pairs:
+        wanted, against = words_of(a), words_of(b)
+        for verdict in verdicts:
+            setting, reference = (words_of(typed) for typed in verdict.typed)
             if setting - reference == wanted - against and against <= reference:
                 return verdict
     return None
