@@ -229,6 +229,14 @@ def test_static_pictures_have_title_legend_and_plain_colours(drawn: tuple[Study,
         assert svg_of(figure, legend).startswith("<svg")
 
 
+def test_the_markers_of_a_legend_are_whole(drawn: tuple[Study, list[Figure], list[Entry]]) -> None:
+    """The dash of a setting's line was drawn around its marker, which then had the shape of no marker."""
+    _, figures, legend = drawn
+    beside = svg_of(figures[0], legend).partition("role-legend")[2]
+    assert legend[1].label in beside
+    assert "stroke-dasharray" not in beside
+
+
 def test_what_is_read_in_a_picture_keeps_all_digits() -> None:
     study = study_of(("lr 0.01", "lr 0.0003"))
     verdicts = verdicts_of_hand(study)

@@ -61,6 +61,8 @@ def _compile(specification: Spec) -> Spec:
     for axis in vega.get("axes", []):
         if axis.get("title") == STEP_TITLE:
             axis["title"] = {"signal": "xtitle"}
+    for legend in vega.get("legends", []):
+        legend.pop("strokeDash", None)  # it would fray the markers
     vega.setdefault("signals", []).append({"name": "xtitle", "value": STEP_TITLE})
     return vega
 
