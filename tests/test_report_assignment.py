@@ -30,7 +30,7 @@ from rlreason.report.charts import figures_of
 from rlreason.report.palette import LIGHT
 from rlreason.report.read import read_study
 from rlreason.report.study import Series
-from rlreason.sweeps.state import read_state, write_state
+from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
 from tests.sweep_folders import CONFIG, answers, ended, sweep
 
 ROOT = Path(__file__).parents[1]
@@ -503,6 +503,34 @@ def test_sentences_on_other_metrics_are_corrected_for_all_of_them(tmp_path):
     end(one, "train/grad_norm", [9.0, 9.1, 9.2, 9.31])
     assert metric_sentences(study)[0].startswith("1e-6 against 1e-5 at the end of training: gradient norm higher")
     assert others
+
+
+def cells(folder: Path, of: list[dict[str, str]], config: str = CONFIG, seeds: tuple[int, ...] = (0, 1)) -> list[Path]:
+    """A sweep over settings of several keys, the first of which is the reference; the folders of its runs."""
+    runs = []
+    for number, seed in ((number, seed) for number in range(len(of)) for seed in seeds):
+        name, words = f"cell{number},seed={seed}", [f"{key}={value}" for key, value in of[number].items()]
+        ended(folder / name, answers(seed, 0.2 + 0.1 * number), config=config)
+        runs.append(RunState(name, [*words, f"seed={seed}"], of[number], seed, seconds=60.0))
+    axes = list(dict.fromkeys(key for one in of for key in one))
+    write_state(folder, SweepState(folder.name, "x", axes, of[0], "finished", 1, "basic", runs, sweep=folder.name))
+    return [folder / run.name for run in runs]
+
+
+@pytest.mark.parametrize("course", ["cs336_2025", "pku_hw3"])
+@pytest.mark.parametrize(
+    ("name", "key", "values"),
+    [
+        ("grpo_baselines", "loss", ("reinforce_with_baseline", "no_baseline")),
+        ("grpo_length_normalization", "length_norm", ("masked_mean", "constant")),
+        ("grpo_group_standard_deviation", "std_norm", ("group_std", "none")),
+    ],
+)
+def test_entropy_is_drawn_where_the_handout_asks_for_other_metrics(name, key, values, course, tmp_path):
+    for run in cells(tmp_path / name, [{key: value} for value in values]):
+        metrics(run, 0.3, 0.5)
+    drawn = {one.figure.name: one.figure for one in section_of(course, name, tmp_path).pictures}
+    assert {line.setting for line in drawn["entropy"].curves.lines} == set(values)
 
 
 def test_every_sweep_setting_and_figure_of_the_data_files_is_there():
