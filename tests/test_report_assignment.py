@@ -28,6 +28,7 @@ from rlreason.report.assignment.section import DONE, IN_WORDS, NOT_YET, PARTLY
 from rlreason.report.assignment.sections import write_up_of
 from rlreason.report.charts import figures_of
 from rlreason.report.palette import LIGHT
+from rlreason.report.pictures import svg_of
 from rlreason.report.read import read_study
 from rlreason.report.study import Series
 from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
@@ -515,6 +516,30 @@ def cells(folder: Path, of: list[dict[str, str]], config: str = CONFIG, seeds: t
     axes = list(dict.fromkeys(key for one in of for key in one))
     write_state(folder, SweepState(folder.name, "x", axes, of[0], "finished", 1, "basic", runs, sweep=folder.name))
     return [folder / run.name for run in runs]
+
+
+def test_all_sizes_of_a_budget_are_curves_of_one_picture_with_a_colour_each(tmp_path):
+    """Ten settings in one picture left four sizes grey and without a name, and two budgets on one axis."""
+    sizes, budgets = (
+        ("null", "128", "256", "512", "1024"),
+        ({"epochs": "3", "n_steps": "null"}, {"epochs": "null", "n_steps": "40"}),
+    )
+    settings = [{"data.limit": size, **budget} for budget in budgets for size in sizes]
+    for run in cells(tmp_path / "sft_dataset_size", settings, CONFIG.replace("grpo", "sft")):
+        metrics(run, 0.3, 0.5)
+        if run.name.startswith("cell1,"):  # 128 examples, 3 epochs: 4 steps
+            (run / "metrics.jsonl").write_text("".join((run / "metrics.jsonl").open().readlines()[:2]))
+    section = section_of("cs336_2025", "sft_experiment", tmp_path)
+    labels = [f"{size} examples" for size in ("all", "1024", "512", "256", "128")]
+    assert len({one.stem for one in section.pictures}) == len({one.figure.title for one in section.pictures}) == 2
+    for one in section.pictures:
+        assert [(entry.label, entry.colour) for entry in one.legend] == list(zip(labels, range(5), strict=True))
+        assert {line.setting for line in one.figure.curves.lines} == set(labels)
+        assert all(label in svg_of(one.figure, one.legend) for label in labels)
+    scales = ["symlog" in json.dumps(one.figure.specification) for one in section.pictures]
+    assert scales == [True, False]  # where a curve is a tenth as long as another
+    against_all = [verdicts for asked, verdicts in section.verdicts if "n_steps=40" in asked]
+    assert [verdict.setting for verdict in against_all[0]] == labels[1:]
 
 
 @pytest.mark.parametrize("course", ["cs336_2025", "pku_hw3"])

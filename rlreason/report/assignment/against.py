@@ -10,7 +10,8 @@ import numpy as np
 from rlreason.report.charts import figures_of, legend_of
 from rlreason.report.content import Entry, Figure
 from rlreason.report.curves import GRID, Curves, Line, band_of
-from rlreason.report.specifications import STEP_TITLE
+from rlreason.report.measures import DEPTH
+from rlreason.report.specifications import STEP_TITLE, Spec, ticks_of
 from rlreason.report.study import Series, Setting, Study
 from rlreason.statistics import Floats
 
@@ -37,23 +38,31 @@ def against(figure: Figure, axis: str) -> Figure | None:
     )
 
 
-def with_x(specification: Any, title: str, domain: Sequence[float] | None = None) -> dict[str, Any]:
-    """A specification of curves whose x has this title and, where given, this domain."""
+def of_budget(figure: Figure, budget: str) -> Figure:
+    """A picture of runs of one budget; its steps on a logarithmic axis where one is a tenth as long as another."""
+    ends = [float(line.x["step"][-1]) for line in figure.curves.lines] if figure.curves is not None else []
+    drawn = figure.specification
+    if ends and max(ends) >= 10 * min(ends):
+        axis = {"values": [0, *ticks_of(1.0, max(ends))], "format": "d"}
+        drawn = with_x(drawn, f"{STEP_TITLE}; {DEPTH}", {"type": "symlog"}, axis)
+    return replace(figure, title=f"{figure.title}, {budget}", specification=drawn)
+
+
+def with_x(specification: Any, title: str, scale: Spec | None = None, axis: Spec | None = None) -> Spec:
+    """A specification of curves whose x has this title and, where given, this of its scale and axis."""
 
     def walk(value: Any) -> None:
         if isinstance(value, dict):
             if value.get("title") == STEP_TITLE:
                 value["title"] = title
-                if domain is not None:
-                    value["scale"] = {**value["scale"], "domain": list(domain)}
-                    value["axis"] = {**value["axis"], "format": "~g"}
+                value["scale"], value["axis"] = value["scale"] | (scale or {}), value["axis"] | (axis or {})
             for inner in value.values():
                 walk(inner)
         elif isinstance(value, list):
             for inner in value:
                 walk(inner)
 
-    found: dict[str, Any] = copy.deepcopy(dict(specification))
+    found: Spec = copy.deepcopy(dict(specification))
     walk(found)
     return found
 
@@ -105,7 +114,7 @@ def _over_clock(figure: Figure, lines: Sequence[Line], unit: str, end: float) ->
         name=f"leaderboard/{unit}",
         title=f"Accuracy against wall clock, in {unit}",
         alt=figure.alt.replace(f"by {STEP_TITLE}", f"by {title}"),
-        specification=with_x(figure.specification, title, (0.0, end)),
+        specification=with_x(figure.specification, title, {"domain": [0.0, end]}, {"format": "~g"}),
         curves=Curves(lines, {"step": bands}),
     )
 

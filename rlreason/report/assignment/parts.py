@@ -11,9 +11,8 @@ from rlreason.report.assignment.parts_of_leaderboard import leaderboard
 from rlreason.report.assignment.quotes import FAILING, quotes_of
 from rlreason.report.assignment.section import Picture, Section
 from rlreason.report.content import Table
-from rlreason.report.study import Setting
+from rlreason.report.study import Setting, Study
 from rlreason.report.verdicts import verdicts_of
-from rlreason.sweeps.design import Key
 
 Part = Callable[[Section, Read, Gathered], None]
 CORRECT = "correct"
@@ -61,25 +60,24 @@ def filtered(section: Section, read: Read, gathered: Gathered) -> None:
 
 
 def equal_updates(section: Section, read: Read, gathered: Gathered) -> None:
-    """Verdicts among the settings of a sweep that differ from its reference in how long they train.
+    """Verdicts among the settings of a sweep that differ from its reference in how long they train."""
+    for budget, study in by_budget(read.study):
+        if len(study.settings) > 1 and read.study.reference.key not in [one.key for one in study.settings]:
+            asked = f"{study.name}, among those with {budget}, against {study.reference.label}"
+            section.verdicts.append((asked, verdicts_of(study)))
 
-    The largest number of examples of each such group, the last that the sweep lists, is what its others are compared
-    with.
+
+def by_budget(study: Study) -> list[tuple[str, Study]]:
+    """A sweep of numbers of examples as a study of each budget, with that in words; else the study itself and ''.
+
+    The largest number of examples stands first, as what the others are compared with.
     """
-    if read.study.axes[:1] != [LIMIT]:
-        return
-    groups: dict[Key, list[Setting]] = {}
-    for one in read.study.settings:
-        groups.setdefault(tuple((key, value) for key, value in one.key if key != LIMIT), []).append(one)
-    reference = read.study.reference
-    for rest, settings in groups.items():
-        if reference in settings or len(settings) < 2:
-            continue
-        study = replace(read.study, settings=[settings[-1], *settings[:-1]])
-        budget = " ".join(f"{key}={value}" for key, value in rest)
-        section.verdicts.append(
-            (f"{read.study.name}, among those with {budget}, against {settings[-1].label}", verdicts_of(study))
-        )
+    groups: dict[str, list[Setting]] = {}
+    sizes = [(dict(one.key).get(LIMIT, "null"), one) for one in study.settings if study.axes[:1] == [LIMIT]]
+    for size, one in sorted(sizes, key=lambda pair: -float(pair[0].replace("null", "inf"))):
+        budget = " ".join(f"{key}={value}" for key, value in one.key if key != LIMIT and value != "null")
+        groups.setdefault(budget, []).append(replace(one, label=f"{size} examples".replace("null", "all")))
+    return [(budget, replace(study, settings=of)) for budget, of in groups.items()] or [("", study)]
 
 
 def other_metrics(section: Section, read: Read, gathered: Gathered) -> None:

@@ -1,13 +1,17 @@
 """Answer each question of an assignment from what was gathered, in the handout's order."""
 
-from rlreason.report.assignment.against import against
+import re
+from dataclasses import replace
+
+from rlreason.report.assignment.against import against, of_budget
 from rlreason.report.assignment.bars import bar_line, got_words, is_of, published_line, what_ran, with_bands
 from rlreason.report.assignment.courses import Course, Question
 from rlreason.report.assignment.directions import directions_table
 from rlreason.report.assignment.gathered import Gathered, Read, values_of
-from rlreason.report.assignment.parts import PARTS
+from rlreason.report.assignment.parts import PARTS, by_budget
 from rlreason.report.assignment.section import DONE, IN_WORDS, NOT_YET, PARTLY, Picture, Section, WriteUp
 from rlreason.report.assignment.texts import TEXTS
+from rlreason.report.charts import figures_of, legend_of
 from rlreason.report.content import Table
 from rlreason.report.study import Study
 from rlreason.report.verdicts import verdicts_of
@@ -163,19 +167,24 @@ def add(section: Section, read: Read, gathered: Gathered) -> None:
 
 def pictures_of(question: Question, read: Read, course: Course) -> list[Picture]:
     """The pictures that the handout asks for, of one study; several studies of a question have stems of their own."""
-    figures = {figure.name: figure for figure in read.report.figures}
-    if "eval/accuracy" in figures:
-        figures["eval/accuracy"] = with_bands(figures["eval/accuracy"], course, question, read.study)
-        if (drawn := against(figures["eval/accuracy"], TIME)) is not None:
-            figures[TIME] = drawn
-    wanted = [name for name in question.figures if name in figures]
-    return [Picture(stem(question, read, name), figures[name], read.report.legend) for name in wanted]
+    found = []
+    for budget, study in by_budget(read.study):
+        report = replace(read.report, figures=figures_of(study), legend=legend_of(study, [])) if budget else read.report
+        figures = {figure.name: figure for figure in report.figures}
+        if "eval/accuracy" in figures:
+            figures["eval/accuracy"] = with_bands(figures["eval/accuracy"], course, question, study)
+            if (by_time := against(figures["eval/accuracy"], TIME)) is not None:
+                figures[TIME] = by_time
+        for name in (name for name in question.figures if name in figures):
+            figure = of_budget(figures[name], budget) if budget else figures[name]
+            found.append(Picture(stem(question, read, f"{name}/{budget}".rstrip("/")), figure, report.legend))
+    return found
 
 
 def stem(question: Question, read: Read, figure: str) -> str:
     """The name of a picture's file, without its ending."""
     own = [question.id] if read.found.name in (question.id, question.instead) else [question.id, read.found.name]
-    return "_".join([*own, figure.replace("/", "_")])
+    return "_".join([*own, re.sub(r"\W", "_", figure)])
 
 
 def published_table(course: Course) -> Table | None:
