@@ -558,6 +558,28 @@ def test_entropy_is_drawn_where_the_handout_asks_for_other_metrics(name, key, va
     assert {line.setting for line in drawn["entropy"].curves.lines} == set(values)
 
 
+def test_what_n_responses_are_worth_is_one_picture_before_and_after_grpo(tmp_path):
+    """Each way to choose had a picture, and a model's legend was its path, cut off before it told the two apart."""
+    ways = {"pass@N": [[0.2, 0.1, 0.3], [0.6, 0.5, 0.7]], "best mean log-prob": [[0.2, 0.1, 0.3], [0.3, 0.2, 0.4]]}
+    path = "a/long/path/to/the/runs/sweeps/pku_best_of_n/pku_grpo/seed=0"
+    models = [{"model.path": "MODEL"}, {"model.path": path}]
+    runs = cells(tmp_path / "a/pku_before_and_after", models, CONFIG.replace("grpo", "best_of_n"), (0,))
+    for run in runs:
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | {"n_list": [1, 4], "best_of_n": ways}))
+    section = section_of("pku_hw3", "best_of_n", tmp_path / "a")
+    (picture,) = section.pictures
+    assert [entry.label for entry in picture.legend] == [
+        f"{when} GRPO: {way}" for way in ways for when in ("before", "after")
+    ]
+    assert len(picture.figure.rows["means"]) == 8
+    assert path not in " ".join(verdict.sentence for _, verdicts in section.verdicts for verdict in verdicts)
+    (tmp_path / "b").mkdir()
+    runs[0].rename(tmp_path / "b/run")
+    (picture,) = section_of("pku_hw3", "best_of_n", tmp_path / "b").pictures
+    assert [entry.label for entry in picture.legend] == list(ways)
+
+
 def test_every_sweep_setting_and_figure_of_the_data_files_is_there():
     named = {path.stem: path.read_text() for path in (ROOT / "multirun_sweeps").glob("*.yaml")}
     for name in COURSES:

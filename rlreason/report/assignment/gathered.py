@@ -94,6 +94,8 @@ class Gathered:
         if one.path not in self._read:
             try:
                 study = read_study([one.path])
+                for setting in study.settings if one.sweep == "pku_before_and_after" else ():  # not by long paths
+                    setting.label = f"{'after' if 'pku_grpo' in setting.typed else 'before'} GRPO"
                 self._read[one.path] = Read(one, study, build_report(study))
             except ConfigError as error:
                 self.problems.append(str(error))

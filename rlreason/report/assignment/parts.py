@@ -1,7 +1,9 @@
 """Sections that one question has and others have not: each adds to a section what its study shows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 from rlreason.report.assignment.bars import percent
 from rlreason.report.assignment.gathered import Gathered, Read
@@ -10,7 +12,8 @@ from rlreason.report.assignment.parts_of_algorithms import against_sft, entropy
 from rlreason.report.assignment.parts_of_leaderboard import leaderboard
 from rlreason.report.assignment.quotes import FAILING, quotes_of
 from rlreason.report.assignment.section import Picture, Section
-from rlreason.report.content import Table
+from rlreason.report.content import MOST_COLOURS, Entry, Figure, Table
+from rlreason.report.specifications import SETTING
 from rlreason.report.study import Setting, Study
 from rlreason.report.verdicts import verdicts_of
 
@@ -102,15 +105,26 @@ def log(section: Section, read: Read, gathered: Gathered) -> None:
 
 
 def best_of_n(section: Section, read: Read, gathered: Gathered) -> None:
-    """pass@N and Best@N, drawn and in a table, and the gap between them in words."""
-    for figure in read.report.figures:
-        if figure.name.startswith("best_of_n/"):
-            stem = f"{section.question.id}_{figure.name.replace('/', '_')}"
-            section.pictures.append(Picture(stem, figure, read.report.legend))
+    """pass@N and Best@N in one picture and in a table, and the gap between them in words."""
+    ways = [figure for figure in read.report.figures if figure.name.startswith("best_of_n/")]
+    section.pictures += in_one(section, ways, len(read.study.settings) > 1)
     section.tables += [table for table in read.report.tables if table.title == "Best of N"]
     for one in read.study.settings:
         for run in one.runs[:1]:
             section.lines += [f"{one.label}, seed {run.seed}: {line}" for line in gap_lines(run.summary)]
+
+
+def in_one(section: Section, figures: Sequence[Figure], several: bool) -> list[Picture]:
+    """Figures over one axis as one picture, with a curve for each, of each setting where there are `several`."""
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for one, name in product(figures, figures[0].rows if figures else ()):
+        named = [{**row, SETTING: f"{row[SETTING]}: " * several + one.title} for row in one.rows[name]]
+        rows.setdefault(name, []).extend(named)
+    labels = enumerate(dict.fromkeys(row[SETTING] for row in rows.get("means", ())))
+    legend = [Entry(label, place if place < MOST_COLOURS else None) for place, label in labels]
+    title, alt = section.question.title, " ".join(one.alt for one in figures)
+    drawn = [replace(one, title=title, alt=alt, rows=rows) for one in figures[:1]]
+    return [Picture(section.question.id, one, legend) for one in drawn]
 
 
 def gap_lines(summary: object) -> list[str]:
