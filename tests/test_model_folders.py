@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import PROMPT
 from safetensors.torch import load_file, save_file
-from transformers import Lfm2Config, Lfm2ForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers import Phi3Config, Phi3ForCausalLM
 
 from rlreason.api import train
 from rlreason.config.store import typed
@@ -280,15 +280,6 @@ def test_longrope_has_no_more_context_than_one_set_of_frequencies_serves(tokeniz
         original_max_position_embeddings=32, rope_parameters=rope | {"original_max_position_embeddings": 32},
     )  # fmt: skip
     assert Policy(Phi3ForCausalLM(config), tokenizer).max_context == 32
-
-
-def test_layers_that_carry_a_state_are_the_reason_given(tokenizer):
-    config = Lfm2Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, layer_types=["conv", "full_attention"],
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"carry a state.*Lfm2ShortConv"):
-        Policy(Lfm2ForCausalLM(config), tokenizer)
 
 
 def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):

@@ -38,6 +38,8 @@ class Policy:
     """A causal language model with its tokenizer; everything that turns token ids into log-probabilities uses it."""
 
     keeps_casts = True  # half-precision copies of trained weights, until the block of `autocast` ends
+    packs = True  # several sequences into a row; else each has a forward pass of its own, the model's own
+    logit_scale = 1.0  # what the model multiplies the output head's numbers by
     padded_from: int | None = None  # the first row of the output head that no token has, where there is one
     #: (scorer, pairs, whether entropies are wanted) -> scores by all ranks, where several train this policy.
     deal: "Callable[[LogProbScorer, Sequence[Pair], bool], list[TokenScores]] | None" = None
@@ -62,6 +64,7 @@ class Policy:
         """
         self.device, self.in_main_memory = device or pick_device(), in_main_memory
         self.tokenizer = tokenizer
+        self.logit_scale = getattr(model.config, "lm_head_multiplier", 1) / getattr(model.config, "logits_scaling", 1)
         #: How many tokens the tokenizer puts behind a text. A prompt goes on, so it is encoded without them.
         self.appended = appended(tokenizer.encode("How many?"), tokenizer.encode("How many?", add_special_tokens=False))
         tokens, rows = max(tokenizer.get_vocab().values()) + 1, model.get_output_embeddings().weight
@@ -98,6 +101,8 @@ class Policy:
 
     def _check_first_layer(self) -> None:
         """What depends on the device is checked there with one layer: all of them may be more than it holds."""
+        if not self.packs:  # its first layer is not like the others
+            raise ConfigError("parallel=shard cannot train a model one sequence at a time: set parallel=replicate")
         short, dtype, head = with_one_layer(self.model), self.compute_dtype, self.head_dtype
         part = Policy(short, self.tokenizer, dtype, self.device, attention=self.attention, head_dtype=head)
         self.shares_prompts = self.shares_prompts and part.shares_prompts
@@ -173,10 +178,13 @@ class Policy:
         """(rows, width) -> (rows, vocab) float32, by the product that `log_probs` takes: sums are never rounded."""
         with torch.autocast(self.device.type, enabled=False):
             logits = product(*(operand(x, self.head_dtype) for x in (hidden, self.head)))
-            return without_padding(logits, self.padded_from)
+            return without_padding(logits.mul_(self.logit_scale), self.padded_from)
 
     def hidden_states(self, batch: PackedBatch, cache: Cache | None = None) -> Tensor:
         """Hidden states (total, width) of packed sequences; keys and values go into `cache` where one is given."""
+        if not self.packs:
+            assert len(batch.lengths) == 1  # a state would go on from one sequence to the next
+            return self.read(batch.input_ids, cache)[0]
         hidden: Tensor = self.backbone(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
@@ -191,13 +199,18 @@ class Policy:
         ).last_hidden_state[0]
         return hidden
 
+    def read(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """Hidden states (rows, tokens, width) by the model's own pass, behind what is cached; without padding."""
+        hidden: Tensor = self.backbone(input_ids=ids, past_key_values=cache, use_cache=cache is not None)[0]
+        return hidden
+
     def pack(self, pairs: Sequence[Pair]) -> PackedBatch:
         """The (prompt ids, response ids) pairs in one row on the device; neighbours share a prompt where that runs."""
         return pack(pairs, self.lies_on, self.shares_prompts)
 
     def divide(self, pairs: Sequence[Pair], budget: int, max_rows: int | None = None) -> list[list[int]]:
         """The pairs, by number, in rows of at most `budget` tokens as `pack` lays them out; see `packing.divide`."""
-        return divide(pairs, budget, max_rows, self.shares_prompts)
+        return divide(pairs, budget, max_rows if self.packs else 1, self.shares_prompts)
 
     def log_probs(
         self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True
@@ -209,8 +222,8 @@ class Policy:
         scored, head = hidden.index_select(0, batch.score_at), self.head_dtype
         products = self.compute_dtype if head == torch.float32 else head
         return chunked_log_probs(
-            scored, self.head, batch.labels, temperature, want_entropy=want_entropy, head=head, products=products,
-            padded_from=self.padded_from,
+            scored, self.head, batch.labels, temperature / self.logit_scale, want_entropy=want_entropy, head=head,
+            products=products, padded_from=self.padded_from,
         )  # fmt: skip
 
     def describe(self) -> str:

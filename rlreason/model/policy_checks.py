@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
 
 from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES
@@ -21,47 +22,69 @@ def check_model(policy: "Policy") -> None:
     """Switch the model to packed attention; `ConfigError` where that changes its log-probabilities.
 
     They are compared with the model's own forward pass, in float32 and on short sequences. A model is refused
-    whose logits are capped, scaled or shifted after the output head, or whose attention has caps or sinks.
+    whose logits are capped or shifted after the output head, or whose attention has caps or sinks. One whose layers
+    carry a state is scored a sequence at a time, and refused where sampling from its cache gives something else.
     """
-    if states := _carried(policy.model):
-        raise ConfigError(
-            f"model {type(policy.model).__name__} has layers that carry a state from token to token "
-            f"({', '.join(states)}), which would go on from one sequence to the next in the rows that are scored here: "
-            "choose a model whose layers all attend, such as Qwen2, Qwen3, Llama, OLMo 2 or SmolLM2"
-        )
-    here, pairs = policy.head.device, _short_pairs(policy)
     policy.model.set_attn_implementation("eager")
-    plain = [torch.tensor([[*p, *r]], device=here) for p, r in pairs]
-    logits = [policy.model(input_ids=ids, use_cache=False).logits[0].float() for ids in plain]
-    logits = [without_padding(rows, policy.padded_from).log_softmax(-1) for rows in logits]
-    theirs = [lp[len(p) + t - 1, y] for lp, (p, r) in zip(logits, pairs, strict=True) for t, y in enumerate(r)]
-    policy.model.set_attn_implementation(NAMES[policy.attention])
+    theirs, states = _own(policy), ", ".join(_carried(policy))
+    if states:
+        policy.packs = policy.shares_prompts = False
+        policy.attention, policy.why_attention = "sdpa" if policy.model._supports_sdpa else "eager", "the model's own"
+        policy.remarks.append(f"one sequence to a pass, which is slower ({states}: a state goes from token to token)")
+    policy.model.set_attn_implementation(NAMES[policy.attention] if policy.packs else policy.attention)
     types = policy.compute_dtype, policy.head_dtype
     policy.compute_dtype = policy.head_dtype = torch.float32
-    ours, _ = policy.log_probs(pack(pairs, here))
-    if policy.shares_prompts and here.type == "cpu":  # on a GPU in half precision: `check_sharing`
-        shared, _ = policy.log_probs(pack(pairs, here, share_prompts=True))
-        if not (apart := (shared - ours).abs().max().item()) < 1e-3:
-            policy.stop_sharing(f"log-probabilities differ by {apart:.2g}")
+    ours = _scored(policy)
+    shares = policy.shares_prompts and ours.device.type == "cpu"  # on a GPU in half precision: `check_sharing`
+    if shares and not (apart := (_scored(policy, share=True) - ours).abs().max().item()) < 1e-3:
+        policy.stop_sharing(f"log-probabilities differ by {apart:.2g}")
     policy.compute_dtype, policy.head_dtype = types
-    worst = (ours - torch.stack(theirs)).abs().max().item()
+    worst, where, why = (ours - theirs).abs().max().item(), "in its own forward pass", "caps, scales or attention sinks"
     if math.isnan(worst):
         raise ConfigError(
             f"model {type(policy.model).__name__} gives log-probabilities that are no numbers, as weights do that a "
             "diverged run has left: give another model"
         )
+    if states and worst < 1e-3:
+        where, why = "where it samples from its cache", f"layers that carry a state from token to token, {states}"
+        try:
+            worst = (ours - _own(policy, by_token=True)).abs().max().item()
+        except Exception as error:  # a model with a cache of its own kind
+            worst, why = math.inf, f"{why} ({first_line(error)})"
     if not worst < 1e-3:  # float32 rounding stays below a tenth of this
         raise ConfigError(
-            f"model {type(policy.model).__name__} gives other log-probabilities here than in its own forward pass "
-            f"(by up to {worst:.3g} nats), because of caps, scales or attention sinks: choose a model without "
-            "them, such as Qwen2, Qwen3, Llama, OLMo 2 or SmolLM2"
+            f"model {type(policy.model).__name__} gives other log-probabilities here than {where} (by up to "
+            f"{worst:.3g} nats), because of {why}: choose a model without them, such as Qwen2, Qwen3, Llama, OLMo 2 or "
+            "SmolLM2"
         )
 
 
-def _carried(model: nn.Module) -> list[str]:
-    """The kinds of layers with a convolution over tokens: short ones, linear attention, state spaces."""
-    parents = (layer for layer in model.modules() if any(isinstance(child, nn.Conv1d) for child in layer.children()))
-    return sorted({type(layer).__name__ for layer in parents})
+def _own(policy: "Policy", by_token: bool = False) -> Tensor:
+    """Log-probabilities of the short sequences by the model itself: all at once, or as it samples, from its cache."""
+    found = list[Tensor]()
+    for prompt, response in _short_pairs(policy):
+        parts = [prompt, *([token] for token in response)] if by_token else [[*prompt, *response]]
+        ids = [torch.tensor([part], device=policy.head.device) for part in parts]
+        cache = {"past_key_values": DynamicCache(config=policy.model.config)} if by_token else {"use_cache": False}
+        logits = torch.cat([policy.model(part, **cache).logits[0].float() for part in ids])
+        log_probs = without_padding(logits, policy.padded_from).log_softmax(-1)
+        found += [log_probs[len(prompt) + t - 1, token] for t, token in enumerate(response)]
+    return torch.stack(found)
+
+
+def _carried(policy: "Policy") -> list[str]:
+    """The kinds of layers with a convolution over tokens (short ones, state spaces), or else linear attention."""
+    layers = policy.model.modules()
+    parents = (layer for layer in layers if any(isinstance(child, nn.Conv1d) for child in layer.children()))
+    linear = {"linear_attention"}.intersection(getattr(policy.model.config, "layer_types", None) or ())
+    return sorted({type(layer).__name__ for layer in parents} or linear)
+
+
+def _scored(policy: "Policy", share: bool = False) -> Tensor:
+    """Log-probabilities of the short sequences, in one row, or in a row each where that is how the policy scores."""
+    pairs = _short_pairs(policy)
+    rows = [pairs] if policy.packs else [[pair] for pair in pairs]
+    return torch.cat([policy.log_probs(pack(row, policy.head.device, share))[0] for row in rows])
 
 
 def _short_pairs(policy: "Policy") -> list[tuple[list[int], list[int]]]:
@@ -77,10 +100,9 @@ def check_kernel(policy: "Policy") -> None:
 
     Both are computed in the policy's own dtype.
     """
-    pairs = _short_pairs(policy)
-    ours, _ = policy.log_probs(pack(pairs, policy.device))
+    ours = _scored(policy)
     policy.model.set_attn_implementation(NAMES["sdpa"])
-    plain, _ = policy.log_probs(pack(pairs, policy.device))
+    plain = _scored(policy)
     policy.model.set_attn_implementation(NAMES[policy.attention])
     worst = (ours - plain).abs().max().item()
     if not worst < 0.5:  # what rounding in half precision may do to a token, as between engine and trainer
@@ -133,7 +155,7 @@ def _slope(policy: "Policy", share: bool) -> tuple[Tensor, Tensor]:
     is_trained = weight.requires_grad
     weight.requires_grad_(True)  # also of a reference model, which is frozen
     try:
-        found, _ = policy.log_probs(pack(_short_pairs(policy), policy.device, share))
+        found = _scored(policy, share)
         (gradient,) = torch.autograd.grad(found.sum(), [weight])
     finally:
         weight.requires_grad_(is_trained)

@@ -226,6 +226,26 @@ class Batch:
         return values.cpu().numpy()
 
 
+class UnpaddedBatch(Batch):
+    """Sequences that begin together behind prompts of one length: no padding gets into a state that layers carry."""
+
+    def compact_and_admit(self, admitted: Sequence[Sequence[SampleUnderWay]] = ()) -> None:
+        """Drop the sequences that have ended; admit groups with prompts of one length, where none is left."""
+        kept, new = np.flatnonzero(~self.ended), [sequence for group in admitted for sequence in group]
+        self.sequences, rows = [self.sequences[i] for i in kept] + new, self._on_device(kept)
+        self.begun, self.ended = np.zeros(len(self.sequences), np.int64), np.zeros(len(self.sequences), np.bool_)
+        self._move_rows(rows, new, np.zeros(len(new), np.int64))
+        if new:  # each prompt is read once
+            self.cache.length, self.cache.room = 0, self.sampling.max_tokens  # it counts columns, and holds nothing
+            self.own = own = DynamicCache(config=self.policy.model.config)
+            self.read = lambda input_ids, **_: self.policy.read(input_ids, own)
+            prompts = self._on_device(np.array([group[0].prompt.token_ids for group in admitted]))
+            self.logits = self.policy.logits(self.read(input_ids=prompts)[:, -1])
+            rows = self._on_device(np.repeat(np.arange(len(admitted)), [len(group) for group in admitted]))
+        self.own.reorder_cache(rows)  # type: ignore[arg-type]  # any tensor of row numbers
+        self.logits = self.logits[rows]
+
+
 def _rows_of(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
     """The prompts, in order, in rows of at most `PROMPT_TOKENS` tokens; one that is longer has a row to itself."""
     rows, free = list[list[Prompt]](), 0

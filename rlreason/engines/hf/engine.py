@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlreason.engines.base import Finished, Prompt, Sampling
 from rlreason.engines.hf.compiled import CompiledStep
-from rlreason.engines.hf.decoding import Batch, Counts, SampleUnderWay
+from rlreason.engines.hf.decoding import Batch, Counts, SampleUnderWay, UnpaddedBatch
 from rlreason.engines.stops import Stops
 from rlreason.model.policy import Policy
 from rlreason.runtime import lock
@@ -35,7 +35,9 @@ class HFEngine:
         """`max_rows`: samples decoded side by side, at most; `compile`: decoding steps by torch.compile."""
         self.policy = policy
         self.max_rows = max_rows
-        self.compiled = CompiledStep(policy.backbone, say) if compile else None
+        self.compiled = CompiledStep(policy.backbone, say) if compile and policy.packs else None
+        if compile and not policy.packs:
+            say("! rollout.compile=true has no effect: this model samples by its own forward pass and its own cache")
         self.weight_version = self.drawn = 0
         self.counts = Counts()  # of the newest `generate`
         self._stops: dict[tuple[tuple[str, ...], int, tuple[str, ...]], Stops] = {}
@@ -85,11 +87,11 @@ class HFEngine:
         def begin(i: int) -> list[SampleUnderWay]:
             return [SampleUnderWay(i * n + j, j, prompts[i]) for j in range(n)]
 
-        batch = Batch(self.policy, sampling, kinds, self.compiled)
+        batch = (Batch if self.policy.packs else UnpaddedBatch)(self.policy, sampling, kinds, self.compiled)
         self.counts = batch.counts
         while waiting or batch.alive:
             if waiting and batch.should_compact():
-                batch.compact_and_admit([begin(i) for i in self._admitted(waiting, n, batch.alive)])
+                batch.compact_and_admit([begin(i) for i in self._admitted(waiting, n, batch.alive, prompts)])
             rows = batch.draw(banned)
             self.drawn += batch.alive
             lock.alive()
@@ -131,10 +133,13 @@ class HFEngine:
             )
             collect(sequence.place, response)
 
-    def _admitted(self, waiting: deque[int], n: int, alive: int) -> list[int]:
-        """The groups of n that fit in with those alive; a group larger than `max_rows` runs alone."""
-        admitted: list[int] = []
+    def _admitted(self, waiting: deque[int], n: int, alive: int, prompts: Sequence[Prompt]) -> list[int]:
+        """The groups of n that fit in with those alive, a larger one alone; unpadded, of one length and none alive."""
+        admitted, size = list[int](), 0
         while waiting and (alive == 0 or alive + n <= self.max_rows):
+            if not self.policy.packs and alive and size != len(prompts[waiting[0]].token_ids):
+                break
+            size = len(prompts[waiting[0]].token_ids)
             admitted.append(waiting.popleft())
             alive += n
         return admitted

@@ -1,0 +1,152 @@
+"""Models with layers that carry a state from token to token: one sequence to a pass, and what they sample is scored."""
+
+import copy
+
+import pytest
+import torch
+from test_learner import RIGHT, gradient_of, make_samples
+from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    MiniMaxConfig,
+    MiniMaxForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+
+from rlreason.config.optimization import OptimizationConfig
+from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.hf.engine import HFEngine
+from rlreason.errors import ConfigError
+from rlreason.learner import Learner
+from rlreason.model.packing import pack
+from rlreason.model.policy import Policy, load_policy
+from rlreason.model.scoring import LogProbScorer
+from rlreason.objectives.objective import Objective
+from rlreason.types import Sample
+
+SHAPE = {
+    "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 512, "initializer_range": 0.3, "tie_word_embeddings": True, "pad_token_id": 0,
+}  # fmt: skip
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8}
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "head_dim": 16, "num_hidden_layers": 4,
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+MIXED = ["linear_attention", "full_attention", "linear_attention"]
+
+
+def lfm2(vocab):
+    layers = ["conv", "full_attention", "conv"]
+    return Lfm2ForCausalLM(Lfm2Config(vocab_size=vocab, num_hidden_layers=3, layer_types=layers, **SHAPE))
+
+
+def falcon_h1(vocab):
+    sizes = MAMBA | {"mamba_d_ssm": 64, "num_hidden_layers": 2}
+    return FalconH1ForCausalLM(FalconH1Config(vocab_size=vocab, lm_head_multiplier=0.5, **SHAPE, **sizes))
+
+
+def granite(vocab):
+    sizes = MAMBA | {"num_hidden_layers": 3, "layer_types": MIXED, "num_local_experts": 0}
+    config = GraniteMoeHybridConfig(
+        vocab_size=vocab, logits_scaling=2.0, shared_intermediate_size=48, **SHAPE, **sizes
+    )  # fmt: skip
+    return GraniteMoeHybridForCausalLM(config)
+
+
+def qwen3_5(vocab):
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(vocab_size=vocab, **SHAPE, **DELTA))
+
+
+def qwen3_next(vocab):
+    return Qwen3NextForCausalLM(Qwen3NextConfig(vocab_size=vocab, **SHAPE, **DELTA, **EXPERTS))
+
+
+def hybrid(family, tokenizer) -> Policy:
+    torch.manual_seed(0)
+    return Policy(family(len(tokenizer)), tokenizer)
+
+
+@pytest.mark.parametrize("family", [lfm2, falcon_h1, granite, qwen3_5, qwen3_next])
+def test_what_a_hybrid_samples_is_what_its_own_forward_pass_scores(family, tokenizer):
+    """A state that padding or another sequence gets into, or a scale behind the head that is left out."""
+    policy = hybrid(family, tokenizer)
+    prompts = [Prompt(str(i), [(5 * i + j) % 90 + 7 for j in range(1 + i % 3)], i) for i in range(7)]
+    sampling = Sampling(0.8, 2, 24)
+    responses = HFEngine(policy, 9).generate(prompts, sampling, n=3)
+    assert len({len(r.token_ids) for r in responses}) > 1, "none ends before another"
+    scored = LogProbScorer(policy, 4096, 0.8).log_probs([(r.prompt_ids, r.token_ids) for r in responses])
+    for response, scores in zip(responses, scored, strict=True):
+        ids = torch.tensor([[*response.prompt_ids, *response.token_ids]])
+        with torch.no_grad():
+            own = (policy.model(ids, use_cache=False).logits[0] / 0.8).log_softmax(-1)
+        begin = len(response.prompt_ids)
+        own = [own[begin + t - 1, token].item() for t, token in enumerate(response.token_ids)]
+        assert scores == pytest.approx(own, abs=1e-3)
+        assert response.log_probs[2:] == pytest.approx(own[2:], abs=1e-3)  # before, ending is banned
+    alone = HFEngine(policy, 9).generate(prompts[4:5], sampling, n=3)
+    assert [r.token_ids for r in alone] == [r.token_ids for r in responses[12:15]]
+
+
+def test_a_hybrid_trains_one_sequence_at_a_time_from_what_it_samples(tokenizer, tmp_path):
+    hybrid(lfm2, tokenizer).save(tmp_path / "model")
+    policy = load_policy(str(tmp_path / "model"))
+    assert "one sequence" in policy.describe()
+    engine, learner = HFEngine(policy), Learner(policy, Objective(), OptimizationConfig(1e-3))
+    for step in range(2):
+        before = [p.detach().clone() for p in learner.parameters]
+        prompts = [Prompt(str(i), [3 + i, 4, 5][: 1 + i], step) for i in range(3)]
+        responses = engine.generate(prompts, Sampling(max_tokens=16), n=4)
+        samples = [Sample(r, RIGHT, advantage=(-1.0) ** i) for i, r in enumerate(responses)]
+        assert 0 < learner.update(samples)["rollout/mismatch_max"] < 1e-4
+        assert all((p != old).any() for p, old in zip(learner.parameters, before, strict=True))
+
+
+def test_one_sequence_at_a_time_has_the_gradient_of_packed_ones(policy):
+    samples = make_samples(policy)
+    alone = copy.copy(policy)
+    alone.packs = alone.shares_prompts = False
+    packed, single = (Learner(p, Objective(), OptimizationConfig(1e-3)) for p in (policy, alone))
+    assert len(packed.micro_batches(samples)) < len(single.micro_batches(samples)) == len(samples)
+    expected, found = (gradient_of(learner, samples) for learner in (packed, single))
+    assert expected.norm() > 0
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_a_hybrid_never_sees_two_sequences_in_one_pass(tokenizer):
+    policy = hybrid(lfm2, tokenizer)
+    with pytest.raises(AssertionError):
+        policy.log_probs(pack([([3, 4], [5]), ([6], [7, 8])]))
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda vocab: Mamba2ForCausalLM(Mamba2Config(
+            vocab_size=vocab, hidden_size=32, num_hidden_layers=2, num_heads=8, head_dim=8, state_size=8, n_groups=1
+        )), "cache.*Mamba2Mixer"),
+        (lambda vocab: MiniMaxForCausalLM(MiniMaxConfig(
+            vocab_size=vocab, num_hidden_layers=2, head_dim=16, num_local_experts=2, layer_types=MIXED[:2], **SHAPE
+        )), "cache.*linear_attention"),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_sample_from_its_cache_as_it_scores_is_refused(model, reason, tokenizer):
+    with pytest.raises(ConfigError, match=reason):
+        hybrid(model, tokenizer)
+
+
+def test_a_hybrid_is_not_spread_over_ranks(tokenizer):
+    with pytest.raises(ConfigError, match="parallel=shard"):
+        Policy(lfm2(len(tokenizer)), tokenizer, in_main_memory=True)
