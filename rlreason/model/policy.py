@@ -178,7 +178,8 @@ class Policy:
         """(rows, width) -> (rows, vocab) float32, by the product that `log_probs` takes: sums are never rounded."""
         with torch.autocast(self.device.type, enabled=False):
             logits = product(*(operand(x, self.head_dtype) for x in (hidden, self.head)))
-            return without_padding(logits.mul_(self.logit_scale), self.padded_from)
+            scaled = logits if self.logit_scale == 1 else logits.mul_(self.logit_scale)
+            return without_padding(scaled, self.padded_from)
 
     def hidden_states(self, batch: PackedBatch, cache: Cache | None = None) -> Tensor:
         """Hidden states (total, width) of packed sequences; keys and values go into `cache` where one is given."""
