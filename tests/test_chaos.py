@@ -224,11 +224,7 @@ def test_checkpoints_that_can_no_longer_be_renamed_into_their_place(runs, disk):
 #: Where the package asks what time it is: to write it down, to see whether a file has changed, to tidy a cache.
 CLOCKS = {"grading/incidents.py", "model/weight_cache.py", "records/status.py", "runtime/lock.py", "model/chat.py"}
 CLOCKS |= {"sweeps/board.py", "sweeps/costs.py"}  # when a run began; which runs are the newest to estimate by
-CLOCKS |= {
-    "report/serve.py",
-    "report/assignment/gather.py",
-    "sweeps/carry.py",
-}  # has a run written; the newest of a name
+CLOCKS |= {"report/assignment/gather.py", "sweeps/carry.py"}  # the newest of a name
 CLOCKS |= {"discovery/replies.py"}  # how long a server's Retry-After is still, where it is a date
 CLOCKS |= {"health/ending.py"}  # how long a run has shown no sign of life
 CLOCKS |= {"distributed/ranks.py", "distributed/start.py"}  # torch wants its limits as a timedelta

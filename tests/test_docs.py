@@ -78,7 +78,6 @@ NOT_EXECUTED = {
     r'eval "\$\(~': "names an environment of the reader's own",
     r"rlreason inspect$": "names a verb, and no run",
     r"cd examples": "is where the commands after it are executed: in a copy of that folder",
-    r"python -m rlreason report .*--serve": "serves until it is stopped: tests/test_report_serve.py asks a server",
     r"python -m rlreason report --assignment": "reads whatever lies below runs/: tests/test_report_assignment.py",
     r"python -m rlreason\.setup\.ship": "writes into the repository: a long test makes and compares the same",
     r"python tests/verdicts\.py": "writes into the repository: tests/test_grading.py compares with that",

@@ -22,7 +22,6 @@ from rlreason.runtime.verb import Answer, Parser
 
 HTML, MARKDOWN = "report.html", "report.md"
 COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
-PORT = 8336  # of --serve, where none is given
 RUNS = Path("runs")  # what a write-up gathers, where nothing is given
 
 
@@ -33,24 +32,16 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--assignment", choices=COURSES, help=f"the write-up of a whole assignment, of all sweeps below RUN ({RUNS})"
     )
-    parser.add_argument(
-        "--serve", type=int, nargs="?", const=PORT, metavar="PORT", help=f"keep it fresh, and serve it ({PORT})"
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="with --serve: the address to listen on (this machine's own)"
-    )
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
-    """Write the report, and serve it where that is asked for."""
+    """Write the report."""
     if arguments.assignment is None and (answer := report_of_discovery(arguments, console)) is not None:
         return answer
     refuse_missing_libraries()
     if arguments.assignment is not None:
         from rlreason.report.assignment import write_up
 
-        if arguments.serve is not None:
-            raise ConfigError("--serve keeps the report of runs fresh, and no write-up: leave --assignment out")
         if len(arguments.runs) > 1:
             raise ConfigError(f"--assignment gathers what lies below one folder, and {len(arguments.runs)} are given")
         return write_up(arguments.assignment, (arguments.runs or [RUNS])[0], arguments.out, console)
@@ -59,13 +50,6 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     out = refuse_out(arguments.out) if arguments.out is not None else folder_of(arguments.runs[0])
     with console.wait("writing the report"):
         report = write_report(arguments.runs, out)
-    if arguments.serve is not None:
-        from rlreason.report.serve import serve
-
-        def rewrite() -> bool:
-            return goes_on(write_report(arguments.runs, out))
-
-        return serve(arguments.runs, out, arguments.host, arguments.serve, rewrite, console)
     return answer_of(report, out, console.width)
 
 
@@ -81,8 +65,6 @@ def report_of_discovery(arguments: argparse.Namespace, console: Console) -> Answ
             f"RUN={strange[0]} holds no run of discovery, and {next(f for f, runs in found.items() if runs)} does: "
             "give each to a command of its own"
         )
-    if arguments.serve is not None:
-        raise ConfigError("--serve keeps the report of runs that train fresh, and these are of discovery: leave it out")
     out = refuse_out(arguments.out) if arguments.out is not None else folder_of(arguments.runs[0])
     with console.wait("writing the report"):
         answer: Answer = report_of([run for runs in found.values() for run in runs], out)
@@ -125,11 +107,6 @@ def write_report(runs: list[Path], out: Path) -> Report:
     except UnwritableError as error:
         raise ConfigError(f"{error}: give --out FOLDER") from None
     return report
-
-
-def goes_on(report: Report) -> bool:
-    """Whether a run of the report has not ended yet."""
-    return any("running" in row[2] or "not begun" in row[2] for row in report.log.rows)
 
 
 def answer_of(report: Report, out: Path, width: int) -> Answer:
