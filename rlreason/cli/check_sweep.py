@@ -23,8 +23,7 @@ from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.sweep_files import SweepFile
 from rlreason.errors import ConfigError
 from rlreason.sweeps.design import SWEEPS, Design, Setting
-from rlreason.sweeps.gpus import GpuPlan, gpu_plan
-from rlreason.sweeps.lease import machine_gpus
+from rlreason.sweeps.gpus import GpuPlan, gpu_plan, machine_gpus
 from rlreason.sweeps.state import read_state
 
 if TYPE_CHECKING:

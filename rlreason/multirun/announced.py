@@ -34,7 +34,7 @@ def announce(asked: Asked, design: Design) -> AnyRunConfig:
     jobs = jobs_of(asked, design)
     launcher = chosen_launcher(asked.overrides)
     hands_out = {"launcher": jobs.line(launcher), "GPUs": asked.gpus.line(asked.own.jobs, len(design.runs))}
-    apart = asked.gpus.leases or launcher not in HERE
+    apart = asked.gpus.apart or launcher not in HERE
     alike = one_formula(losses_of(asked, design))
     print("\n" + plan_text(design, [run], jobs.side_by_side, space_of, tried, hands_out, apart, alike), flush=True)
     if asked.own.dry:

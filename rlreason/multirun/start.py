@@ -155,8 +155,8 @@ def start_sweep_run(cfg: DictConfig) -> float:
 def start_drawn_sweep(hydra: Hydra, asked: Asked, task: Task) -> int:
     """A sweep whose sweeper draws the values of its runs one after the other: nobody knows them all beforehand."""
     with signals.temporary_folder("rlreason-sweep-") as place:
-        gpus = asked.gpus
-        log = Sweep(asked.sources(), str(Path(place) / LOG), gpus=gpus.handed_out, gpus_per_run=gpus.per_run)
+        gpus, per_run = asked.gpus.handed_out, asked.gpus.per_run
+        log = Sweep(asked.sources(), str(Path(place) / LOG), gpus=gpus, gpus_per_run=per_run, locks=place)
         log.announce()
         try:
             hydra.multirun(asked.config_name, task, [*asked.overrides, "hydra.mode=MULTIRUN"])

@@ -29,7 +29,6 @@ class Board:
         self.state, self.folder, self.side_by_side, self._say = state, folder, side_by_side, say
         self._began: dict[str, float] = {}  # running ones, on the monotonic clock
         self._status_at: dict[str, int | None] = {}  # when their status had been written last
-        self._said_why = False  # that runs wait
         self._seconds: list[float] = []  # of those that ran to their end in this process
         self.write()
 
@@ -50,7 +49,7 @@ class Board:
         """A run has started. `gpus`: that it has to itself."""
         run = self.state.run(name)
         run.status, run.reason, run.started, run.ended = "running", "", run.started or now(), None
-        run.gpus, self._said_why = list(gpus), False
+        run.gpus = list(gpus)
         self._began[name], self._status_at[name] = time.monotonic(), written_at(self.folder / name)
         if len(self._began) > 1:
             for other in self._began:
@@ -66,12 +65,6 @@ class Board:
     def says(self, text: str) -> None:
         """Say something about the sweep as a whole."""
         self._say(text)
-
-    def waits(self, why: str) -> None:
-        """Runs wait for what others have: said once until another run starts."""
-        if not self._said_why:
-            self._said_why = True
-            self._say(f"== {why}")
 
     def ended(self, came_to: SweepRun) -> None:
         """A run has ended: its figures come from its own folder."""

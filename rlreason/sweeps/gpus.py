@@ -1,16 +1,60 @@
-"""How many GPUs each run of a sweep gets, how many runs there are side by side then, and the words about it."""
+"""GPUs of this machine for the runs of a sweep: which there are, how many each gets, and which are its own in turn."""
 
-from collections.abc import Sequence
+import fcntl
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
 
 from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.run import works_on_a_model
 from rlreason.errors import ConfigError
-from rlreason.runtime.gpus import torch_has_gpus
+from rlreason.memory.machine import asked_driver
+from rlreason.runtime.environment import GPUS_VARIABLE
+from rlreason.runtime.gpus import VISIBLE, torch_has_gpus
 from rlreason.runtime.text import few
 
 SETTINGS = "gpus, rollout.gpus, rollout.placement"
 ALL_SHARED = "gpus_per_run=0 lets every run see all of them"
+WAIT_S = 1.0  # between two looks of a job at whether a GPU has become free
+
+
+def machine_gpus(environ: Mapping[str, str], note: Callable[[str], object] = print) -> list[str]:
+    """The GPUs that runs started from here may use, as CUDA_VISIBLE_DEVICES would name them; none: there are none.
+
+    Those of RLREASON_GPUS, where it is set; else those of CUDA_VISIBLE_DEVICES, kept as they are (numbers or UUIDs), or
+    all that nvidia-smi lists. A job of Slurm finds those that Slurm has given it. Loads no torch.
+
+    >>> machine_gpus({"RLREASON_GPUS": "0, 2"})
+    ['0', '2']
+    """
+    if GPUS_VARIABLE in environ:
+        return _names(environ[GPUS_VARIABLE])
+    visible = environ.get(VISIBLE)
+    if not torch_has_gpus() or (visible is not None and not _names(visible)):
+        return []
+    driver = asked_driver()
+    if driver.failure:
+        note(f"note: {driver.failure}: the runs of this sweep are given no GPUs of their own")
+    if visible is None or not driver.gpus:
+        return [str(number) for number in range(len(driver.gpus))]
+    return _names(visible, len(driver.gpus))
+
+
+def _names(text: str, there: int | None = None) -> list[str]:
+    """The entries of such a list, each once; CUDA reads it up to the first that names no GPU.
+
+    >>> _names("GPU-ab, GPU-cd"), _names("1,0,-1,2"), _names("0,7,1", 2), _names("")
+    (['GPU-ab', 'GPU-cd'], ['1', '0'], ['0'], [])
+    """
+    found: list[str] = []
+    for name in map(str.strip, text.split(",")):
+        if not name or name.startswith("-") or (there is not None and name.isdecimal() and int(name) >= there):
+            break
+        found.append(name)
+    return list(dict.fromkeys(found))
 
 
 def gpus_asked(run: AnyRunConfig) -> int:
@@ -38,14 +82,14 @@ class GpuPlan:
     most: int = 1
 
     @property
-    def leases(self) -> bool:
+    def apart(self) -> bool:
         """Whether runs get GPUs of their own on this machine."""
         return bool(self.names) and self.per_run != 0 and self.most > 0
 
     @property
     def handed_out(self) -> tuple[str, ...]:
-        """Those that runs lease."""
-        return self.names if self.leases else ()
+        """Those that runs get, in turn."""
+        return self.names if self.apart else ()
 
     def of_run(self, asked: int) -> int:
         """GPUs for a run that asks for so many."""
@@ -59,7 +103,7 @@ class GpuPlan:
         >>> GpuPlan().side_by_side(None, 8), GpuPlan().side_by_side(4, 8), GpuPlan(("0", "1")).side_by_side(None, 1)
         (1, 4, 1)
         """
-        if not self.leases:
+        if not self.apart:
             return max(1, min(jobs or without, runs))
         fit = len(self.names) // max(1, self.of_run(self.least))
         return max(1, min(jobs or fit, fit, runs))
@@ -75,7 +119,7 @@ class GpuPlan:
         if not self.names or not self.most:
             return ""
         shown = few(self.names, 16)
-        if not self.leases:
+        if not self.apart:
             return f"{shown}: every run sees all of them (gpus_per_run=0)"
         each = self.of_run(self.least)
         many = f"{each}" if self.per_run is not None or self.least == self.most else f"{each} to {self.most}"
@@ -106,9 +150,43 @@ def gpu_plan(runs: Sequence[AnyRunConfig], names: Sequence[str], per_run: int | 
             f"gpus_per_run={per_run}: this machine has {there} for runs: {cure}, or have the runs on other machines "
             "(hydra/launcher=submitit_slurm)"
         )
-    if plan.leases and plan.most > len(names):
+    if plan.apart and plan.most > len(names):
         raise ConfigError(
             f"a run of this sweep asks for {plan.most} GPUs by its settings ({SETTINGS}), and this machine has "
             f"{there}: ask for fewer, or have the runs on other machines (hydra/launcher=submitit_slurm)"
         )
     return plan
+
+
+@contextmanager
+def own_gpus(names: Sequence[str], count: int, place: Path, over: Callable[[], bool]) -> Iterator[list[str] | None]:
+    """In this block, `count` of these GPUs that no other job of the sweep has; None where it is `over` before.
+
+    For jobs in several processes of this machine: each keeps a file of `place` locked for each of its GPUs, and the
+    kernel gives them back however the process ends.
+    """
+    if not count:
+        yield []
+        return
+    while not over():
+        with ExitStack() as kept:
+            if len(gpus := _locked(names, count, place, kept)) == count:
+                yield gpus
+                return
+        time.sleep(WAIT_S)
+    yield None
+
+
+def _locked(names: Sequence[str], count: int, place: Path, kept: ExitStack) -> list[str]:
+    """The first `count` of them that are free, or fewer, each by a locked file that `kept` closes."""
+    gpus: list[str] = []
+    with (place / "guard").open("a") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)  # one job looks at a time: two could hold each other's halves
+        for name in names:
+            file = kept.enter_context((place / f"{quote(name, safe='')}.lock").open("a"))
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                gpus.append(name)
+            if len(gpus) == count:
+                break
+    return gpus

@@ -18,7 +18,7 @@ from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder
 from rlreason.runtime import signals
 from rlreason.sweeps.before import Composed
-from rlreason.sweeps.lease import Lease, Pool
+from rlreason.sweeps.gpus import own_gpus
 from rlreason.sweeps.processes import PATIENCE_S, POLL_S, Child, Start, stop
 from rlreason.sweeps.table import SweepRun
 
@@ -34,8 +34,9 @@ class Sweep:
     consoles: str | None = None  # the folder for the output of each run; None: it goes where the job's goes
     threads: int | None = None  # of each run, at most
     environment: dict[str, str | None] = field(default_factory=dict)  # what each run has otherwise than its job
-    gpus: Sequence[str] = ()  # of this machine, which its runs lease
+    gpus: Sequence[str] = ()  # of this machine, which its runs get in turn
     gpus_per_run: int | None = None  # None: as many as each asks for
+    locks: str = ""  # the folder of this machine in which jobs lock the GPUs of their runs
     outlives: bool = False  # its jobs go on where the process of the sweep is killed
     kills: bool = False  # the launcher kills all jobs and their runs as soon as one of them raises
     parent: int = field(default_factory=os.getpid)  # the process of the sweep, with which its jobs end
@@ -64,7 +65,7 @@ class Sweep:
     def new_lines(self, read: dict[str, int]) -> list[dict[str, Any]]:
         """The lines that have been added since. `read`: file -> how many of its lines are known, kept up to date here.
 
-        {"begun", "pid", "host", "gpus"} at a start, {"waits"} before it, a `SweepRun` at an end.
+        {"begun", "pid", "host", "gpus"} at a start, a `SweepRun` at an end.
         """
         found = []
         for path in sorted(Path(self.log).parent.glob(f"*{Path(self.log).name}")):
@@ -113,37 +114,28 @@ class Sweep:
             if self.over or self._is_left_out(folder.name):
                 return SweepRun(folder.name, {"status": "interrupted"})
             count = 0 if not self.gpus else composed.gpus if self.gpus_per_run is None else self.gpus_per_run
-            lease = Pool(self.gpus).when_free(count, str(folder), self._says_why, lambda: self._ends(folder.name))
-            if lease is None:
-                return SweepRun(folder.name, {"status": "interrupted"})
-            try:
-                ended = self._in_process(name, folder, overrides, composed.limit_s, lease)
-            finally:
-                lease.close()  # a launcher's process may go on to other jobs
+            with own_gpus(self.gpus, count, Path(self.locks), lambda: self._ends(folder.name)) as gpus:
+                if gpus is None:
+                    return SweepRun(folder.name, {"status": "interrupted"})
+                ended = self._in_process(name, folder, overrides, composed.limit_s, gpus)
         self.note(ended)
         return ended
-
-    def _says_why(self, why: str) -> None:
-        """A job waits."""
-        if self.consoles is None:
-            print(why, flush=True)
-        self._add({"waits": why})
 
     def _ends(self, name: str) -> bool:
         """Whether this run is to end."""
         return self.over or self._is_left_out(name)
 
     def _in_process(
-        self, name: str, folder: Path, overrides: Sequence[str], limit_s: float | None, lease: Lease
+        self, name: str, folder: Path, overrides: Sequence[str], limit_s: float | None, gpus: Sequence[str]
     ) -> SweepRun:
         console = Path(self.consoles, f"{folder.name}.log") if self.consoles else None
         place = Path(self.log).parent
-        start = Start(name, self.sources, place, console, None, self.threads, self.environment, lease=lease)
+        start = Start(name, self.sources, place, console, None, self.threads, self.environment, gpus=gpus)
         child = None
         try:
             with signals.held():  # else a run could start and stay unknown
                 child = Child(start, folder, overrides, limit_s)
-                about = {"pid": child.process.pid, "host": socket.gethostname(), "gpus": lease.gpus}
+                about = {"pid": child.process.pid, "host": socket.gethostname(), "gpus": gpus}
                 self._add({"begun": folder.name, **about})
             while (ended := child.look()) is None:
                 if self._ends(folder.name):

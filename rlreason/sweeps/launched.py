@@ -38,17 +38,21 @@ def launch_sweep(
     """Run what is left of a sweep by a launcher of this name, `batch` runs at a time where it is given.
 
     `side_by_side`: how many of them the launcher runs at a time, who share this machine's processors. `shows_gpus`:
-    False where the launcher hides from its jobs the GPUs that this process sees. Runs that lease GPUs see those, in
-    all cases. On KeyboardInterrupt all runs are stopped in order first.
+    False where the launcher hides from its jobs the GPUs that this process sees. Runs with GPUs of their own see those
+    in all cases. On KeyboardInterrupt all runs are stopped in order first.
     """
     folder = work.design.folder
-    with held(work, side_by_side, launcher) as board, _place(folder) as place:
+    with (
+        held(work, side_by_side, launcher) as board,
+        _place(folder) as place,
+        signals.temporary_folder("rlreason-gpus-") as locks,
+    ):
         visible = {} if shows_gpus else {VISIBLE: os.environ.get(VISIBLE)}
         threads = max(1, usable_processors() // side_by_side) if side_by_side > 1 else None
         consoles = str(folder.absolute() / CONSOLES)
         sweep = Sweep(
             list(work.sources), str(Path(place).absolute() / LOG), consoles, threads, visible, work.gpus.handed_out,
-            work.gpus.per_run, kills=launcher in KILLS,
+            work.gpus.per_run, locks, kills=launcher in KILLS,
         )  # fmt: skip
         sweep.announce()
         follower = Follower(work, board, sweep)
@@ -126,9 +130,6 @@ class Follower:
                     if line["host"] == self.sweep.host:
                         self.ids[line["begun"]] = line["pid"]
                     self.board.begun(line["begun"], line["gpus"])
-                    continue
-                if "waits" in line:
-                    self.board.waits(line["waits"])
                     continue
                 run = SweepRun(**line)
                 self.ids.pop(run.name, None)

@@ -18,12 +18,12 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.status import ending, read_status, write_status
 from rlreason.runtime import signals
 from rlreason.runtime.environment import STACKS_VARIABLE, SWEEP_VARIABLE
+from rlreason.runtime.gpus import VISIBLE
 from rlreason.runtime.processors import children_on
 from rlreason.runtime.text import shorten
 from rlreason.runtime.watchdog import silent_for
 from rlreason.sweeps.forks import THREADS as OMP
 from rlreason.sweeps.forks import Forks, Process
-from rlreason.sweeps.lease import Lease
 from rlreason.sweeps.table import SweepRun
 from rlreason.sweeps.watched import TICK_S, Watch, early_stacks
 
@@ -47,7 +47,7 @@ class Start:
     threads: int | None = None  # for numerical work, at most; None: its own choice
     environment: Mapping[str, str | None] = field(default_factory=dict)  # changes to this process's; None: not set
     forks: Forks | None = None  # from which it is forked; None: its process loads its libraries itself
-    lease: Lease = field(default_factory=lambda: Lease([]))  # GPUs of its own, given back when it has ended
+    gpus: Sequence[str] = ()  # that it alone has, and sees; none: those that this process sees
 
     @property
     def omp_threads(self) -> str | None:
@@ -70,7 +70,7 @@ class Child:
         env[OMP] = start.omp_threads
         if threading.current_thread() is threading.main_thread():
             env[signals.FOLLOWS] = str(os.getpid())
-        env |= {**start.environment, **start.lease.environment}
+        env |= {**start.environment, **({VISIBLE: ",".join(start.gpus)} if start.gpus else {})}
         given = {name: value for name, value in env.items() if value is not None}
         with ExitStack() as stack:
             out = None
@@ -78,35 +78,29 @@ class Child:
                 start.console.parent.mkdir(parents=True, exist_ok=True)
                 out = stack.enter_context(start.console.open("ab"))
             forked = start.forks.start(words, given, out, start.processors) if start.forks else None
-            self.process: Process = forked or _started(words, given, out, start.processors, start.lease.files)
-        self.folder, self.limit_s, self.console, self.lease = folder, limit_s, start.console, start.lease
+            self.process: Process = forked or _started(words, given, out, start.processors)
+        self.folder, self.limit_s, self.console, self.gpus = folder, limit_s, start.console, start.gpus
         self._watch, self._looked = Watch(self.process, folder, limit_s, early), time.monotonic()
 
     def look(self) -> SweepRun | None:
         """What the run came to; None while it is under way."""
         if self.process.poll() is not None:
-            self.lease.close()
             return came_to(self.folder, self.process.returncode, self.console)
         if time.monotonic() - self._looked >= TICK_S:
             self._looked = time.monotonic()
             if self._watch.hangs() and self.limit_s is not None:
                 self._watch.end()
-                self.lease.close()
                 return came_to_nothing(self.folder, self.limit_s)
         return None
 
 
 def _started(
-    words: Sequence[str],
-    env: Mapping[str, str],
-    out: IO[bytes] | None,
-    processors: Sequence[int] | None,
-    locks: Sequence[int],
+    words: Sequence[str], env: Mapping[str, str], out: IO[bytes] | None, processors: Sequence[int] | None
 ) -> Process:
-    """A process that loads its libraries itself. `locks`: open files that it holds too, for as long as it lives."""
+    """A process that loads its libraries itself."""
     with children_on(processors):
         argv = [sys.executable, "-m", "rlreason", *words]
-        return subprocess.Popen(argv, env=env, stdout=out, stderr=out, pass_fds=locks)
+        return subprocess.Popen(argv, env=env, stdout=out, stderr=out)
 
 
 def stop(children: Sequence[Child]) -> list[SweepRun]:
@@ -132,8 +126,6 @@ def stop(children: Sequence[Child]) -> list[SweepRun]:
                 process.kill()
             for process in alive:
                 process.wait()
-    for child in children:
-        child.lease.close()
     return [came_to(child.folder, child.process.returncode) for child in children]
 
 

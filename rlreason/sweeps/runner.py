@@ -18,7 +18,6 @@ from rlreason.sweeps.board import Board
 from rlreason.sweeps.design import Design, PlannedRun
 from rlreason.sweeps.forks import Forks, can_fork
 from rlreason.sweeps.gpus import GpuPlan
-from rlreason.sweeps.lease import WAIT_S, Lease, Pool
 from rlreason.sweeps.processes import POLL_S, Child, Start, stop
 from rlreason.sweeps.state import DOMINATED, WAITING, SweepState, new_state
 
@@ -110,7 +109,6 @@ class _Loop:
         self.processors = shares(allowed, jobs) if allowed and jobs > 1 else [None] * jobs
         self.threads = None if jobs == 1 else max(1, usable_processors() // jobs)
         self.forks: Forks | None = None
-        self.pool, self._asked_at = Pool(work.gpus.handed_out), -WAIT_S
         self._next: tuple[str, Composed] | None = None  # the run whose turn it is, composed once while it waits
 
     def run(self) -> None:
@@ -140,34 +138,32 @@ class _Loop:
 
     def _fill(self) -> None:
         for number in range(self.jobs):
-            if self.waiting and number not in self.running and time.monotonic() - self._asked_at >= WAIT_S:
+            if self.waiting and number not in self.running:
                 planned = self.waiting[0]
                 if self._next is None or self._next[0] != planned.name:
                     self._next = planned.name, self.work.composed(planned)
                 composed = self._next[1]
+                gpus = self._gpus(composed)
+                if gpus is None:
+                    return
                 with signals.held():  # else a run could start and stay unknown
-                    if (lease := self._lease(planned, composed)) is None:
-                        self._asked_at = time.monotonic()
-                        return
                     self.waiting.pop(0)
-                    self.running[number] = planned, self._start(planned, number, composed, lease)
+                    self.running[number] = planned, self._start(planned, number, composed, gpus)
 
-    def _lease(self, planned: PlannedRun, composed: Composed) -> Lease | None:
-        """GPUs for a run; None, which is said, where it has to wait for them."""
-        if not self.pool.names:
-            return Lease([])
-        count = self.work.gpus.of_run(composed.gpus)
-        if (lease := self.pool.lease(count, str(self.work.folder_of(planned)))) is None:
-            self.board.waits(self.pool.waiting(count))
-        return lease
+    def _gpus(self, composed: Composed) -> list[str] | None:
+        """GPUs for a run, the first that no other has; None where too few are free."""
+        taken = [gpu for _, child in self.running.values() for gpu in child.gpus]
+        free = [gpu for gpu in self.work.gpus.handed_out if gpu not in taken]
+        count = self.work.gpus.of_run(composed.gpus) if self.work.gpus.apart else 0
+        return free[:count] if len(free) >= count else None
 
-    def _start(self, planned: PlannedRun, number: int, composed: Composed, lease: Lease) -> Child:
+    def _start(self, planned: PlannedRun, number: int, composed: Composed, gpus: Sequence[str]) -> Child:
         console = None if self.jobs == 1 else self.work.design.folder / CONSOLES / f"{planned.name}.log"
         start = Start(
             self.work.design.name, self.work.sources, self.place, console, self.processors[number], self.threads,
-            forks=self.forks if composed.may_fork else None, lease=lease,
+            forks=self.forks if composed.may_fork else None, gpus=gpus,
         )  # fmt: skip
-        self.board.begun(planned.name, lease.gpus)
+        self.board.begun(planned.name, gpus)
         return Child(start, self.work.folder_of(planned), planned.words, composed.limit_s)
 
     def _after_run(self) -> None:

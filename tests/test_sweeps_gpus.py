@@ -1,20 +1,17 @@
-"""GPUs of their own for the runs of sweeps: none is another run's at the same time, and each comes back.
+"""GPUs of their own for the runs of a sweep: none is another run's at the same time, and each comes back.
 
-The GPUs are names in RLREASON_GPUS: the lease knows nothing else of them.
+The GPUs are names in RLREASON_GPUS: a sweep knows nothing else of them.
 """
 
 import itertools
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import uuid
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rlreason.cli.launchers import set_up
@@ -22,79 +19,55 @@ from rlreason.cli.sweep_words import without_sweep_words
 from rlreason.errors import ConfigError
 from rlreason.runtime.processors import usable_processors
 from rlreason.sweeps.before import Composed
-from rlreason.sweeps.gpus import GpuPlan, gpu_plan
-from rlreason.sweeps.lease import Lease, Pool, lock_folder, machine_gpus
-from rlreason.sweeps.processes import Child, Start
+from rlreason.sweeps.gpus import GpuPlan, gpu_plan, machine_gpus, own_gpus
 from rlreason.sweeps.runner import Work, run_sweep
 from rlreason.sweeps.state import read_state
-from tests.starts import ENV, SMALL, Started, rlreason
+from tests.starts import ENV, SMALL, rlreason
 from tests.test_sweeps import BROKEN, CONFIG, design
-from tests.waiting import wait_for
 
 USER = """
 import random, sys, time
-from rlreason.sweeps.lease import Pool
-pool = Pool(sys.argv[1].split(","))
+from pathlib import Path
+from rlreason.sweeps.gpus import own_gpus
 for _ in range(12):
-    lease = pool.when_free(random.choice([1, 2]), "x", print)
-    print("took", *lease.gpus, time.monotonic_ns(), flush=True)
-    time.sleep(random.uniform(0, 0.02))
-    print("gave", *lease.gpus, time.monotonic_ns(), flush=True)
-    lease.close()
+    with own_gpus(["0", "1", "2"], random.choice([1, 2]), Path(sys.argv[1]), bool) as mine:
+        print("took", *mine, time.monotonic_ns(), flush=True)
+        time.sleep(random.uniform(0, 0.02))
+        print("gave", *mine, time.monotonic_ns(), flush=True)
 """
 HOLDER = """
 import sys
-from rlreason.sweeps.lease import Pool
-lease = Pool(sys.argv[1].split(",")).lease(int(sys.argv[2]), "another sweep")
-print(*lease.gpus, flush=True)
-sys.stdin.read()
+from pathlib import Path
+from rlreason.sweeps.gpus import own_gpus
+with own_gpus(["0", "1"], 2, Path(sys.argv[1]), bool) as mine:
+    print(*mine, flush=True)
+    sys.stdin.read()
 """
 
 
-def gpus(count: int) -> list[str]:
-    """Names that no other test uses."""
-    mark = uuid.uuid4().hex[:8]
-    return [f"GPU-{mark}-{number}" for number in range(count)]
-
-
-def holding(names: list[str], count: int) -> subprocess.Popen:
-    """A process that has so many of them, until its input ends."""
-    argv = [sys.executable, "-c", HOLDER, ",".join(names), str(count)]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline().split() == names[:count]
-    return process
-
-
-def test_a_lease_takes_what_is_free_in_order_and_all_or_nothing():
-    names = gpus(3)
-    pool = Pool(names)
-    first = pool.lease(2, "one run")
-    assert first.gpus == names[:2]
-    assert first.environment == {"CUDA_VISIBLE_DEVICES": ",".join(names[:2])}
-    assert pool.lease(2, "another") is None  # and the one that is free stays so
-    assert list(pool.taken()) == names[:2]
-    second = Pool(names).lease(1, "another")
-    assert second.gpus == names[2:]
-    said = pool.waiting(1)
-    assert said.startswith(f"waiting for a GPU: {names[0]}, {names[1]} taken by one run (process {os.getpid()}); ")
-    assert f"{names[2]} taken by another" in said
-    first.close()
-    first.close()
-    assert pool.lease(2, "x").gpus == names[:2]
-    assert pool.lease(0, "one without").environment == {}
+def test_a_job_takes_the_first_gpus_that_are_free_all_or_nothing(tmp_path):
+    names = ["0", "GPU-a/b", "2"]
+    with own_gpus(names, 2, tmp_path, bool) as first:
+        assert first == names[:2]
+        with own_gpus(names, 2, tmp_path, iter([False, True]).__next__) as none:  # and the one that is free stays so
+            assert none is None
+        with own_gpus(names, 1, tmp_path, bool) as second:
+            assert second == names[2:]
+    with own_gpus(names, 3, tmp_path, bool) as all_of_them:
+        assert all_of_them == names
+    with own_gpus([], 0, tmp_path / "none", bool) as nothing:
+        assert nothing == []
 
 
 @pytest.mark.long
-def test_processes_that_take_and_give_back_at_random_never_share_a_gpu():
-    names = gpus(3)
-    argv = [sys.executable, "-c", USER, ",".join(names)]
+def test_processes_that_take_and_give_back_at_random_never_share_a_gpu(tmp_path):
+    argv = [sys.executable, "-c", USER, tmp_path]
     users = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     events = []
     for user in users:
         out = user.communicate(timeout=600)[0]
         assert user.returncode == 0
-        events += [line.split() for line in out.splitlines() if not line.startswith("waiting")]
+        events += [line.split() for line in out.splitlines()]
     held: Counter[str] = Counter()
     for what, *mine, _ in sorted(events, key=lambda event: int(event[-1])):
         held.update(dict.fromkeys(mine, 1 if what == "took" else -1))
@@ -104,39 +77,17 @@ def test_processes_that_take_and_give_back_at_random_never_share_a_gpu():
 
 
 @pytest.mark.long
-def test_a_gpu_comes_back_however_its_process_ends():
-    names = gpus(2)
-    pool = Pool(names)
-    other = holding(names, 2)
-    assert pool.lease(1, "me") is None
-    other.send_signal(signal.SIGKILL)
+def test_a_gpu_comes_back_when_its_job_is_killed(tmp_path):
+    argv = [sys.executable, "-c", HOLDER, tmp_path]
+    other = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline().split() == ["0", "1"]
+    with own_gpus(["0", "1"], 1, tmp_path, iter([False, True]).__next__) as mine:
+        assert mine is None
+    other.kill()
     other.wait(600)
-    lease = pool.lease(2, "me")
-    assert lease is not None
-    lease.close()
-
-
-@pytest.mark.long
-def test_a_run_keeps_its_gpus_without_its_starter_and_gives_them_back_when_it_is_killed(tmp_path):
-    names = gpus(2)
-    pool = Pool(names)
-    lease = pool.lease(2, "it")
-    console = tmp_path / "console"
-    child = Child(Start("s", (), tmp_path, console, lease=lease), tmp_path / "run", [*SMALL, "n_steps=100000"], None)
-    try:
-        told = Path(f"/proc/{child.process.pid}/environ")
-        wait_for(lambda: b"CUDA_VISIBLE_DEVICES" in told.read_bytes())
-        assert f"CUDA_VISIBLE_DEVICES={','.join(names)}".encode() in told.read_bytes().split(b"\0")
-        child.lease.close()  # as if this process had ended
-        assert list(pool.taken()) == names
-    finally:
-        child.process.kill()
-        child.process.wait(600)
-    assert pool.taken() == {}
-    again = Child(Start("s", (), tmp_path, console, lease=pool.lease(1, "it")), tmp_path / "run", [BROKEN], None)
-    again.process.kill()
-    wait_for(lambda: again.look() is not None)
-    assert pool.taken() == {}
+    with own_gpus(["0", "1"], 2, tmp_path, bool) as mine:
+        assert mine == ["0", "1"]
 
 
 def of_runs(said: str) -> list[tuple[str, str, list[str]]]:
@@ -169,49 +120,20 @@ def check_apart(said: str, each: int) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize(("per_run", "side_by_side"), [pytest.param(1, 3, marks=pytest.mark.long), (2, 1)])
 def test_the_runs_of_a_sweep_have_gpus_of_their_own(tmp_path, capfd, per_run, side_by_side):
-    names = gpus(3)
-    plan = GpuPlan(tuple(names), per_run)
+    plan = GpuPlan(("0", "1", "2"), per_run)
     grid = design(tmp_path, "1", seeds=side_by_side + 1, words=(BROKEN,))
     work = Work(grid, lambda run: Composed(CONFIG, 60.0), gpus=plan)
     assert plan.side_by_side(None, 4) == side_by_side
     run_sweep(work, 4)  # more than there are GPUs for: the others wait
     said = capfd.readouterr().out
     assert check_apart(said, per_run) == side_by_side
-    assert "waiting for " in said
     assert all(len(run.gpus) == per_run for run in read_state(tmp_path).runs)
-    assert Pool(names).taken() == {}
-
-
-@pytest.mark.long
-def test_a_sweep_waits_for_what_another_one_has_and_says_so_once(tmp_path, capfd):
-    names = gpus(1)
-    other = holding(names, 1)
-    free = subprocess.Popen(["sleep", "3"], stdin=subprocess.DEVNULL)
-    watcher = subprocess.Popen(
-        [sys.executable, "-c", f"import os, time\ntime.sleep(3)\nos.kill({other.pid}, 9)"], stdin=subprocess.DEVNULL
-    )
-    work = Work(
-        design(tmp_path, "1", seeds=1, words=(BROKEN,)), lambda _: Composed(CONFIG, 60.0), gpus=GpuPlan((*names,))
-    )
-    run_sweep(work, 1)
-    free.wait(), watcher.wait(), other.wait()
-    said = capfd.readouterr().out
-    assert said.count(f"== waiting for a GPU: {names[0]} taken by another sweep (process {other.pid})") == 1
-    assert f"on GPU {names[0]}" in said
 
 
 def test_gpus_are_found_by_their_variable_and_by_nothing_on_a_machine_without():
     assert machine_gpus({"RLREASON_GPUS": "GPU-a, 3", "CUDA_VISIBLE_DEVICES": ""}) == ["GPU-a", "3"]
     assert machine_gpus({"RLREASON_GPUS": ""}) == []
     assert machine_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
-
-
-def test_a_job_of_slurm_counts_its_gpus_for_itself(monkeypatch):
-    usual = lock_folder()
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert lock_folder() != usual
-    assert lock_folder().stat().st_mode & 0o077 == 0
-    lock_folder().rmdir()
 
 
 def test_runs_side_by_side_follow_from_gpus_and_what_was_typed():
@@ -231,7 +153,7 @@ def test_runs_side_by_side_follow_from_gpus_and_what_was_typed():
     [
         (
             ["gpus_per_run=3"],
-            r"gpus_per_run=3: this machine has 2 GPUs \(GPU-.*-0, GPU-.*-1\) for runs: set it to 2 or",
+            r"gpus_per_run=3: this machine has 2 GPUs \(GPU-a, GPU-b\) for runs: set it to 2 or",
         ),
         pytest.param(
             ["rollout=vllm", "rollout.placement=second_gpu", "gpus_per_run=1"],
@@ -242,7 +164,7 @@ def test_runs_side_by_side_follow_from_gpus_and_what_was_typed():
     ],
 )
 def test_more_gpus_than_there_are_are_refused_before_anything_starts(tmp_path, words, said):
-    done = rlreason("-m", "seed=0,1", *words, "hydra.sweep.dir=grid", cwd=tmp_path, RLREASON_GPUS=",".join(gpus(2)))
+    done = rlreason("-m", "seed=0,1", *words, "hydra.sweep.dir=grid", cwd=tmp_path, RLREASON_GPUS="GPU-a,GPU-b")
     assert done.returncode == 2
     assert re.search(said, done.stderr), done.stderr
     assert not (tmp_path / "grid").exists()
@@ -265,7 +187,7 @@ def visible(grid: Path) -> list[str]:
 @pytest.mark.long
 def test_real_runs_see_their_gpus_alone_and_a_machine_without_says_no_word_of_them(tmp_path):
     words = ["-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "eval_every=0", "save_model=false"]
-    names = gpus(2)
+    names = ["GPU-a", "GPU-b"]
     done = rlreason(*words, cwd=tmp_path, RLREASON_GPUS=",".join(names))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"GPUs       {', '.join(names)}: 1 a run, 2 runs side by side (jobs=N" in done.stdout
@@ -280,7 +202,7 @@ def test_real_runs_see_their_gpus_alone_and_a_machine_without_says_no_word_of_th
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 @pytest.mark.parametrize("per_run", [1, 2])
 def test_launchers_give_their_runs_gpus_of_their_own_too(tmp_path, launcher, per_run):
-    names = gpus(3)
+    names = ["GPU-a", "GPU-b", "GPU-c"]
     words = ["-m", "seed=0,1,2", f"hydra/launcher={launcher}", f"gpus_per_run={per_run}", "hydra.sweep.dir=grid"]
     more = [*SMALL, "n_steps=1", "eval_every=0", "save_model=false", "jobs=2"]
     env = os.environ | ENV | {"RLREASON_GPUS": ",".join(names), "CUDA_VISIBLE_DEVICES": ""}
@@ -293,30 +215,7 @@ def test_launchers_give_their_runs_gpus_of_their_own_too(tmp_path, launcher, per
     assert all(len(set(one)) == per_run and set(one) <= set(names) for one in saw)
 
 
-@pytest.mark.long
-def test_two_sweeps_side_by_side_share_no_gpu_and_a_killed_one_frees_its_own(tmp_path):
-    names = gpus(2)
-    words = ["-m", "seed=0,1", *SMALL, "eval_every=0", "save_model=false"]
-    env = {"RLREASON_GPUS": ",".join(names)}
-    first = Started(*words, "n_steps=100000", "hydra.sweep.dir=first", cwd=tmp_path, **env)
-    wait_for(lambda: len(list(tmp_path.glob("first/*/metrics.jsonl"))) == 2 or not first.process.is_alive())
-    assert first.process.is_alive(), first.finished().stdout
-    family = psutil.Process(first.process.pid).children(recursive=True)
-    second = Started(*words, "n_steps=1", "hydra.sweep.dir=second", cwd=tmp_path, **env)
-    out = second.said / "out"
-    wait_for(lambda: out.exists() and "waiting for a GPU" in out.read_text())
-    assert not list(tmp_path.glob("second/*/provenance.json"))
-    os.kill(first.process.pid, signal.SIGKILL)
-    first.finished()
-    done = second.finished()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"taken by {tmp_path / 'first'}" in done.stdout or "taken by first/seed=" in done.stdout
-    assert sorted(visible(tmp_path / "second")) == names
-    assert psutil.wait_procs(family, timeout=600)[1] == []
-
-
-def test_a_lease_of_nothing_says_nothing():
-    assert Lease([]).environment == {}
+def test_a_machine_without_gpus_says_nothing_and_has_none_for_runs():
     assert GpuPlan().line(4, 8) == ""
     with pytest.raises(ConfigError, match="this machine has no GPU for runs: leave it out"):
         gpu_plan([], [], 1, here=True)
