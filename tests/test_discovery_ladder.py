@@ -1,20 +1,19 @@
-"""The verifiers of the problems, exact on good and bad sets, and the programs that solve them without a model."""
+"""The verifier of the shipped problem, exact on good and bad sets, and programs that solve it without a model."""
 
 import json
 import random
 import subprocess
 import sys
 from functools import reduce
-from itertools import combinations, product
 from operator import mul, xor
 
 import pytest
 
 from rlreason.discovery.problem import HOME
-from rlreason.discovery.problems.cap_set_6.verify import verify as verify_cap
 from rlreason.discovery.problems.kissing_11.verify import COMPARED, verify
 
 Rows = list[list[int]]
+FOLDER = HOME / "kissing_11"
 STARTER = [[sign if k == i else 0 for k in range(11)] for i in range(11) for sign in (2, -2)]
 LOAD_AND_RUN = """
 import importlib.util, json, sys
@@ -30,9 +29,9 @@ def padded(*rows: list[int], dimension: int = 11) -> Rows:
     return [row + [0] * (dimension - len(row)) for row in rows]
 
 
-def given_by(problem: str, program: str) -> Rows:
+def given_by(program: str) -> Rows:
     """What a shipped program's `run_code()` returns, in a process of its own; if it printed, this would fail."""
-    command = [sys.executable, "-I", "-B", "-c", LOAD_AND_RUN, str(HOME / problem / program)]
+    command = [sys.executable, "-I", "-B", "-c", LOAD_AND_RUN, str(FOLDER / program)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -85,7 +84,7 @@ def test_equality_is_allowed_and_one_less_is_not_whatever_the_size(s):
 
 def test_numbers_of_hundreds_of_digits_are_exact_and_shown_in_short():
     k = 10**200 + 7
-    roots = [[k * x for x in row] for row in given_by("kissing_11", "examples/roots_220.py")]
+    roots = [[k * x for x in row] for row in given_by("examples/roots_220.py")]
     good = verify(roots)
     assert (good["score"], good["min_squared_distance"], good["max_squared_norm"]) == (220, 2 * k * k, 2 * k * k)
     roots[37][next(i for i, x in enumerate(roots[37]) if x > 0)] -= 1  # nothing that a float or a tolerance would see
@@ -208,91 +207,29 @@ def xor_of_places(word: int) -> int:
     return reduce(xor, (i for i in range(16) if word >> i & 1), 0)
 
 
-LADDER = [
-    ("kissing_11", "starter.py", 22),
-    ("kissing_11", "examples/roots_220.py", 220),
-    ("kissing_11", "examples/lexicographic_438.py", 438),
-    ("kissing_11", "examples/constant_weight_582.py", 582),
-    ("kissing_11", "examples/numeric_594.py", 594),
-    ("kissing_11", "examples/numeric_600.py", 600),
-    ("cap_set_6", "starter.py", 64),
-    ("cap_set_6", "examples/triples_112.py", 112),
-]
+LADDER = {
+    "starter.py": 22,
+    "examples/roots_220.py": 220,
+    "examples/lexicographic_438.py": 438,
+    "examples/constant_weight_582.py": 582,
+    "examples/numeric_594.py": 594,
+    "examples/numeric_600.py": 600,
+}
 
 
 @pytest.mark.parametrize(
-    ("problem", "program", "count"),
-    [pytest.param(*row, marks=[pytest.mark.long] if "numeric" in row[1] else []) for row in LADDER],
+    "program", [pytest.param(name, marks=[pytest.mark.long] if "numeric" in name else []) for name in LADDER]
 )
-def test_every_program_of_the_ladder_gives_what_it_says(problem, program, count):
-    rows = given_by(problem, program)
+def test_every_program_of_the_ladder_gives_what_it_says(program):
+    rows = given_by(program)
     assert {type(x) for row in rows for x in row} == {int}
-    result = (verify if problem == "kissing_11" else verify_cap)(rows)
-    assert (result["score"], result["error"], result["duplicates"]) == (count, None, 0)
-    if problem == "kissing_11":  # once more, in another way
-        assert {len(row) for row in rows} == {11}
-        assert closest_of(rows)[0] >= max(sum(x * x for x in row) for row in rows) > 0
-    else:
-        assert {(len(row), *sorted(set(row) - {0, 1, 2})) for row in rows} == {(6,)}
-        assert not any(
-            all(sum(entries) % 3 == 0 for entries in zip(*three, strict=True)) for three in combinations(rows, 3)
-        )
+    result = verify(rows)
+    assert (result["score"], result["error"], result["duplicates"]) == (LADDER[program], None, 0)
+    assert {len(row) for row in rows} == {11}  # once more, in another way
+    assert closest_of(rows)[0] >= max(sum(x * x for x in row) for row in rows) > 0
 
 
 def test_every_program_that_is_shipped_stands_in_the_ladder():
-    shipped = set(HOME.glob("*/examples/[!_]*.py"))
-    assert shipped == {HOME / problem / program for problem, program, _ in LADDER if "examples" in program}
+    shipped = set(FOLDER.glob("examples/[!_]*.py"))
+    assert shipped == {FOLDER / program for program in LADDER if "examples" in program}
     assert all("rlreason" not in path.read_text(encoding="utf-8") for path in shipped)  # a program stands alone
-
-
-def test_a_cap_with_a_line_names_it():
-    rows = [[0] * 6, [0, 0, 0, 1, 2, 0], [1] * 6, [0, 0, 0, 2, 1, 0], [2] * 6]
-    result = verify_cap(rows)
-    refused(result, "line", "Rows 0, 1 and 3 (counted from 0) lie on a line")
-    assert result["worst_line"] == {"rows": [0, 1, 3], "vectors": [rows[0], rows[1], rows[3]]}
-
-
-def test_lines_are_found_where_all_triples_find_one():
-    rng = random.Random(2)
-    verdicts = []
-    for _ in range(300):
-        dimension = rng.randint(1, 4)
-        points = list(map(list, product(range(3), repeat=dimension)))
-        rows = rng.sample(points, rng.randint(1, min(9, len(points))))
-        lines = [t for t in combinations(range(len(rows)), 3)
-                 if all(sum(rows[i][k] for i in t) % 3 == 0 for k in range(dimension))]  # fmt: skip
-        result = verify_cap(rows, dimension=dimension)
-        assert result["valid"] == (not lines)
-        assert not lines or tuple(result["worst_line"]["rows"]) in lines
-        verdicts.append(result["valid"])
-    assert 20 < sum(verdicts) < 280
-
-
-@pytest.mark.parametrize(
-    ("rows", "kind", "error"),
-    [
-        ([], "empty", "The set is empty"),
-        ([[0, 1, 2, 0, 1]], "dimension", "Dimension is 5, expected 6"),
-        (
-            [[0] * 6, [1] * 5],
-            "ragged",
-            "The rows differ in length: row 0 has 6 coordinates and row 1 has 5, expected 6",
-        ),
-        ([[0] * 6, [0, 0, 0, 0, 0, 3]], "entry", "Row 1 (counted from 0) has an entry that is none of 0, 1, 2"),
-        ([[10**30] * 6], "entry", "Row 0 (counted from 0) has an entry that is none of 0, 1, 2"),
-        ([[0] * 6, [-1] * 6], "entry", "Row 1 (counted from 0) has an entry that is none of 0, 1, 2"),
-        ([[0] * 6, [1] * 6, [0] * 6], "duplicate", "Row 2 (counted from 0) repeats row 0"),
-        ([[0.0] * 6], "type", "Row 0 (counted from 0) holds something else than plain integers"),
-        ([[0] * 6] * 1001, "size", "1001 points are too many: at most 1000 are checked"),
-    ],
-)
-def test_what_is_no_set_of_points_modulo_3_is_told_in_plain_words(rows, kind, error):
-    refused(verify_cap(rows), kind, error)
-
-
-def test_a_cap_above_the_proved_bound_is_an_alarm():
-    rows = given_by("cap_set_6", "starter.py")
-    assert verify_cap(rows, upper_bound=64)["score"] == 64
-    result = verify_cap(rows, upper_bound=63)
-    refused(result, "alarm", result["alarm"])
-    assert "proved" in result["alarm"]

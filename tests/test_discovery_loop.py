@@ -191,14 +191,6 @@ def test_a_problem_of_ones_own_is_a_folder(tmp_path):
     assert scored.stdout.startswith("valid: 2 numbers")
 
 
-def test_the_second_problem_of_the_package_is_played_like_the_first(tmp_path):
-    with serving([program("points = [[0] * 6, [1] * 6, [2] * 6]"), axes(4)]) as server:
-        words = ("problem=cap_set_6", "budget.calls=2", "strategy=refine", "start=null")
-        log = run_here(server, tmp_path / "run", *words)
-    assert log["start"]["score"] == log["best"]["score"] == 64
-    assert [turn["result"]["validity"] for turn in log["turns"]] == [0.0, 0.0]
-
-
 def test_a_score_above_the_proved_bound_is_an_alarm_and_no_score(tmp_path):
     shipped = problem_named("kissing_11").folder
     folder = tmp_path / "bounded"

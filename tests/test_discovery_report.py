@@ -428,10 +428,8 @@ def test_a_score_that_its_verdicts_do_not_give_is_not_believed(tmp_path):
 
 
 def test_another_problem_is_named_in_the_command(tmp_path):
-    told = refine(0, [44], problem="cap_set_6")
-    assert (
-        "rlreason score RUN/program.py --problem cap_set_6\n" in write_run_report(saved(tmp_path, told), []).read_text()
-    )
+    told = refine(0, [44], problem="caps")
+    assert "rlreason score RUN/program.py --problem caps\n" in write_run_report(saved(tmp_path, told), []).read_text()
 
 
 def test_where_things_lay_is_not_told(tmp_path):
@@ -681,8 +679,8 @@ def test_damaged_runs_and_copies_are_left_out_by_name(tmp_path):
 
 
 def test_runs_that_cannot_stand_in_one_report_are_refused(tmp_path):
-    one, other = saved(tmp_path / "a", refine(0, [44])), saved(tmp_path / "b", refine(0, [44], problem="cap_set_6"))
-    with pytest.raises(ConfigError, match=r"of 2 problems \(cap_set_6 and kissing_11\): give those of one"):
+    one, other = saved(tmp_path / "a", refine(0, [44])), saved(tmp_path / "b", refine(0, [44], problem="caps"))
+    with pytest.raises(ConfigError, match=r"of 2 problems \(caps and kissing_11\): give those of one"):
         write_joint_report([one, other], RECORD, tmp_path)
     with pytest.raises(ConfigError, match="there is no discover run in"):
         write_joint_report([tmp_path / "nowhere"], RECORD, tmp_path)

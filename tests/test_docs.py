@@ -73,7 +73,6 @@ NOT_EXECUTED = {
     r"(tensorboard|trackio|wandb) ": "needs a browser or an account; tests/test_loggers.py reads what was logged",
     r"python -m rlreason\.discovery\.scripted_server": "serves until it is stopped: tests ask one of their own",
     r"export OPENAI_BASE_URL": "names that server, whose port is another one in a test",
-    r"python -m rlreason\.discovery\.evaluate": "is `rlreason score`: tests/test_discovery_score.py starts both",
     r"source \.venv/bin/activate": "changes the shell that it is typed into: the tests run in that environment",
     r'eval "\$\(~': "names an environment of the reader's own",
     r"rlreason inspect$": "names a verb, and no run",
