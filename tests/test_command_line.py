@@ -238,7 +238,7 @@ def test_every_module_runs_or_says_what_to_type():
     assert runnable == {
         "rlreason", "rlreason.__main__", "rlreason.setup.ship", "rlreason.grading.workers.worker",
         "rlreason.cli.settings_page", "rlreason.sweeps.fork_server", "rlreason.report.assignment.keep",
-        "rlreason.discovery.scripted_server", "rlreason.discovery.sandbox.warden",
+        "rlreason.discovery.sandbox.warden",
         "rlreason.discovery.sandbox.run_program", "rlreason.discovery.sandbox.run_check", "rlreason.check.child",
         "rlreason.doctor.probe",
     }  # fmt: skip

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from examples.scripted_server import DEFAULT, program, serving
 from rlreason.discovery.client import (
     LARGEST_BODY,
     Client,
@@ -28,12 +29,10 @@ from rlreason.discovery.client import (
 )
 from rlreason.discovery.exchange import LINE_CHARS
 from rlreason.discovery.replies import read_answer
-from rlreason.discovery.scripted_replies import KINDS, read_script, script_file
-from rlreason.discovery.scripted_run import DEFAULT
-from rlreason.discovery.scripted_server import serving
 from rlreason.errors import ConfigError
 from tests.waiting import MINUTES, wait_for
 
+ROOT = Path(__file__).parents[1]
 KEY = "swordfish-of-the-" + "deep"  # put together, so that nobody who looks for keys in this file finds one
 QUESTION = [{"role": "user", "content": "A larger set?"}]
 PROGRAM = "def run_code():\n    return [[2]]"
@@ -77,7 +76,7 @@ def socket_that_sends(*pieces, every=0.0):
 
 
 def test_a_reply_is_read_with_its_tokens_and_its_program():
-    with serving([{"kind": "program", "source": PROGRAM, "after": "That is all."}]) as server:
+    with serving([program(PROGRAM, after="That is all.")]) as server:
         attempt = ask(server)
     assert (attempt.outcome, attempt.finish_reason, attempt.detail) == ("ok", "stop", "")
     assert attempt.prompt_tokens == len(json.dumps(QUESTION)) // 4
@@ -348,7 +347,7 @@ def test_an_address_or_a_key_that_needs_a_correction_is_refused_without_showing_
 def test_requests_side_by_side_get_the_same_answers_each_time():
     replies = [[{"kind": "status", "code": 429}, {"kind": "text", "content": str(n)}] for n in range(6)]
     questions = [(turn, sample, attempt) for turn in (1, 2, 3) for sample in (0, 1, 2) for attempt in (1, 2, 3)]
-    with serving({"samples": 3, "replies": replies}) as server, ThreadPoolExecutor(9) as pool:
+    with serving(replies, 3) as server, ThreadPoolExecutor(9) as pool:
         client = Client(Endpoint(server.base_url, "m"))
 
         def answer(numbers):
@@ -366,81 +365,23 @@ def test_a_client_without_such_ids_is_answered_in_the_order_of_arrival():
     with serving(script) as server:
         assert [ask(server, request_id="x").content for _ in range(4)] == ["", "a", "b", ""]
         assert httpx.get(f"{server.base_url}/models", trust_env=False).json()["data"][0]["id"] == "scripted"
-        assert httpx.get(f"{server.base_url}/other", trust_env=False).status_code == 404
-        assert httpx.post(f"{server.base_url}/chat/completions", content=b"{", trust_env=False).status_code == 400
 
 
-def test_the_shipped_script_has_whole_programs_and_ends_in_582():
-    script = read_script(DEFAULT, Path())
-    programs = [answer["source"] for entry in script.entries for answer in entry if answer["kind"] == "program"]
-    for source in programs:
-        compile(source, "program", "exec")
+def test_the_script_of_the_documents_ends_with_582_points():
     with serving() as server:
-        last = [ask(server, request_id=f"s0-{turn}.0.9") for turn in range(1, len(script.entries))][-1]
-    assert program_in(last.content).strip() == programs[-1].strip()
+        last = ask(server, request_id=f"s0-{len(DEFAULT) - 1}.0.9")
     found = {}
-    exec(programs[-1], found)
-    points = (found.get("run_code") or found["get_centers"])() if "points" not in found else found["points"]
-    assert len(points[0] if isinstance(points, tuple) else points) == 582
+    exec(program_in(last.content), found)
+    assert len(found["run_code"]()) == 582
 
 
-def test_a_script_that_is_none_is_refused_with_its_place(tmp_path):
-    for told, words in [
-        ([], "no script"),
-        ({"replies": [], "samples": 1}, "no script"),
-        ([{"kind": "none"}], "entry 0: kind='none' is none of program"),
-        ([{"kind": "empty"}, []], "entry 1 holds no answer"),
-        ([{"kind": "status", "code": "x"}], "code='x' does not belong to status"),
-        ([{"kind": "slow", "then": {"kind": "?"}}], "entry 0: then: kind='[?]'"),
-        ([{"kind": "program"}], "needs its file or its source"),
-        ([{"kind": "program", "file": "no_such"}], "file=no_such is no program"),
-    ]:
-        (tmp_path / "script.json").write_text(json.dumps(told))
-        with pytest.raises(ConfigError, match=words.replace("[0]", ".")):
-            script_file(tmp_path / "script.json")
-    (tmp_path / "own.py").write_text(PROGRAM)
-    (tmp_path / "script.json").write_text(json.dumps([{"kind": "program", "file": "own.py"}]))
-    assert script_file(tmp_path / "script.json").to(1, 0, 1)["source"] == PROGRAM
-    with pytest.raises(ConfigError, match="cannot be read"):
-        script_file(tmp_path / "none.json")
-
-
-def test_every_kind_of_answer_is_sent_and_leaves_no_thread():
-    before = set(threading.enumerate())
-    extra = {"program": {"source": PROGRAM}, "slow": {"seconds": 0}, "drip": {"seconds": 0.1}}
-    script = [{"kind": kind, **extra.get(kind, {})} for kind in KINDS]
-    with serving(script) as server:
-        client, kinds = Client(Endpoint(server.base_url, "m")), list(KINDS)
-        limits = [0.5 if kind == "drip" else MINUTES for kind in kinds]
-        ids = [f"s-{n}.0.1" for n in range(1, len(kinds) + 1)]
-        asked = zip(ids, limits, strict=True)
-        outcomes = [client.ask(QUESTION, request_id=id, seed=0, timeout_s=limit).outcome for id, limit in asked]
-    assert dict(zip(kinds, outcomes, strict=True)) == {
-        **dict.fromkeys(("program", "no_code", "truncated", "slow"), "ok"),
-        **dict.fromkeys(("text", "empty", "thinking_only"), "empty"),
-        **dict.fromkeys(("broken", "raw", "large"), "broken"),
-        **{"status": "http_500", "drip": "timeout", "hang_up": "broken"},
-    }
-    wait_for(lambda: not set(threading.enumerate()) - before)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_server_of_the_command_line_ends_by_a_signal_amid_a_request(tmp_path, number):
-    script = tmp_path / "script.json"
-    script.write_text(json.dumps([{"kind": "text", "content": "yes"}, {"kind": "drip", "seconds": 0.05}]))
-    command = [sys.executable, "-m", "rlreason.discovery.scripted_server", str(script), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        base_url = server.stdout.readline().strip()
-        client = Client(Endpoint(base_url, "m", timeout_s=30))
-        assert client.ask(QUESTION, request_id="a", seed=None).content == "yes"
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(client.ask, QUESTION, request_id="b", seed=None)
-            time.sleep(0.3)
-            server.send_signal(number)
-            assert waiting.result().outcome in ("broken", "connection")
-        assert server.wait(600) == 0
-        assert server.stderr.read() == ""
+def test_the_server_of_the_documents_says_where_it_is_and_answers():
+    command = [sys.executable, ROOT / "examples/scripted_server.py", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        client = Client(Endpoint(server.stdout.readline().strip(), "m"))
+        assert "```python" in client.ask(QUESTION, request_id="a", seed=None).content
+        server.send_signal(signal.SIGINT)
+        assert server.wait(MINUTES) == 0
 
 
 def test_a_signal_ends_the_wait_for_an_answer():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlreason.discovery.scripted_server import serving
+from examples.scripted_server import serving
 from rlreason.errors import ConfigError
 from tests.discovery_runs import AXES, DETOURS, axes, calls_in, discover, log_in, program, run_here
 from tests.killed import AT, SIGNAL
@@ -35,9 +35,9 @@ WORDS = {"refine": ("strategy=refine", "budget.calls=9"), "hybrid": ("strategy=h
 @pytest.mark.parametrize("strategy", ["refine", pytest.param("hybrid", marks=pytest.mark.long)])
 @pytest.mark.parametrize("place", some([*PLACES, *MORE], len(PLACES + MORE)))
 def test_a_killed_run_goes_on_with_every_paid_call_exactly_once(tmp_path, place, strategy):
-    script = {"samples": 3, "replies": DETOURS} if strategy == "hybrid" else DETOURS
+    samples = 3 if strategy == "hybrid" else 1
     folder = tmp_path / "run"
-    with serving(script) as server:
+    with serving(DETOURS, samples) as server:
         killed = discover(server, folder, *WORDS[strategy], **{AT: place})
         assert killed.returncode == -9, killed.stdout + killed.stderr
         done = discover(server, folder, *WORDS[strategy])
@@ -141,7 +141,7 @@ def test_what_an_endpoint_refused_is_asked_again_once_it_is_mended(tmp_path, cod
 @pytest.mark.long
 def test_the_best_program_is_on_the_disk_from_the_beginning(tmp_path):
     slow = {"kind": "slow", "seconds": 1.5, "then": axes(4)}
-    with serving({"samples": 2, "replies": [axes(20), slow]}) as server:
+    with serving([axes(20), slow], 2) as server:
         words = ("strategy=best_of_n", "replies=2", "budget.calls=2")
         killed = discover(server, tmp_path / "run", *words, **{AT: f"{LOOP}:take_in:call:1"})
         assert killed.returncode == -9

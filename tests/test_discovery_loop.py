@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.scripted_server import serving
 from rlreason.discovery.problem import problem_named
 from rlreason.discovery.scoring import score_program
-from rlreason.discovery.scripted_server import serving
 from rlreason.errors import ConfigError
 from tests.discovery_runs import CALLS, DETOURS, FAILS, axes, calls_in, discover, log_in, program, run_here
 from tests.some import some
@@ -53,13 +53,13 @@ def test_the_best_program_lies_in_the_folder_and_scores_the_same_again(tmp_path)
 
 @pytest.mark.parametrize("strategy", some(["refine", "simple", "best_of_n", "hybrid"], 4))
 def test_the_same_script_gives_the_same_log_and_report_twice(tmp_path, strategy):
-    script = {"samples": 3, "replies": DETOURS} if strategy in ("best_of_n", "hybrid") else DETOURS
+    samples = 3 if strategy in ("best_of_n", "hybrid") else 1
     more = ["replies=3"] if strategy in ("best_of_n", "hybrid") else []
     left = []
     for name in ("a", "b"):
         folder = tmp_path / name / "run"
         folder.parent.mkdir()
-        with serving(script) as server:
+        with serving(DETOURS, samples) as server:
             run_here(server, folder, f"strategy={strategy}", "budget.calls=11", *more)
         left.append((folder / "conversation_log.json").read_text().replace(str(tmp_path / name), ""))
         left.append((folder / "report.md").read_text().replace(str(tmp_path / name), ""))
@@ -75,7 +75,7 @@ def test_independent_samples_see_the_first_prompt_alone(tmp_path):
 
 
 def test_each_of_several_replies_is_asked_with_a_seed_of_its_own(tmp_path):
-    with serving({"samples": 4, "replies": [axes(n) for n in (4, 6, 8, 10)]}) as server:
+    with serving([axes(n) for n in (4, 6, 8, 10)], 4) as server:
         run_here(server, tmp_path / "run", "strategy=best_of_n", "replies=4", "budget.calls=8")
         seeds = [request.body["seed"] for request in server.requests]
     assert len(set(seeds)) == 8
@@ -84,7 +84,7 @@ def test_each_of_several_replies_is_asked_with_a_seed_of_its_own(tmp_path):
 
 def test_the_verifier_chooses_with_which_of_several_replies_a_conversation_goes_on(tmp_path):
     replies = [axes(4), program(FAILS), axes(10), axes(6), axes(12), axes(14)]
-    with serving({"samples": 3, "replies": replies}) as server:
+    with serving(replies, 3) as server:
         run_here(server, tmp_path / "run", "strategy=hybrid", "replies=3", "budget.calls=6")
         later = server.requests[3:]
     turns = log_in(tmp_path / "run")["turns"]

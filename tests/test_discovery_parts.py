@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.scripted_server import serving
 from rlreason.config.discover import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
 from rlreason.discovery.exchange import Attempt
 from rlreason.discovery.sandbox.rows import read_channel
-from rlreason.discovery.scripted_server import serving
 from rlreason.discovery.spending import AT_MOST, Prices, Spending, Use, prompt_bound, use_of
 from rlreason.discovery.texts import FRAME, error_text, feedback, filled
 from rlreason.discovery.turns import Conversation, Reply, chosen_of
@@ -161,7 +161,7 @@ def test_what_comes_from_a_programs_process_is_framed_whatever_its_kind(tmp_path
 
 
 def test_replies_side_by_side_wait_for_what_is_set_aside(tmp_path):
-    with serving({"samples": 4, "replies": [axes(n) for n in (4, 6, 8, 10)]}) as server:
+    with serving([axes(n) for n in (4, 6, 8, 10)], 4) as server:
         words = ("strategy=best_of_n", "replies=4", "budget.tokens=40000", "budget.calls=8")
         log = run_here(server, tmp_path / "run", *words)
     assert log["spent"]["calls"] == 8

@@ -42,6 +42,7 @@ from run_records import differences
 from sweep_folders import answers as right_answers
 from sweep_folders import sweep
 
+from examples.scripted_server import serving
 from rlreason import train
 from rlreason.cli.aliases import translated
 from rlreason.cli.check import check_words
@@ -52,7 +53,6 @@ from rlreason.cli.multirun import composed, fixed
 from rlreason.cli.sweep_words import without_sweep_words
 from rlreason.data.stories import make_stories
 from rlreason.discovery.problem import problem_named
-from rlreason.discovery.scripted_server import serving
 from rlreason.errors import ConfigError
 from rlreason.plugins.announced import GROUPS
 from rlreason.types import Problem
@@ -71,7 +71,7 @@ NOT_EXECUTED = {
     r"python benchmarks/(grpo|sft)_vs_trl\.py": "installs TRL; tests/test_benchmarks.py runs the other side",
     r"python benchmarks/(growth|rollout|task_effects)\.py": "measures for minutes or hours",
     r"(tensorboard|trackio|wandb) ": "needs a browser or an account; tests/test_loggers.py reads what was logged",
-    r"python -m rlreason\.discovery\.scripted_server": "serves until it is stopped: tests ask one of their own",
+    r"python examples/scripted_server\.py": "serves until it is stopped: tests ask one of their own",
     r"export OPENAI_BASE_URL": "names that server, whose port is another one in a test",
     r"source \.venv/bin/activate": "changes the shell that it is typed into: the tests run in that environment",
     r'eval "\$\(~': "names an environment of the reader's own",
