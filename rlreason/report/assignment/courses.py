@@ -22,7 +22,7 @@ class Question:
     id: str
     title: str
     asks: str  # what is handed in
-    command: str = ""  # that runs what answers it
+    command: str = ""  # that runs what answers it; "": its writer answers it in words
     commands: Mapping[str, str] = field(default_factory=dict)  # of single sweeps, where they have one of their own
     sweeps: Sequence[str] = ()
     algorithm: str = ""
@@ -34,7 +34,6 @@ class Question:
     steps: int = 0  # that the bar is set for; 0: any
     figures: Sequence[str] = ()
     parts: Sequence[str] = ()
-    text: str = ""
     note: str = ""  # what the write-up cannot say for its writer
 
     @property

@@ -10,7 +10,6 @@ from rlreason.report.assignment.directions import directions_table
 from rlreason.report.assignment.gathered import Gathered, Read, values_of
 from rlreason.report.assignment.parts import PARTS, by_budget
 from rlreason.report.assignment.section import DONE, IN_WORDS, NOT_YET, PARTLY, Picture, Section, WriteUp
-from rlreason.report.assignment.texts import TEXTS
 from rlreason.report.charts import figures_of, legend_of
 from rlreason.report.content import Table
 from rlreason.report.study import Study
@@ -42,7 +41,7 @@ def write_up_of(gathered: Gathered) -> WriteUp:
 def lead_of(gathered: Gathered, sections: list[Section]) -> list[str]:
     """How much is there, and what it cost."""
     read = gathered.all_read
-    done = sum(section.state in (DONE, IN_WORDS) for section in sections) if read else 0
+    done = sum(section.state == DONE for section in sections)
     runs = [run for one in read for run in one.study.runs]
     seconds = sum(run.seconds or 0.0 for run in runs)
     took = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
@@ -89,9 +88,8 @@ def section_of(question: Question, gathered: Gathered) -> Section:
     section = Section(question, NOT_YET)
     if question.note:
         section.lines.append(question.note)
-    if question.text:
+    if not question.command:
         section.state = IN_WORDS
-        section.lines += TEXTS[question.text](gathered)
         return section
     reads, refused = answers_of(question, gathered)
     names = [read.found.name for read in reads]
