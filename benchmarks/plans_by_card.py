@@ -19,9 +19,7 @@ from hydra import compose, initialize_config_dir  # noqa: E402
 
 from rlreason.config.run import RunConfig  # noqa: E402
 from rlreason.config.store import register, typed  # noqa: E402
-from rlreason.memory.fitting import Fitting, fitting  # noqa: E402
 from rlreason.memory.machine import Device, size  # noqa: E402
-from rlreason.memory.shapes import shape_of  # noqa: E402
 from rlreason.memory.words import Planned, planned  # noqa: E402
 from rlreason.setup.fits import assumed_prompt  # noqa: E402
 
@@ -36,8 +34,8 @@ EXPERIMENTS = {
 SCALES = ("paper", "laptop")
 WORDS = ("rollout=vllm", "data.path=a/b")  # what rollout=auto takes on a GPU; the data is not read
 HEAD = (
-    "| run | card | as it is | smallest set of overrides that fits | the same, all weights trained |",
-    "|---|---|---|---|---|",
+    "| run | card | as it is | first overrides of the list that fit |",
+    "|---|---|---|---|",
 )
 
 
@@ -59,23 +57,13 @@ def rows(experiment: str, scale: str) -> Iterator[str]:
             name if gigabytes == CARDS[0] else "",
             f"{gigabytes} GB",
             plan,
-            _cell(told.cure, told),
-            _cell(*whole(run, told)),
+            _cell(told),
         )
         yield f"| {' | '.join(cells)} |"
 
 
-def whole(run: RunConfig, told: Planned) -> tuple[Fitting | None, Planned]:
-    """What fits without adapters, where the smallest set has them."""
-    has_adapters = told.cure is not None and any(word.startswith("model.lora") for word in told.cure.overrides)
-    if not has_adapters:
-        return told.cure, told
-    shape = shape_of(run.model).shape
-    assert shape is not None
-    return fitting(run, shape, told.device, assumed_prompt(run), but=("model.lora.rank",)), told
-
-
-def _cell(found: Fitting | None, told: Planned) -> str:
+def _cell(told: Planned) -> str:
+    found = told.cure
     if told.verdict == "fits":
         return "-"
     if found is None:
