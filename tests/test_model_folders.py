@@ -27,7 +27,6 @@ from rlreason.model.policy import Policy, load_policy
 from rlreason.model.tiny import build_model
 from rlreason.model.tiny_formats import END, PAD, TAGS
 from rlreason.setup.components import sampled
-from rlreason.setup.fits import saved_tokenizer
 from tests.starts import SMALL, rlreason
 
 
@@ -147,12 +146,11 @@ def surrounding(folder: Path, front: tuple[str, ...], behind: tuple[str, ...]) -
 @pytest.mark.parametrize("behind", [(), (END,), (PAD, END), ("<think>",)], ids=lambda t: f"{len(t)} behind")
 def test_what_a_tokenizer_appends_does_not_end_a_prompt_and_what_it_puts_in_front_stays(saved, policy, front, behind):
     surrounding(saved, front, behind)
-    changed, length = load_policy(str(saved)), saved_tokenizer(str(saved))
+    changed = load_policy(str(saved))
     for text in ("How many?", "2 + 2", f"so {END}", ""):
         bare = policy.tokenizer.encode(text, add_special_tokens=False)
         expected = [*map(policy.tokenizer.convert_tokens_to_ids, front), *bare]
         assert changed.encode_prompt(text) == (expected or [policy.tokenizer.eos_token_id])
-        assert length(text) == max(1, len(expected))
 
 
 @pytest.fixture

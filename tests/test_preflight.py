@@ -4,34 +4,26 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_end_to_end import SMALL, rlreason
 
 from rlreason.config.groups import LOGGERS, GradingConfig
-from rlreason.config.model import PretrainedModelConfig
 from rlreason.config.packages import needs as needs_package
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
 from rlreason.memory.machine import Device
 from rlreason.memory.shapes import tiny_shape
-from rlreason.records.console import Console
 from rlreason.records.files import CONTENTS
 from rlreason.records.undo import Ended, undone_when_refused
 from rlreason.records.writer import RunWriter
-from rlreason.setup.components import fitting
-from rlreason.setup.data import load_data
-from rlreason.setup.fits import Foreseen, Part, context_of, tokenizer_of
+from rlreason.setup.fits import Foreseen
 from rlreason.setup.memory import memory_for
-from rlreason.setup.model import make_policy
 from rlreason.setup.preflight import missing_packages, needed_by, preflight, room_for
 from rlreason.setup.probe import own_functions, unusable
-from rlreason.setup.prompts import encoder
 from rlreason.setup.space import in_words, space_needed
-from rlreason.setup.templates import filling
 from tests.waiting import patient
 
 MODULES = {
@@ -205,44 +197,28 @@ def test_the_packages_of_the_data_that_is_read_and_no_other(composed, gsm8k):
 # What does not fit
 
 
-@pytest.mark.parametrize("made", [True, False])
-def test_prompts_are_measured_as_the_policy_encodes_them(composed, tmp_path, made):
-    run = typed(composed("data.n_train=64", "data.n_validation=16", "prompt=r1_zero_short", "micro_batch_tokens=70"))
-    train = load_data(run)[0]
-    policy = make_policy(run, train)
-    if not made:
-        policy.save(tmp_path)
-        run.model = PretrainedModelConfig(name="local", path=str(tmp_path))
-    length = tokenizer_of(run)
-    fill = filling(run.prompt)
-    texts = [*(fill(p.question) for p in train), "", "<answer> \u00e9</answer><|endoftext|>"]
-    assert [length(text) for text in texts] == [len(policy.encode_prompt(text)) for text in texts]
-    assert context_of(run) == policy.max_context
-    early = Foreseen().too_long(run)
-    assert "need 7" in early
-    part = Part("train", run.prompt, train, run.sampling.max_tokens)
-    with pytest.raises(ConfigError) as caught:
-        fitting(run, policy, part, encoder(policy, run.prompt), Console())
-    assert str(caught.value) == early
-    assert Foreseen().too_long(replace(run, micro_batch_tokens=80)) == ""
-
-
-def test_what_takes_long_to_read_or_measure_is_left_to_the_run(composed, tmp_path, gsm8k):
+def test_data_that_takes_long_to_read_is_left_to_the_run(composed, tmp_path, gsm8k):
     near = typed(composed("model=smollm2_135m", f"data.path={gsm8k}", "data.overlap=allow"))
     assert near.data.quickly_read
-    assert Foreseen().too_long(near) == ""
-    assert Foreseen().too_long(replace(near, micro_batch_tokens=1100)) == ""  # a hub's tokenizer
+    assert Foreseen().problems(near) is not None
     assert not typed(composed("model=smollm2_135m", "data.path=openai/gsm8k")).data.quickly_read
     assert not typed(composed("data.n_train=1000000")).data.quickly_read
     (tmp_path / "train.jsonl").write_bytes(b" " * 30_000_000)
     assert not near.data.quickly_read
+    assert Foreseen().problems(near) is None
 
 
-def test_a_sweep_reads_and_measures_once(composed):
+def test_a_sweep_reads_once(composed):
     runs = [typed(composed(f"seed={seed}", "micro_batch_tokens=100")) for seed in range(4)]
     foreseen = Foreseen()
-    assert [foreseen.too_long(run) for run in runs] == [""] * 4
     assert all(foreseen.problems(run) is foreseen.problems(runs[0]) for run in runs)
+
+
+def test_data_that_is_no_use_is_found_before_the_run_folder_is_made(composed, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\nnonsense\n')
+    files = [f"data.{split}={tmp_path}/rows.jsonl" for split in ("train", "validation")]
+    with pytest.raises(DataError, match="line 2 is not JSON"):
+        preflight([typed(composed("model=smollm2_135m", "data=jsonl", *files))], tmp_path)
 
 
 def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):

@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from rlreason.config.run import RunConfig
 from rlreason.doctor.finding import FAIL, OK, WARN, Finding
@@ -17,7 +16,6 @@ from rlreason.doctor.settings import AskedRun
 from rlreason.doctor.tested import VLLM
 from rlreason.doctor.this_run import gpus_used, run_findings
 from rlreason.doctor.versions import Installed
-from rlreason.errors import ConfigError
 from rlreason.memory.machine import Device, asked_driver, processor, with_second
 from rlreason.memory.shapes import shape_of
 from rlreason.memory.words import cure, planned, verdict
@@ -27,23 +25,17 @@ NETWORK_S = 12.0
 STATES = {"fits": OK, "tight": WARN, "too large": FAIL, "unknown": WARN}
 
 
-class Measured(NamedTuple):
-    """What of a run's data its memory depends on, where that is quickly had; and what is wrong with the data."""
-
-    prompt: int | None  # tokens of the longest, or as it is taken
-    vocab: int | None  # of the tokenizer of a model that is made on the spot
-    findings: list[Finding]
-
-
 def look_at_run(asked: AskedRun, there: Installed, patience_s: float) -> Looked:
     """Libraries, machine and network as a run needs them, what it will use, and its memory."""
+    from rlreason.setup.fits import assumed_prompt
+
     run, uses_vllm = asked.run, asked.run.rollout.engine == "vllm"
     with under_way(_probes(run, there)) as probes:
-        measured, driver = measure(run), asked_driver()
+        driver = asked_driver()
         network = _network(run)
         results = {name: probe.wait(patience_s) for name, probe in probes.items()}
     torch, model = results["torch"], results.pop("model", None)
-    told = planned(run, _device(torch, driver.gpus), measured.prompt, measured.vocab)
+    told = planned(run, _device(torch, driver.gpus), assumed_prompt(run))
     wanted = ["flash-attn"] * (run.model.attention == "flash_attention_2") + ["vllm"] * uses_vllm
     idle = {
         "flash-attn": f"model.attention={run.model.attention} takes torch's own kernels",
@@ -59,7 +51,7 @@ def look_at_run(asked: AskedRun, there: Installed, patience_s: float) -> Looked:
     sections = {
         "libraries": [*libraries_of(there, results, wanted, idle), *packages(run)],
         "machine": machine,
-        "this run": [*run_findings(run, torch, has_vllm), *weight_findings(model), *measured.findings, memory],
+        "this run": [*run_findings(run, torch, has_vllm), *weight_findings(model), memory],
     }
     return Looked(sections, told, seconds_of(results))
 
@@ -99,18 +91,6 @@ def packages(run: RunConfig) -> list[Finding]:
         if not words.startswith("rollout=vllm"):
             found.append(Finding("packages", FAIL, words, helps))
     return found
-
-
-def measure(run: RunConfig) -> Measured:
-    """The longest prompt, or what it is taken for where nothing can be measured, and the vocabulary of a run."""
-    from rlreason.setup.fits import assumed_prompt, longest_prompt, own_tokenizer
-
-    try:
-        vocab = own_tokenizer(run).get_vocab_size() if run.model.made_on_the_spot else None
-        return Measured(longest_prompt(run) or assumed_prompt(run), vocab, [])
-    except ConfigError as error:  # rows that cannot be used
-        words, _, helps = str(error).partition(": ")
-        return Measured(None, None, [Finding("data", FAIL, words, helps)])
 
 
 def _device(torch: Found, driver: Sequence[Device]) -> Device:

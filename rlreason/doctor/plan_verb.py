@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from rlreason.config.run import RunConfig
-from rlreason.doctor.look_at_run import measure
 from rlreason.doctor.settings import asked_run
 from rlreason.errors import ConfigError
 from rlreason.memory.machine import believed_device
@@ -78,8 +77,9 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 def plan_here(run: RunConfig) -> Planned:
     """The memory plan of a run on this machine, as far as it can be told without torch."""
-    measured = measure(run)
-    return planned(run, believed_device(), measured.prompt, measured.vocab)
+    from rlreason.setup.fits import assumed_prompt
+
+    return planned(run, believed_device(), assumed_prompt(run))
 
 
 def _idle(arguments: argparse.Namespace) -> str:

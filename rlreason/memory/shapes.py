@@ -121,13 +121,13 @@ class Shape(NamedTuple):
     source: str
 
 
-def shape_of(model: ModelConfig, vocab: int | None = None) -> Shape:
+def shape_of(model: ModelConfig) -> Shape:
     """The shape of a model that is made here, lies in a folder or in the hub's cache, or is one of `PUBLISHED`.
 
-    `vocab`: tokens of the tokenizer that a model made here gets, which the run's texts decide; None: as many as it may.
+    A model made here is taken with as many tokens as its tokenizer may have; the run's texts decide.
     """
     if isinstance(model, TinyModelConfig):
-        return Shape(tiny_shape(model.width, model.layers, model.heads, vocab or TINY_VOCABULARY), "model=tiny")
+        return Shape(tiny_shape(model.width, model.layers, model.heads), "model=tiny")
     name = model.folder or ""
     file = Path(name) / "config.json"
     if not file.is_file() and not Path(name).is_dir():
@@ -141,13 +141,14 @@ def shape_of(model: ModelConfig, vocab: int | None = None) -> Shape:
     return Shape(None, f"the shape of {name} is unknown until its config.json is here: hf download {name} config.json")
 
 
-def tiny_shape(width: int, layers: int, heads: int, vocab: int = TINY_VOCABULARY) -> ModelShape:
+def tiny_shape(width: int, layers: int, heads: int) -> ModelShape:
     """Of the built-in model.
 
     >>> tiny_shape(128, 2, 4).numbers
     689280
     """
-    return ModelShape(vocab, width, layers, heads, heads, width // heads, 3 * width, True, context=TINY_CONTEXT)
+    sizes = width, layers, heads, heads, width // heads, 3 * width
+    return ModelShape(TINY_VOCABULARY, *sizes, True, context=TINY_CONTEXT)
 
 
 def shape_from(config: Mapping[str, Any]) -> ModelShape | None:

@@ -49,12 +49,12 @@ class Planned(NamedTuple):
         return self.plan.peak, self.device.free or 0
 
 
-def planned(run: RunConfig, device: Device, prompt: int | None = None, vocab: int | None = None) -> Planned:
+def planned(run: RunConfig, device: Device, prompt: int | None = None) -> Planned:
     """The plan of a run, and the overrides that make it fit where it does not.
 
-    `prompt`: tokens of the longest prompt; `vocab`: of the tokenizer of a model made here; None: they are assumed.
+    `prompt`: tokens of the longest prompt; None: they are assumed.
     """
-    shape, source = shape_of(run.model, vocab)
+    shape, source = shape_of(run.model)
     if shape is None:
         return Planned(device, source)
     work = work_of(run, shape, device, prompt)

@@ -54,10 +54,11 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     bad += [line for run in runs if (line := broken_loss(run))]
     foreseen = None if bad else Foreseen()
     bad += useless_functions(runs, foreseen)
-    if foreseen and not bad:
-        bad = [line for run in runs if (line := foreseen.too_long(run))]
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
+    if foreseen:
+        for run in runs:
+            foreseen.problems(run)  # a mistake in its data is an error
     return room_for(runs, folder) + memory_for(runs, believed_device(), SWEEP_VARIABLE not in os.environ)
 
 
