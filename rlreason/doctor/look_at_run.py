@@ -1,17 +1,13 @@
 """What `rlreason doctor` looks at for the run of given settings: what it needs, what it will use, and its memory."""
 
-import os
-import tempfile
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlreason.config.run import RunConfig
 from rlreason.doctor.finding import FAIL, OK, WARN, Finding
 from rlreason.doctor.look import Looked, gpus_of, libraries_of, seconds_of, under_way
-from rlreason.doctor.machine import disk_findings, machine_findings, read_machine, temporary_finding
-from rlreason.doctor.network import hub_findings, is_cached, wandb_findings
-from rlreason.doctor.probing import Found, Probe, bounded
+from rlreason.doctor.machine import disk_findings, machine_findings, read_machine
+from rlreason.doctor.probing import Found, Probe
 from rlreason.doctor.settings import AskedRun
 from rlreason.doctor.tested import VLLM
 from rlreason.doctor.this_run import gpus_used, run_findings
@@ -19,20 +15,17 @@ from rlreason.doctor.versions import Installed
 from rlreason.memory.machine import Device, asked_driver, processor, with_second
 from rlreason.memory.shapes import shape_of
 from rlreason.memory.words import cure, planned, verdict
-from rlreason.runtime.text import first_line
 
-NETWORK_S = 12.0
 STATES = {"fits": OK, "tight": WARN, "too large": FAIL, "unknown": WARN}
 
 
 def look_at_run(asked: AskedRun, there: Installed, patience_s: float) -> Looked:
-    """Libraries, machine and network as a run needs them, what it will use, and its memory."""
+    """Libraries and machine as a run needs them, what it will use, and its memory."""
     from rlreason.setup.fits import assumed_prompt
 
     run, uses_vllm = asked.run, asked.run.rollout.engine == "vllm"
     with under_way(_probes(run, there)) as probes:
         driver = asked_driver()
-        network = _network(run)
         results = {name: probe.wait(patience_s) for name, probe in probes.items()}
     torch, model = results["torch"], results.pop("model", None)
     told = planned(run, _device(torch, driver.gpus), assumed_prompt(run))
@@ -46,8 +39,8 @@ def look_at_run(asked: AskedRun, there: Installed, patience_s: float) -> Looked:
     machine = [
         *gpus_of(torch, driver, gpus_used(run, len(torch.facts.get("gpus") or []))),
         *machine_findings(read_machine(), uses_vllm),
+        *_disk(asked),
     ]
-    machine += [*_disk(asked), temporary_finding(Path(tempfile.gettempdir()), uses_vllm), *network]
     sections = {
         "libraries": [*libraries_of(there, results, wanted, idle), *packages(run)],
         "machine": machine,
@@ -100,28 +93,6 @@ def _device(torch: Found, driver: Sequence[Device]) -> Device:
     return with_second(list(driver)) if driver and "cuda" not in torch.facts else processor()
 
 
-def _network(run: RunConfig) -> list[Finding]:
-    looks: dict[str, Callable[[], list[Finding]]] = {
-        "hub": partial(hub_findings, run),
-        "W&B": partial(wandb_findings, run.logger, os.environ, Path.home()),
-    }
-    found = bounded([partial(_seen, name, look) for name, look in looks.items()], NETWORK_S)
-    silent = "look at the network, or set HF_HUB_OFFLINE=1"
-    return [
-        one
-        for name, findings in zip(looks, found, strict=True)
-        for one in findings or [Finding(name, WARN, f"no answer within {NETWORK_S:g} s", silent)]
-    ]
-
-
-def _seen(name: str, look: Callable[[], list[Finding]]) -> list[Finding]:
-    """Findings; where looking itself fails, that is one."""
-    try:
-        return look()
-    except Exception as error:
-        return [Finding(name, WARN, f"cannot be looked at: {type(error).__name__}: {first_line(error)}")]
-
-
 def _disk(asked: AskedRun) -> list[Finding]:
     from huggingface_hub import constants
 
@@ -135,3 +106,16 @@ def _disk(asked: AskedRun) -> list[Finding]:
     space = space_needed(run)
     writes = RECORDS + space.model, RECORDS + space.peak
     return disk_findings(asked.folder, writes, Path(constants.HF_HUB_CACHE), download)
+
+
+def is_cached(name: str) -> bool:
+    """Whether a model's config and its weights have been downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    try:
+        there = [isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", *weights)]
+    except HFValidationError:
+        return False
+    return there[0] and any(there[1:])

@@ -1,4 +1,4 @@
-"""What of the machine a run needs besides its GPUs: shared memory, limits of files and processes, memory, disk."""
+"""What of the machine a run needs besides its GPUs: processors, memory, shared memory, disk."""
 
 import os
 import shutil
@@ -11,10 +11,6 @@ from rlreason.memory.machine import processor, size
 from rlreason.runtime.processors import usable_processors
 
 SHARED = 1 << 30  # bytes of /dev/shm below which vLLM's workers and NCCL get into trouble: docker gives 64 MB
-FILES = 1024  # open files that a run with loggers, graders and vLLM may come near
-PROCESSES = 512
-UNLIMITED = 1 << 60
-TEMPORARY = 64 << 20  # bytes that vLLM and torch may write to the temporary folder
 SPARE = 2 << 30  # bytes of disk that should stay free
 
 
@@ -25,14 +21,12 @@ class Machine:
     processors: int
     memory: tuple[int | None, int | None]  # bytes free, bytes in all; of the container where it has a limit
     shared: tuple[int, int] | None  # bytes free and in all of /dev/shm
-    files: int | None  # how many a process may open
-    processes: int | None
 
 
 def read_machine() -> Machine:
     """The facts of this machine, in milliseconds."""
     there = processor()
-    return Machine(usable_processors(), (there.free, there.total), _shared(), _limit("NOFILE"), _limit("NPROC"))
+    return Machine(usable_processors(), (there.free, there.total), _shared())
 
 
 def _shared() -> tuple[int, int] | None:
@@ -43,20 +37,8 @@ def _shared() -> tuple[int, int] | None:
     return usage.free, usage.total
 
 
-def _limit(name: str) -> int | None:
-    try:
-        import resource
-    except ImportError:
-        return None
-    kind = getattr(resource, f"RLIMIT_{name}", None)
-    if kind is None:
-        return None
-    soft = resource.getrlimit(kind)[0]
-    return None if soft == resource.RLIM_INFINITY or soft > UNLIMITED else soft
-
-
 def machine_findings(machine: Machine, uses_vllm: bool) -> list[Finding]:
-    """Processors, memory, shared memory and limits. `uses_vllm`: its processes share memory."""
+    """Processors, memory and shared memory. `uses_vllm`: its processes share memory."""
     free, total = machine.memory
     memory = f", {size(free)} of {size(total)} memory free" if free is not None and total is not None else ""
     found = [Finding("processors", OK, f"{machine.processors} for this process{memory}")]
@@ -68,22 +50,7 @@ def machine_findings(machine: Machine, uses_vllm: bool) -> list[Finding]:
             needed = "vLLM's workers and NCCL need 1 GiB" if uses_vllm else "rollout=vllm would need 1 GiB"
             cure = "docker run --shm-size=8g, or --ipc=host; elsewhere mount -o remount,size=8G /dev/shm"
             found.append(Finding("shared memory", WARN, f"{shared}: {needed}", cure))
-    found.append(limit_finding("open files", machine.files, FILES, "ulimit -n 65536 before the run"))
-    found.append(limit_finding("processes", machine.processes, PROCESSES, "ulimit -u 4096 before the run"))
     return found
-
-
-def limit_finding(name: str, limit: int | None, least: int, cure: str) -> Finding:
-    """Whether a limit of this process leaves room.
-
-    >>> limit_finding("open files", 256, 1024, "ulimit -n 65536").state
-    'warn'
-    """
-    if limit is None:
-        return Finding(name, OK, "no limit")
-    if limit >= least:
-        return Finding(name, OK, f"at most {limit}")
-    return Finding(name, WARN, f"at most {limit}, and a run may need {least}", cure)
 
 
 def disk_findings(
@@ -126,21 +93,6 @@ def _room(
     if free < surely:
         return Finding(name, FAIL, words, cure)
     return Finding(name, WARN, words, cure) if free < most + SPARE else Finding(name, OK, words)
-
-
-def temporary_finding(folder: Path, uses_vllm: bool, free_of: Callable[[Path], int] | None = None) -> Finding:
-    """Whether TMPDIR, or what stands in for it, is there and has room: vLLM's sockets and model folder go there."""
-    name, asked = "TMPDIR", os.environ.get("TMPDIR")
-    needs = "vLLM's sockets and its model folder go" if uses_vllm else "temporary files go"
-    if asked and not os.access(asked, os.W_OK | os.X_OK):
-        words = f"TMPDIR={asked} is missing or cannot be written to, and {needs} to {folder}"
-        return Finding(name, WARN, words, f"mkdir -p {asked}, or unset TMPDIR")
-    free = free_of(folder) if free_of else shutil.disk_usage(folder).free
-    words = f"{size(free)} free in {folder}"
-    if free < TEMPORARY:
-        cure = f"free some space in {folder}, or set TMPDIR to a folder on another disk"
-        return Finding(name, FAIL if uses_vllm else WARN, f"{words}, where {needs}", cure)
-    return Finding(name, OK, words)
 
 
 def _existing(place: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Start the probes side by side, and wait for each no longer than it may take; the same for a call in a thread."""
+"""Start the probes side by side, and wait for each no longer than it may take."""
 
 import json
 import os
@@ -8,15 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 from rlreason.doctor.finding import FAIL, Finding
 
-T = TypeVar("T")
 KILLED_S = 2.0  # that a killed process may take to go; one that the driver holds may never
 
 
@@ -97,22 +94,6 @@ def _facts(told: bytes, mark: str) -> dict[str, Any]:
             with suppress(ValueError):  # the last one may be cut off
                 facts |= json.loads(line[len(mark) :])
     return facts
-
-
-def bounded(calls: Sequence[Callable[[], T]], patience_s: float) -> list[T | None]:
-    """The results of calls that run side by side; None for one that has not ended in time, which is left behind."""
-    results: list[T | None] = [None] * len(calls)
-
-    def work(n: int) -> None:
-        results[n] = calls[n]()
-
-    threads = [Thread(target=work, args=(n,), daemon=True) for n in range(len(calls))]
-    until = time.monotonic() + patience_s
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
-    return list(results)
 
 
 def probe_findings(name: str, found: Found, cure: str) -> list[Finding]:

@@ -40,7 +40,7 @@ def _seconds(word: str) -> float:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Look at everything, and say what is in the way."""
-    there, what = installed(), "looking at libraries, GPUs and the network"
+    there, what = installed(), "looking at libraries and GPUs"
     try:  # the imports too: OmegaConf beside a wrong antlr4 cannot be imported
         from rlreason.doctor.look_at_run import look_at_run
         from rlreason.doctor.settings import asked_run
