@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from rlreason.records.reader import RunFolder
 from rlreason.setup.preflight import seen_from_here
 from rlreason.sweeps.costs import cost_of, size_of
 from rlreason.sweeps.design import Design, PlannedRun
-from rlreason.sweeps.plan import ONE_ON_POLICY, knows_time, one_formula, plan_text, problems_of
-from rlreason.sweeps.probe import Probe, estimate, probe, short_words
+from rlreason.sweeps.plan import ONE_ON_POLICY, one_formula, plan_text, problems_of
 from rlreason.sweeps.state import read_state, write_state
-from tests.starts import ROOT, SMALL, rlreason
+from tests.starts import rlreason
 from tests.sweep_folders import answers, sweep
 
 VALUES = ["1e-4", "1e-3", "1e-2"]
@@ -51,7 +49,6 @@ def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
     assert said["varies"] == "learning_rate=1e-4,1e-3,1e-2"
     assert said["compared"] == "each setting with learning_rate=1e-4"
     assert said["time"].startswith("unknown: ")
-    assert "dry=trial" in said["time"]
     assert said["disk"] == "at most about 36.0 MB when all have ended: 3.0 MB a run, by its settings"
     assert said["memory"].startswith("about ")
     assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
@@ -114,7 +111,6 @@ def test_finished_runs_tell_time_disk_and_spread(tmp_path, run):
     assert "finished settings spread: 0.0" in said["can show"]
     assert "200 problems" in said["can show"]  # that they were asked
     assert size_of(tmp_path / "lr" / grid.runs[0].name) > 1000
-    assert knows_time(grid, run)
 
 
 def test_a_sweep_beside_it_tells_the_time_where_its_runs_are_alike(tmp_path, run):
@@ -145,39 +141,7 @@ def test_the_problems_are_those_of_the_last_evaluation(composed, run, gsm8k):
     assert problems_of(of_files, None) is None
 
 
-def test_a_trial_of_two_steps_tells_the_time_of_a_run(tmp_path, run):
-    (tmp_path / "config.yaml").write_text("algorithm: grpo\n")
-    rows = [
-        {"rollout_step": 0, "time/total": 20.0, "time/eval": 0.8},
-        {"rollout_step": 1, "time/total": 23.0},
-        {"rollout_step": 2, "time/total": 25.5, "time/eval": 0.5},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    short = dataclasses.replace(run, eval_every=0, interim_eval_problems=64)
-    found = estimate(RunFolder(tmp_path), short)
-    assert found.seconds == pytest.approx(19.2 + 40 * 2.0 + (64 + 1024) * 0.1)
-    assert found.said == "a trial of two steps: 2 s a step, 19 s to start (rough)"
-    said = lines(plan_text(design(tmp_path / "lr"), [short], probe=found))
-    assert said["time"].startswith("about 42 min: 208 s a run") or "a run, by a trial of two steps" in said["time"]
-    assert lines(plan_text(design(tmp_path / "lr"), [short], probe=Probe(None, "why")))["time"] == "unknown: why"
-
-
 def test_a_start_model_that_is_kept_is_paid_once(tmp_path, run):
-    """By a trial, and by the finished runs of which the first one has made it."""
-    place = tmp_path / "tried"
-    place.mkdir()
-    rows = [{"rollout_step": n, "time/total": 310.0 + n} for n in range(3)]
-    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    start = {"source": "made", "seconds": 300.0}
-    (place / "summary.json").write_text(json.dumps({"start": start}))
-    for cache, once in (("auto", 300.0), (None, 0.0)):
-        (place / "config.yaml").write_text(json.dumps({"algorithm": "grpo", "model": {"cache": cache}}))
-        found = estimate(RunFolder(place), dataclasses.replace(run, eval_every=0))
-        assert found.once == once
-        assert found.seconds == pytest.approx(10 + 300 - once + 40)
-    said = lines(plan_text(design(tmp_path / "lr"), [run], probe=Probe(10.0, "a trial", 300.0)))
-    assert said["time"].startswith("about 7 min")
-
     sweep(tmp_path / "lr", "learning_rate", VALUES, lambda v, s: answers(s, 0.5))
     before = cost_of(design(tmp_path / "lr"), run, read_state(tmp_path / "lr"))
     first = next(path.parent for path in sorted((tmp_path / "lr").glob("*/config.yaml")))
@@ -191,7 +155,7 @@ def test_a_start_model_that_is_kept_is_paid_once(tmp_path, run):
 
 
 def test_a_plan_for_elsewhere_needs_nothing_here_and_says_what_is_missing(tmp_path):
-    """Neither model, data nor disk, and no trial; a start with the same words is refused."""
+    """Neither model, data nor disk; a start with the same words is refused."""
     words = (
         "-m",
         "sweep=grpo_learning_rate",
@@ -205,7 +169,6 @@ def test_a_plan_for_elsewhere_needs_nothing_here_and_says_what_is_missing(tmp_pa
     said = done.stdout + done.stderr
     for part in ("! not here: model.path=/nowhere/m", "! not here: data.path=/nowhere/d", "can show"):
         assert part in said
-    assert "two steps of the first run" not in said
     assert not list(tmp_path.glob("runs/*"))
     refused = rlreason(*words, cwd=tmp_path)
     assert refused.returncode == 2
@@ -216,27 +179,6 @@ def test_a_plan_for_elsewhere_says_that_the_disk_is_full_and_refuses_nothing(tmp
     usage = shutil.disk_usage(tmp_path)._replace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     assert [line for line in seen_from_here([run], tmp_path) if "free" in line]
-
-
-def test_the_words_of_a_trial_replace_those_of_the_run(run):
-    words = short_words(["learning_rate=1e-3", "n_steps=400", "logger=wandb", "seed=0"], run)
-    assert words[:2] == ["learning_rate=1e-3", "seed=0"]
-    assert "n_steps=2" in words
-    assert [word for word in words if word.startswith("logger=")] == ["logger=none"]
-
-
-@pytest.mark.long
-def test_a_trial_runs_and_leaves_nothing(tmp_path, composed, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    words = [word for word in SMALL if not word.startswith("eval_problems")]
-    found = probe(PlannedRun("x", [*words, "n_steps=50"], {}, 0), typed(composed(*words, "n_steps=50")))
-    assert found.seconds is not None, found.said
-    assert 0 < found.seconds < 600
-    assert not list(tmp_path.iterdir())
-    wrong = probe(PlannedRun("x", ["sampling.max_tokens=-3"], {}, 0), typed(composed(*words)))
-    assert wrong.seconds is None
-    assert "sampling.max_tokens=-3" in wrong.said
 
 
 def test_a_state_that_is_there_is_read_again(tmp_path, run):

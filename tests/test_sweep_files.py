@@ -145,12 +145,12 @@ def test_a_sweep_has_a_folder_of_its_own(words, folder):
 def test_the_words_of_a_sweep_reach_no_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = check_words(["-m", "loss=gspo,cispo", "jobs=2", "dry=true", "sweep_name=mine"], note=str)
-    assert (asked.own.jobs, asked.own.dry, asked.folder) == (2, "plan", Path("runs/sweeps/mine"))
+    assert (asked.own.jobs, asked.own.dry, asked.folder) == (2, True, Path("runs/sweeps/mine"))
     assert asked.design is not None
     assert asked.design.runs[0].words == ["loss=gspo", "seed=0"]
     for word, says in {
         "jobs=0": "jobs=0 must be a whole number, 1 or more",
-        "dry=maybe": "dry=maybe must be true, false or trial",
+        "dry=maybe": "dry=maybe must be true or false",
         "sweep_name=a/b": "sweep_name=a/b must be a plain name",
         "carry=nowhere": "carry=nowhere is no sweep that has run",
         "carry=[]": "carry=[] names no sweep",

@@ -45,7 +45,7 @@ def check_runs(
     words = {word.partition("=")[0] for word in asked.overrides}
     of_sweeps = [f"monitors.{monitor}" for monitor in OF_SWEEPS] if multirun or in_sweep else []
     runs = []
-    absent: list[str] | None = [] if asked.own.only_plans else None
+    absent: list[str] | None = [] if asked.own.dry else None
     for number, combination in enumerate(combinations):
         run = checked(combination, name, multirun or in_sweep, absent)
         runs.append(run)

@@ -105,7 +105,7 @@ def _gpus(asked: Asked, runs: Sequence[AnyRunConfig], note: Note) -> GpuPlan:
     try:
         return gpu_plan(runs, names, asked.own.gpus_per_run, here)
     except ConfigError as error:
-        if not asked.own.only_plans:
+        if not asked.own.dry:
             raise
         note(f"! not here: {error}")
         return gpu_plan(runs, names, None, here=False)
@@ -204,7 +204,7 @@ def _words_of(before: Sequence["Carried"], note: Note) -> list[str]:
 
 def _checked_drawn(asked: Asked, file: SweepFile, note: Note) -> Asked:
     """A sweep whose values a plug-in draws: there is no design, and of an axis both ends are checked."""
-    plain = {"jobs": asked.own.jobs is not None, "dry": bool(asked.own.dry), "carry": bool(asked.own.carry)}
+    plain = {"jobs": asked.own.jobs is not None, "dry": asked.own.dry, "carry": bool(asked.own.carry)}
     if unread := [word for word, given in plain.items() if given]:
         raise ConfigError(
             f"{unread[0]}= is for runs that are known beforehand, and hydra/sweeper draws them: leave one of them out"

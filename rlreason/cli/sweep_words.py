@@ -20,14 +20,9 @@ class SweepWords:
 
     jobs: int | None = None  # runs side by side; null: as many as GPUs suffice for; without GPUs one, of launchers more
     gpus_per_run: int | None = None  # that each run has to itself; auto (null): as many as its settings ask for
-    dry: str = ""  # "plan": stop after the plan; "trial": after one that tries two steps of a run
+    dry: bool = False  # stop after the plan: nothing runs here, so that what the runs need may be elsewhere
     carry: tuple[str, ...] = ()  # finished sweeps, by name or folder, whose winners are taken over
     sweep_name: str | None = None  # of the sweep's folder below runs/sweeps
-
-    @property
-    def only_plans(self) -> bool:
-        """Nothing runs here, so that what the runs need may be elsewhere."""
-        return self.dry == "plan"
 
 
 def without_sweep_words(overrides: Sequence[str], multirun: bool) -> tuple[list[str], SweepWords]:
@@ -35,7 +30,7 @@ def without_sweep_words(overrides: Sequence[str], multirun: bool) -> tuple[list[
 
     >>> rest, own = without_sweep_words(["seed=0,1", "jobs=2", "carry=[a,b]", "dry=yes"], multirun=True)
     >>> rest, own.jobs, own.dry, own.carry
-    (['seed=0,1'], 2, 'plan', ('a', 'b'))
+    (['seed=0,1'], 2, True, ('a', 'b'))
     """
     given: dict[str, str] = {}
     rest = []
@@ -69,14 +64,10 @@ def _gpus(value: str) -> int | None:
     return int(value)
 
 
-def _dry(value: str) -> str:
-    if value.lower() == "trial":
-        return "trial"
+def _dry(value: str) -> bool:
     if value.lower() not in YES + NO:
-        raise ConfigError(
-            f"dry={value} must be true, false or trial: dry=true stops after the plan, dry=trial tries two steps for it"
-        )
-    return "plan" if value.lower() in YES else ""
+        raise ConfigError(f"dry={value} must be true or false: dry=true stops after the plan")
+    return value.lower() in YES
 
 
 def _carry(value: str) -> tuple[str, ...]:

@@ -14,29 +14,21 @@ from rlreason.config.store import typed
 from rlreason.sweeps.carry import in_words
 from rlreason.sweeps.design import Design, PlannedRun
 from rlreason.sweeps.dominated import watch
-from rlreason.sweeps.plan import knows_time, one_formula, plan_text
-from rlreason.sweeps.probe import probe
+from rlreason.sweeps.plan import one_formula, plan_text
 from rlreason.sweeps.state import SweepState
 
 DESIGNED = ("hydra.sweep.", "hydra.run.", "hydra.mode", "hydra.sweeper.params")  # of Hydra's words, what a design says
 
 
 def announce(asked: Asked, design: Design) -> AnyRunConfig:
-    """Print the plan of a sweep; returns the settings of its first run. Hydra must be ready to compose.
-
-    With `dry=trial`, two steps of the first run are tried where no run that has finished tells how long one takes.
-    """
+    """Print the plan of a sweep; returns the settings of its first run. Hydra must be ready to compose."""
     run = first_run(asked, design)
-    tried = None
-    if asked.own.dry == "trial" and works_on_a_model(run) and not knows_time(design, run):
-        print("note: trying two steps of the first run, to tell how long one takes", flush=True)
-        tried = probe(design.runs[0], run, asked.sources())
     jobs = jobs_of(asked, design)
     launcher = chosen_launcher(asked.overrides)
     hands_out = {"launcher": jobs.line(launcher), "GPUs": asked.gpus.line(asked.own.jobs, len(design.runs))}
     apart = asked.gpus.apart or launcher not in HERE
     alike = one_formula(losses_of(asked, design))
-    print("\n" + plan_text(design, [run], jobs.side_by_side, space_of, tried, hands_out, apart, alike), flush=True)
+    print("\n" + plan_text(design, [run], jobs.side_by_side, space_of, hands_out, apart, alike), flush=True)
     if asked.own.dry:
         print("dry: nothing was run; leave it out to start the sweep", flush=True)
     return run
@@ -72,7 +64,7 @@ def run_of(asked: Asked, run: PlannedRun) -> AnyRunConfig:
     """The settings of a planned run."""
     cfg = compose(asked.config_name, list(run.words))
     OmegaConf.resolve(cfg)
-    return typed(cfg, of_sweep=True, absent=[] if asked.own.only_plans else None)  # said when they were checked
+    return typed(cfg, of_sweep=True, absent=[] if asked.own.dry else None)  # said when they were checked
 
 
 def space_of(run: AnyRunConfig) -> float:

@@ -8,7 +8,6 @@ from rlreason.config.any_run import AnyRunConfig
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder
 from rlreason.sweeps.design import Design
-from rlreason.sweeps.probe import start_paid_once
 from rlreason.sweeps.state import FILE, RunState, SweepState, read_state
 
 MEASURED = ("finished", "budget")  # ends that a run's time and size may be taken from
@@ -89,6 +88,13 @@ def _mean(state: SweepState, folder: Path, name: str) -> Cost | None:
     sizes = [size_of(folder / run.name) for run in used[:5]]
     seconds = sum((run.seconds or 0.0) - start_paid_once(RunFolder(folder / run.name, lambda _: None)) for run in used)
     return Cost(max(seconds, 0.0) / len(used), sum(sizes) / len(sizes), source)
+
+
+def start_paid_once(run: RunFolder) -> float:
+    """Seconds in which a run taught its start model that the next ones find in the cache."""
+    start = (run.summary or {}).get("start") or {}
+    made = start.get("source") == "made" and run.setting("model.cache") is not None
+    return float(start.get("seconds") or 0.0) if made else 0.0
 
 
 def size_of(folder: Path) -> int:

@@ -26,11 +26,9 @@ from rlreason.statistics.differences import LEVEL
 from rlreason.sweeps.carry import in_words
 from rlreason.sweeps.costs import Cost, cost_of, state_so_far
 from rlreason.sweeps.design import FEWEST_SEEDS, Design, Key
-from rlreason.sweeps.probe import Probe
 from rlreason.sweeps.state import SweepState
 
-UNKNOWN = "unknown: no run like these has finished; dry=trial tries two steps of one"
-NO_TRIAL = "unknown: no run like these has finished"
+UNKNOWN = "unknown: no run like these has finished"
 ASSUMED_SPREAD = "assumed: seeds that spread by 0.02 to 0.05"
 IDLE = (
     f"; monitors.dominated=stop stops nothing here: it looks once {FEWEST_SEEDS} seeds have ended, so give more seeds"
@@ -44,7 +42,6 @@ def plan_text(
     runs: Sequence[AnyRunConfig],
     jobs: int = 1,
     space: Callable[[AnyRunConfig], float] | None = None,
-    probe: Probe | None = None,
     hands_out: Mapping[str, str] | None = None,
     apart: bool = False,
     alike: Sequence[str] = (),
@@ -52,8 +49,8 @@ def plan_text(
     """The plan of a sweep, a line for each of its parts.
 
     `runs`: their settings, the first at least. `space`: bytes that a run may write, by its settings; counts where no
-    run has finished. `probe`: what two steps of one run took, where they were tried. `hands_out`: what is to be said of
-    launcher and GPUs, by label. `apart`: runs share no memory with each other. `alike`: see `one_formula`.
+    run has finished. `hands_out`: what is to be said of launcher and GPUs, by label. `apart`: runs share no memory with
+    each other. `alike`: see `one_formula`.
     """
     before = state_so_far(design)
     settings, seeds = design.settings(), design.seeds
@@ -69,18 +66,13 @@ def plan_text(
         **varied(design),
         "compared": _compared(design),
         **({"alike": "; ".join(alike)} if alike else {}),
-        "time": time_line(cost, probe, left, jobs) if cost or works_on_a_model(runs[0]) else NO_TRIAL,
+        "time": time_line(cost, left, jobs),
         "disk": disk_line(cost, runs, left, space),
         **memory_line(runs, 1 if apart else jobs),
         **{label: line for label, line in (hands_out or {}).items() if line},
         "can show": can_show(design, runs[0], before),
     }
     return "\n".join(f"{label:<10} {line}" for label, line in lines.items())
-
-
-def knows_time(design: Design, run: AnyRunConfig) -> bool:
-    """Whether runs that have finished tell how long this sweep's take; else `dry=trial` has to try."""
-    return cost_of(design, run, state_so_far(design)) is not None
 
 
 def varied(design: Design) -> dict[str, str]:
@@ -118,22 +110,16 @@ def _compared(design: Design) -> str:
     return f"each setting with {in_words(design.reference)}"
 
 
-def time_line(cost: Cost | None, probe: Probe | None, left: int, jobs: int) -> str:
+def time_line(cost: Cost | None, left: int, jobs: int) -> str:
     """How long the runs that are left will take, and by what that is known."""
     if not left:
         return "none: every run has ended"
+    if cost is None:
+        return UNKNOWN
     side = min(jobs, left)
     beside = f", {side} at a time if they do not slow each other down" if side > 1 else ""
-    if cost is not None:
-        total = duration(cost.seconds * left / side)
-        return f"about {total}: {duration(cost.seconds)} a run{beside}, by {cost.source}"
-    if probe is None:
-        return UNKNOWN
-    if probe.seconds is None:
-        return f"unknown: {probe.said}"
-    once = f" and {duration(probe.once)} once for the start model" if probe.once else ""
-    total = duration(probe.seconds * left / side + probe.once)
-    return f"about {total}: {duration(probe.seconds)} a run{beside}{once}, by {probe.said}"
+    total = duration(cost.seconds * left / side)
+    return f"about {total}: {duration(cost.seconds)} a run{beside}, by {cost.source}"
 
 
 def disk_line(
