@@ -5,8 +5,6 @@ import json
 
 import pytest
 
-from rlreason.progress.profile import LARGEST
-from rlreason.records.reader import RunFolder
 from tests.run_records import differences
 from tests.test_trainer import trained
 
@@ -18,7 +16,7 @@ RUNS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", RUNS)
-def test_a_step_is_traced_with_its_phases_and_nothing_of_the_run_changes(kind, tmp_path, capsys):
+def test_a_step_is_traced_with_its_phases_and_nothing_of_the_run_changes(kind, tmp_path):
     words = (*RUNS[kind], "n_steps=3", "eval_problems=8", "eval_every=0", "save_model=true", "checkpoint.every=1")
     trained(tmp_path / "plain", *words)
     trained(tmp_path / "traced", *words, "profile=true")
@@ -29,16 +27,11 @@ def test_a_step_is_traced_with_its_phases_and_nothing_of_the_run_changes(kind, t
         events = json.load(file)["traceEvents"]
     names = {event.get("name", "") for event in events}
     assert {"train", "aten::mm"} <= names
-    table = RunFolder(tmp_path / "traced").profile
-    assert table.startswith("Step 2: ")
-    rows = [line for line in table.splitlines() if line.startswith("| aten")]
-    assert 0 < len(rows) <= LARGEST
-    seconds = [float(row.split("|")[3]) for row in rows]
-    assert seconds == sorted(seconds, reverse=True)
-    said = capsys.readouterr().out
-    assert all(row in said for row in rows)
+    table = (tmp_path / "traced/profile.md").read_text()
+    assert table.startswith("Step 2:")
+    assert "aten::mm" in table
 
 
 def test_the_only_step_of_a_run_is_traced_too(tmp_path):
     trained(tmp_path, *RUNS["sft"], "n_steps=1", "eval_problems=4", "profile=true")
-    assert RunFolder(tmp_path).profile.startswith("Step 1: ")
+    assert (tmp_path / "profile.md").read_text().startswith("Step 1:")

@@ -147,12 +147,6 @@ class RunFolder:
         path = self.path / files.MODEL
         return path if path.is_dir() else None
 
-    @property
-    def profile(self) -> str:
-        """The table of the largest costs of a step; empty where the run made none."""
-        path = self.path / files.PROFILE_TABLE
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
-
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of `metrics.jsonl` so far: flat, every value a number, or None where it was not finite."""

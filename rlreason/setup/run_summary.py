@@ -27,7 +27,6 @@ from rlreason.records.console import Console, closing_table
 from rlreason.records.counters import Counters
 from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
 from rlreason.records.loggers.guarded import Loggers
-from rlreason.records.reader import RunFolder
 from rlreason.records.where_time_went import time_line, where_time_went
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.text import shorten
@@ -220,8 +219,6 @@ def closing(
         console.say(line)
     if told := time_line(summary):
         console.say(told)
-    if run.profile and (table := RunFolder(folder).profile):
-        console.table(f"\n{table}")
     if summary["notices"]:
         seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
         console.say(f"notices    {seen}")
