@@ -130,43 +130,30 @@ def test_an_interrupted_run_is_wound_up_and_the_interrupt_raised(tmp_path):
     assert repr(run) == f"Run('{folder}': interrupted)"
 
 
-@pytest.mark.long
-def test_two_threads_at_once_get_the_numbers_that_each_gets_alone(tmp_path, done):
-    asked = {"same": ["seed=3", "eval_every=1"], "other": ["seed=4", "loss=grpo_clip", "threads=2"]}
-    runs: dict[str, Run] = {}
+def test_a_second_run_is_refused_while_one_is_under_way(tmp_path):
+    """It would change threads, gradients and Hydra under the first one."""
+    refused = []
 
-    def go(name: str) -> None:
-        runs[name] = tiny(tmp_path / name, *asked[name])
+    def loss(advantages, policy_log_probs):
+        with pytest.raises(ConfigError, match="under way") as caught:
+            tiny(tmp_path / "second")
+        refused.append(caught)
+        return -advantages * policy_log_probs
 
-    threads = [threading.Thread(target=go, args=(name,)) for name in asked]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert numbers(runs["same"]) == numbers(done)
-    assert numbers(runs["other"]) != numbers(done)
-    assert [runs[name].summary["threads"] for name in asked] == [1, 2]
+    first = train(*TINY, f"hydra.run.dir={tmp_path / 'first'}", loss=loss, quiet=True)
+    assert first.status == "finished"
+    assert refused
+    assert not (tmp_path / "second").exists()
 
 
-@pytest.mark.long
-def test_one_folder_is_for_one_run_and_a_name_of_the_time_for_one_too(tmp_path, monkeypatch):
+def test_a_folder_named_by_the_time_that_is_there_already_is_left_alone(tmp_path, monkeypatch):
+    """As after another run that began within the same second."""
     monkeypatch.chdir(tmp_path)
-    errors = []
-
-    def go(*words: str) -> None:
-        try:
-            train(*TINY, *words, quiet=True)
-        except ConfigError as error:
-            errors.append(str(error))
-
-    threads = [threading.Thread(target=go, args=("hydra.run.dir=x",) * (n < 2)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(errors) == 1
-    assert "another run of this process" in errors[0] or "holds a finished run" in errors[0]
-    assert len(list((tmp_path / "runs/grpo").iterdir())) == 2
+    now = time.time()
+    for second in range(600):
+        Path(time.strftime("runs/grpo/%Y-%m-%d_%H-%M-%S", time.localtime(now + second))).mkdir(parents=True)
+    run = train(*TINY, "n_steps=1", quiet=True)
+    assert run.folder.name.endswith("_2")
 
 
 @pytest.mark.long

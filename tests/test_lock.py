@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -96,36 +95,6 @@ def test_another_run_in_this_process_is_refused_until_the_first_has_ended(tmp_pa
         assert (folder / ".lock").exists()
     assert take(folder) == []
     assert [path.name for path in folder.iterdir()] == ["kept"]
-
-
-@pytest.mark.long
-def test_of_many_threads_one_at_a_time_has_the_folder(tmp_path):
-    inside, most, refused = 0, 0, 0
-    guard, start = threading.Lock(), threading.Barrier(8)
-
-    def work() -> None:
-        nonlocal inside, most, refused
-        start.wait()
-        for _ in range(50):
-            try:
-                with run_lock(tmp_path / "run", print):
-                    with guard:
-                        inside += 1
-                        most = max(most, inside)
-                    time.sleep(0.0005)
-                    with guard:
-                        inside -= 1
-            except ConfigError:
-                with guard:
-                    refused += 1
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (inside, most) == (0, 1)
-    assert refused
 
 
 def test_a_start_that_wrote_nothing_leaves_no_folder(tmp_path):

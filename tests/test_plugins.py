@@ -380,27 +380,6 @@ def test_a_function_that_cannot_be_imported_judges_in_its_worker(mine):
         Grader(reward=3)
 
 
-def test_two_threads_with_one_name_do_not_meet_and_nothing_stays():
-    found: dict[int, tuple[list[str], float]] = {}
-    together = threading.Barrier(2)
-
-    def use(number: int) -> None:
-        held = iter([number])  # not known to the other
-        with as_settings(reward=lambda response, truth: held) as words:
-            together.wait(600)
-            found[number] = words, objects.find(words[0].partition("=")[2])
-            together.wait(600)
-
-    threads = [threading.Thread(target=use, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({words[0] for words, _ in found.values()}) == 2
-    assert found[0][1] is not found[1][1]
-    assert not objects._known
-
-
 @pytest.fixture
 def examples(monkeypatch) -> None:
     monkeypatch.chdir(EXAMPLES)

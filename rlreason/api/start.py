@@ -1,10 +1,11 @@
-"""A run in this process, which may be a notebook's or that of a program with Hydra and threads of its own.
+"""A run in this process, which may be a notebook's or that of a program with Hydra of its own: one at a time.
 
 A run from Python is made of the same words as one from the command line and goes through the same checks; it says in
 its folder with which command it can be repeated. Nothing here ends the process, and mistakes are raised.
 """
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -38,7 +39,7 @@ from rlreason.runtime.secrets import redacted_settings
 
 #: Settings of Hydra's that a run in this process has: where it writes, and where options are found.
 HYDRAS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")
-_under_way: set[Path] = set()  # folders of this process's runs
+_under_way = threading.Lock()  # held by the one run of this process
 
 
 def _of_run(run: Run, anew: Sequence[str]) -> list[str]:
@@ -75,6 +76,7 @@ def start(
         )
     typed_words = _one_run(overrides)
     with ExitStack() as stack:
+        stack.enter_context(_alone())
         own = stack.enter_context(as_settings(**objects))
         _refuse_twice(own, typed_words)
         out = stack.enter_context(open(os.devnull, "w")) if quiet else None
@@ -99,6 +101,19 @@ def start(
         divide_memory_finely()
         run_job(run, folder, redacted_settings(OmegaConf.to_yaml(cfg)), asked.words(), console)
     return Run(folder)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Refuse a second run while one is under way: a run sets the state of the whole process."""
+    if not _under_way.acquire(blocking=False):
+        raise ConfigError(
+            "another run of this process is under way: wait until it has ended, or start one by python -m rlreason"
+        )
+    try:
+        yield
+    finally:
+        _under_way.release()
 
 
 @contextmanager
@@ -158,15 +173,11 @@ def _taken(asked: Asked) -> Iterator[Path]:
         numbered = (folder.with_name(f"{folder.name}_{n}") for n in range(2, 10**6))
         while folder.exists():
             folder = next(numbered)
-    if folder in _under_way:
-        raise ConfigError(f"hydra.run.dir={folder} is being written by another run of this process: choose another")
-    _under_way.add(folder)
     try:
         with undone_when_refused(folder):
             folder.mkdir(parents=True, exist_ok=True)
             yield folder
     finally:
-        _under_way.discard(folder)
         with suppress(OSError):  # nothing was written before it was interrupted
             folder.rmdir()
 

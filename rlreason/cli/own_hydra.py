@@ -1,10 +1,9 @@
-"""Composing next to other users of Hydra: in another thread, or in a program that is one of Hydra's itself.
+"""Composing next to other users of Hydra in one program, which may be one of Hydra's itself.
 
 Hydra keeps what it knows in one place per process: schemas, resolvers, the config at hand. Here ours is put there for
-the time of a block, for one thread at a time, and whatever was there before is back afterwards.
+the time of a block, and whatever was there before is back afterwards.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,7 +15,6 @@ from omegaconf.basecontainer import BaseContainer
 
 from rlreason.config.store import register
 
-_lock = threading.RLock()
 _LASTING = (Plugins, SourcesRegistry)  # found once per process, and not changed by composing
 _OF_HYDRA = ("hydra", "_dummy_empty_config_.yaml")  # what Hydra itself keeps in its store of configs
 
@@ -24,15 +22,14 @@ _OF_HYDRA = ("hydra", "_dummy_empty_config_.yaml")  # what Hydra itself keeps in
 @contextmanager
 def own_hydra() -> Iterator[None]:
     """In this block Hydra knows our schemas and resolvers, and no config of anybody else's."""
-    with _lock:
-        Plugins.instance()  # before the copy: what a plug-in's module stores while it is imported is to stay
-        stored = ConfigStore.instance().repo
-        theirs, resolvers = Singleton._instances, BaseContainer._resolvers
-        Singleton._instances = {kind: one for kind, one in theirs.items() if kind in _LASTING}
-        BaseContainer._resolvers = dict(resolvers)
-        try:
-            ConfigStore.instance().repo |= {name: stored[name] for name in _OF_HYDRA}
-            register()
-            yield
-        finally:
-            Singleton._instances, BaseContainer._resolvers = theirs, resolvers
+    Plugins.instance()  # before the copy: what a plug-in's module stores while it is imported is to stay
+    stored = ConfigStore.instance().repo
+    theirs, resolvers = Singleton._instances, BaseContainer._resolvers
+    Singleton._instances = {kind: one for kind, one in theirs.items() if kind in _LASTING}
+    BaseContainer._resolvers = dict(resolvers)
+    try:
+        ConfigStore.instance().repo |= {name: stored[name] for name in _OF_HYDRA}
+        register()
+        yield
+    finally:
+        Singleton._instances, BaseContainer._resolvers = theirs, resolvers

@@ -8,7 +8,6 @@ import inspect
 import re
 import sys
 import textwrap
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +23,6 @@ GIVEN = "python"  # stands in place of the module where an object has none that 
 PLAIN = (int, float, complex, str, bytes, bool, type(None))  # values whose text tells all of them
 
 _known: dict[str, Any] = {}
-_lock = threading.Lock()
 
 
 @contextmanager
@@ -33,18 +31,12 @@ def known_as(thing: Any) -> Iterator[str]:
     if place := import_path(thing):
         yield place
         return
-    with _lock:
-        first = name = label_of(thing)
-        number = 1
-        while name in _known:  # the same source, in another thread
-            number += 1
-            name = f"{first}-{number}"
-        _known[name] = thing
+    name = label_of(thing)
+    _known[name] = thing
     try:
         yield name
     finally:
-        with _lock:
-            del _known[name]
+        _known.pop(name, None)
 
 
 def find(name: str) -> Any:

@@ -10,7 +10,6 @@ The time of that file's last change is the run's sign of life: see `alive`.
 import errno
 import fcntl
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +25,6 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # wha
 CURE = "wait for it, or choose another folder"
 
 _held: set[Path] = set()  # locks of this process
-_guard = threading.Lock()
 _shown_at = -EVERY_S  # on the monotonic clock
 
 
@@ -113,10 +111,9 @@ def _made(folder: Path) -> list[Path]:
 @contextmanager
 def _own(path: Path, folder: Path, key: str) -> Iterator[None]:
     """Hold the folder against other runs in this process."""
-    with _guard:
-        if path in _held:
-            raise ConfigError(f"{key}={folder} is being written by another run of this process: {CURE}")
-        _held.add(path)
+    if path in _held:
+        raise ConfigError(f"{key}={folder} is being written by another run of this process: {CURE}")
+    _held.add(path)
     try:
         yield
     finally:
