@@ -35,7 +35,7 @@ from rlreason.records.status import ending, read_status
 from rlreason.records.undo import Ended, undone_when_refused
 from rlreason.runtime import signals
 from rlreason.runtime.environment import SWEEP_VARIABLE
-from rlreason.runtime.secrets import redacted, redacted_settings
+from rlreason.runtime.secrets import redacted
 from rlreason.runtime.stacks import listen
 from rlreason.runtime.stderr_log import stderr_logged
 from rlreason.sweeps.processes import PATIENCE_S
@@ -60,7 +60,7 @@ def main(cfg: DictConfig, words: Sequence[str] = ()) -> float:
 def job(cfg: DictConfig, words: Sequence[str]) -> float:
     """A run in this process. It ends the process itself where its end has an exit code of its own."""
     run = typed(cfg, of_sweep=SWEEP_VARIABLE in os.environ)
-    config = redacted_settings(OmegaConf.to_yaml(cfg, resolve=True))
+    config = redacted(OmegaConf.to_yaml(cfg, resolve=True))
     sweep = HydraConfig.get().runtime.choices.get("sweep")
     if sweep and SWEEP_VARIABLE not in os.environ:
         raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")

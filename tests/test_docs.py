@@ -333,7 +333,7 @@ def shown(start: str) -> Block:
 def test_a_run_leaves_what_is_shown(real):
     names = re.findall(r"\b\w+(?:\.\w+|/)(?= )", shown("runs/grpo/").text.partition("\n")[2])
     assert len(names) > 8
-    of_some = {"log.txt", "own_functions.txt", "changes.patch", "stacks.txt"}  # "if there are any"
+    of_some = {"log.txt", "own_functions.txt", "stacks.txt"}  # "if there are any"
     assert {name for name in names if not (Path(real["RUN"]) / name).exists()} <= of_some
 
 

@@ -84,7 +84,14 @@ def test_without_a_word_the_defaults_are_ours(logger):
     made = logger({SWEEP_VARIABLE: "grid", "WANDB_MODE": "offline"})
     assert (made.run.project, made.run.group, made.run.name) == ("rlreason", "grid", "lr=1")
     assert made.run.settings.mode == "offline"
+    assert made.run.settings.disable_git  # it would keep a difference from the commit, and what is secret there
+    assert not made.run.settings.x_disable_meta
     assert list(Path("lr=1/wandb").glob("offline-run-*"))
+
+
+def test_a_command_that_holds_a_secret_is_kept_from_wandb(logger, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["rlreason", "model.cache=https://me:swordfish@host"])
+    assert logger(mode="offline").run.settings.x_disable_meta
 
 
 def test_nothing_is_printed_and_the_place_is_shown(logger, capfd):

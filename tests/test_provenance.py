@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlreason import Run, evaluate, train
-from rlreason.records import code_state
-from rlreason.records.code_state import changes_of, commit_of, keep_changes, own_code, package_digest
+from rlreason.records.code_state import commit_of, own_code, package_digest
 from rlreason.records.provenance import code_differs, differences, part_line, provenance
 from rlreason.runtime.secrets import HIDDEN
 from tests.some import some
@@ -38,82 +37,25 @@ def checkout(tmp_path) -> Path:
     return root
 
 
-def test_a_clean_checkout_has_a_commit_and_no_changes(checkout, tmp_path):
-    assert commit_of(checkout) == git(checkout, "rev-parse", "HEAD").strip()
-    assert changes_of(checkout) is None
-    assert keep_changes(tmp_path, checkout) == {}
-    assert not (tmp_path / "changes.patch").exists()
+def test_a_checkout_has_a_commit_and_says_whether_files_differ_from_it(checkout, tmp_path):
+    commit = git(checkout, "rev-parse", "HEAD").strip()
+    assert commit_of(checkout) == commit
+    (checkout / "b é.txt").write_text("two\n")
+    assert commit_of(checkout) == f"{commit}+changes"
+    git(checkout, "checkout", "-q", ".")
+    (checkout / "new.py").write_text("")
+    assert commit_of(checkout) == f"{commit}+changes"
     (tmp_path / "empty").mkdir()
     assert commit_of(tmp_path / "empty") is None
-    assert changes_of(tmp_path / "empty") is None
-
-
-def test_the_difference_is_kept_so_that_it_can_be_applied(checkout, tmp_path):
-    (checkout / "a.py").write_text((checkout / "a.py").read_text().replace("line_3 = 3", "line_3 = 4"))
-    (checkout / "b é.txt").write_text("one\ntwo\n")
-    (checkout / "new.py").write_text("password = 'swordfish'\n")
-    told = keep_changes(tmp_path, checkout)["changes"]
-    assert told["files"] == ["a.py", "b é.txt"]
-    assert told["untracked"] == ["new.py"]
-    patch = (tmp_path / "changes.patch").read_text()
-    assert patch.startswith(f"# changes {told['digest']} to commit {git(checkout, 'rev-parse', 'HEAD').strip()}\n")
-    assert "swordfish" not in patch
-    changed = (checkout / "a.py").read_text()
-    git(checkout, "checkout", "-q", ".")
-    git(checkout, "apply", str(tmp_path / "changes.patch"))
-    assert (checkout / "a.py").read_text() == changed
-    assert keep_changes(tmp_path, checkout)["changes"]["digest"] == told["digest"]
-    assert (tmp_path / "changes.patch").read_text() == patch  # a second part of the run with the same changes adds none
-
-
-def test_the_second_part_of_a_run_adds_its_own_changes(checkout, tmp_path):
-    for text in ("line = 1\n", "line = 2\n"):
-        (checkout / "a.py").write_text(text)
-        digest = keep_changes(tmp_path, checkout)["changes"]["digest"]
-        assert f"# changes {digest} to commit " in (tmp_path / "changes.patch").read_text()
-    assert "+line = 1\n" in (tmp_path / "changes.patch").read_text()
-    assert "+line = 2\n" in (tmp_path / "changes.patch").read_text()
-
-
-def test_secrets_are_hidden_and_still_make_a_difference(checkout, monkeypatch):
-    monkeypatch.setenv("MY_API_KEY", "environment-fish")
-    digests = set()
-    for secret in ("swordfish-1", "swordfish-2"):
-        (checkout / "a.py").write_text(f"api_key = '{secret}'\nname = 'environment-fish'\n")
-        changes = changes_of(checkout)
-        assert changes is not None
-        assert "swordfish" not in changes.patch
-        assert "environment-fish" not in changes.patch
-        assert changes.patch.count(HIDDEN) == changes.facts()["secrets_hidden"] == 2
-        digests.add(changes.digest)
-    assert len(digests) == 2
-
-
-def test_a_long_difference_is_cut_and_says_so(checkout):
-    texts = [f"{kind}{'x' * 60}\n" * 40_000 for kind in "ab"]
-    patches, digests = [], []
-    for text in texts:
-        (checkout / "b é.txt").write_text("y" * 70 + "\n" + "same\n" * 300_000 + text)
-        changes = changes_of(checkout)
-        assert changes is not None
-        patches.append(changes.patch)
-        digests.append(changes.digest)
-    assert all(len(patch.encode()) < code_state.MOST_BYTES + 100 for patch in patches)
-    assert all(patch.splitlines()[-1].startswith("# cut here: ") for patch in patches)
-    assert digests[0] != digests[1]  # the digest is of all of it
 
 
 def test_git_starts_no_program_that_a_repository_names(checkout, tmp_path):
     trap = tmp_path / "trap"
     trap.write_text(f"#!/bin/sh\ntouch '{tmp_path}/sprung'\n")
     trap.chmod(0o755)
-    for key in ("diff.external", "core.fsmonitor", "diff.own.textconv"):
-        git(checkout, "config", key, str(trap))
-    (checkout / ".git/info/attributes").write_text("*.py diff=own\n")
+    git(checkout, "config", "core.fsmonitor", str(trap))
     (checkout / "a.py").write_text("changed = 1\n")
-    changes = changes_of(checkout)
-    assert changes is not None
-    assert "+changed = 1" in changes.patch
+    assert str(commit_of(checkout)).endswith("+changes")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -121,10 +63,7 @@ def test_the_users_own_checkout_is_named_besides(checkout, tmp_path, monkeypatch
     monkeypatch.chdir(checkout)
     assert own_code() == {"commit": commit_of(checkout)}
     (checkout / "a.py").write_text("own = 1\n")
-    found = own_code()
-    assert found is not None
-    assert found["commit"].endswith("+changes")
-    assert len(found["digest"]) == code_state.DIGITS
+    assert own_code() == {"commit": f"{git(checkout, 'rev-parse', 'HEAD').strip()}+changes"}
     assert own_code(root=checkout) is None  # which is this program's own
     monkeypatch.chdir(tmp_path)
     assert own_code() is None
@@ -160,16 +99,13 @@ def test_a_run_of_a_sweep_says_so(monkeypatch):
 
 def test_another_commit_with_the_same_source_is_no_other_code():
     then = {"commit": "0" * 40, "code": "same", "rlreason": "1"}
-    assert code_differs(then, then | {"commit": "1" * 40, "changes": {"digest": "x"}}) == ""
+    assert code_differs(then, then | {"commit": "1" * 40}) == ""
     said = code_differs(then, then | {"commit": "1" * 40, "code": "other"})
     assert said == "the code has changed: commit 0000000000 then, commit 1111111111 now"
-    said = code_differs(then, then | {"code": "other", "commit": f"{'0' * 40}+changes", "changes": {"digest": "d1"}})
-    assert said == "the code has changed: commit 0000000000 then, commit 0000000000+changes (d1) now"
     said = code_differs({"rlreason": "1", "code": "a"}, {"rlreason": "1", "code": "b"})
     assert said == "the code has changed: rlreason 1 (no git) (code a) then, rlreason 1 (no git) (code b) now"
-    own = {"own_code": {"commit": "2" * 40, "digest": "dd"}}
-    assert "with own code 2222222222 dd now" in code_differs(then | {"own_code": {"commit": "2" * 40}}, then | own)
-    assert code_differs({"commit": "0" * 40}, {"commit": "0" * 40, "code": "x"}) == ""  # of a version before
+    own = {"own_code": {"commit": "3" * 40}}
+    assert "with own code 3333333333 now" in code_differs(then | {"own_code": {"commit": "2" * 40}}, then | own)
 
 
 def test_a_part_that_was_killed_has_no_end():

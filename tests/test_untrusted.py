@@ -26,7 +26,6 @@ from rlreason.model.chat import Chat
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.records.lines import opened
-from rlreason.records.loggers.wandb_logger import kept_from_wandb
 from rlreason.records.picture import picture
 from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter, rewrite_rows
@@ -362,21 +361,3 @@ def test_nothing_in_the_package_evaluates_text_or_reads_a_pickle():
                 given = ast.unparse(node)
                 assert "trust_remote_code=False" in given or "NOTHING_RUNS" in given, f"{path}:{node.lineno}"
     assert found == set(ALLOWED)
-
-
-# What W&B would write down by itself
-
-
-def test_wandb_is_kept_from_a_command_line_and_a_difference_with_secrets(tmp_path):
-    assert kept_from_wandb(["rlreason", "n_steps=2"], tmp_path) == {}
-    secret = "hf_" + "a7" * 15
-    assert kept_from_wandb(["rlreason", f"logger.notes={secret}"], tmp_path) == {"x_disable_meta": True}
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    (tmp_path / "a.py").write_text("x = 1\n")
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
-        subprocess.run([*git, *words], check=True)
-    (tmp_path / "a.py").write_text("x = 2\n")
-    (tmp_path / "sub").mkdir()
-    assert kept_from_wandb(["rlreason"], tmp_path / "sub") == {}
-    (tmp_path / "a.py").write_text(f"token = '{secret}'\n")
-    assert kept_from_wandb(["rlreason"], tmp_path / "sub") == {"disable_git": True}

@@ -35,7 +35,7 @@ from rlreason.records.undo import undone_when_refused
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.gpus import divide_memory_finely
 from rlreason.runtime.process_state import process_state_kept
-from rlreason.runtime.secrets import redacted_settings
+from rlreason.runtime.secrets import redacted
 
 #: Settings of Hydra's that a run in this process has: where it writes, and where options are found.
 HYDRAS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")
@@ -99,7 +99,7 @@ def start(
             folder = stack.enter_context(_taken(asked))
         stack.enter_context(process_state_kept())
         divide_memory_finely()
-        run_job(run, folder, redacted_settings(OmegaConf.to_yaml(cfg)), asked.words(), console)
+        run_job(run, folder, redacted(OmegaConf.to_yaml(cfg)), asked.words(), console)
     return Run(folder)
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from rlreason.grading.workers.pool import Reply
-from rlreason.runtime.secrets import redacted_leaves
+from rlreason.runtime.secrets import redacted
 
 MAX_LINES = 1000
 MAX_CHARS = 400
@@ -30,7 +30,7 @@ class IncidentLog:
         record = {
             "time": round(time.time(), 1),
             "status": reply.status,
-            "error": redacted_leaves(reply.error),
+            "error": redacted(reply.error),
             "answer": answer[:MAX_CHARS],
             "answer_chars": len(answer),
             "gold": ground_truth[:MAX_CHARS],

@@ -21,7 +21,7 @@ from rlreason.runtime.clock import Clock
 from rlreason.runtime.collector import loading
 from rlreason.runtime.generators import seed_generators
 from rlreason.runtime.lock import run_lock
-from rlreason.runtime.secrets import plainly_redacted
+from rlreason.runtime.secrets import redacted
 from rlreason.runtime.stacks import stacks_in
 from rlreason.runtime.stderr_log import NAME as LOG
 
@@ -108,7 +108,7 @@ def _shortage_of(run: AnyRunConfig, error: BaseException) -> ConfigError | None:
 def log_error(folder: Path, error: BaseException) -> None:
     """Write an error with its traceback into the folder's log, for whoever looks closer than its one line."""
     with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:
-        log.write(plainly_redacted("".join(traceback.format_exception(error))))
+        log.write(redacted("".join(traceback.format_exception(error))))
 
 
 def mark_ended(folder: Path, error: BaseException) -> None:

@@ -21,7 +21,7 @@ from rlreason.errors import ConfigError
 from rlreason.multirun.announced import after_run_of, announce, jobs_of, words_of_launcher
 from rlreason.records.status import sweep_code
 from rlreason.runtime import signals
-from rlreason.runtime.secrets import redacted_settings
+from rlreason.runtime.secrets import redacted
 from rlreason.sweeps.before import Composed
 from rlreason.sweeps.closing import closing
 from rlreason.sweeps.design import Design, PlannedRun
@@ -136,7 +136,7 @@ def composed_run(config_name: str, run: PlannedRun) -> Composed:
     may_fork = (
         works_on_a_model(asked) and asked.rollout.engine != "vllm"
     )  # which decides as it is loaded how it uses the processors
-    config = redacted_settings(OmegaConf.to_yaml(cfg, resolve=True))
+    config = redacted(OmegaConf.to_yaml(cfg, resolve=True))
     return Composed(config, asked.waits.run_s, gpus_asked(asked), may_fork)
 
 
@@ -146,7 +146,7 @@ def start_sweep_run(cfg: DictConfig) -> float:
     """
     register()  # a launcher's process has loaded this program alone
     run = typed(cfg, of_sweep=True)
-    config, hydra_config = redacted_settings(OmegaConf.to_yaml(cfg, resolve=True)), HydraConfig.get()
+    config, hydra_config = redacted(OmegaConf.to_yaml(cfg, resolve=True)), HydraConfig.get()
     folder, name = Path(hydra_config.runtime.output_dir), Path(hydra_config.sweep.dir).name
     composed = Composed(config, run.waits.run_s, gpus_asked(run))
     return Sweep.of_environment().run(name, folder, list(hydra_config.overrides.task), composed).accuracy

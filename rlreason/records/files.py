@@ -20,7 +20,6 @@ HYDRA = ".hydra"  # what Hydra writes before the run begins
 CONFIG = "config.yaml"  # every setting with its value
 STATUS = "status.json"  # how the run stands or ended
 PROVENANCE = "provenance.json"  # commit, command, versions; the version of the folder and the schemas of its settings
-CHANGES = "changes.patch"  # what differs from that commit, without secrets
 OBJECTIVE = "objective.md"
 FUNCTIONS = "own_functions.txt"  # sources of the user's own rewards, data and losses
 METRICS = "metrics.jsonl"  # grows by a row at a time
@@ -51,7 +50,7 @@ CASES = "inspect.md"
 COMPLIANCE = "compliance.md"  # of a run that is held to the rules of a leaderboard; its last line is the verdict
 #: `STACKS` is open before a run takes its folder, so it is none of them.
 CONTENTS = (
-    CONFIG, STATUS, PROVENANCE, CHANGES, OBJECTIVE, FUNCTIONS, METRICS, CURVES, PROFILE_TRACE, PROFILE_TABLE, INCIDENTS,
+    CONFIG, STATUS, PROVENANCE, OBJECTIVE, FUNCTIONS, METRICS, CURVES, PROFILE_TRACE, PROFILE_TABLE, INCIDENTS,
     ROLLOUTS, EVALS, MODEL, f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, *ENGINE_LOGS, RANKS_LOG, LOG,
     RESPONSES,
     UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES, COMPLIANCE, CALLS, CONVERSATION, PROGRAM,

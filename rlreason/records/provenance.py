@@ -16,7 +16,7 @@ from rlreason.records.files import VERSION
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.gpus import ALLOCATION, DRIVER, driver_gpus, told_in
 from rlreason.runtime.processors import usable_processors
-from rlreason.runtime.secrets import redacted_words
+from rlreason.runtime.secrets import redacted
 
 PACKAGES = (
     "torch", "transformers", "numpy", "tokenizers", "safetensors", "math-verify", "hydra-core", "omegaconf", "vllm",
@@ -28,7 +28,6 @@ VARIABLES = (
     "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_ATTENTION_BACKEND",
     "TRITON_F32_DEFAULT", *ALLOCATION,
 )  # fmt: skip
-CODE = ("rlreason", "commit", "code", "own_code")
 MACHINE = ("python", "platform", "cpu_count")
 
 
@@ -41,7 +40,7 @@ def provenance(schemas: Mapping[str, str], words: Sequence[str] = ()) -> dict[st
     return {
         "schema_version": VERSION,
         "schemas": dict(schemas),
-        "command": shlex.join(["python", "-m", "rlreason", *redacted_words(words)]),
+        "command": shlex.join(["python", "-m", "rlreason", *redacted(list(words))]),
         "directory": _directory(),  # what the paths in it start from
         **({"sweep": sweep} if (sweep := os.environ.get(SWEEP_VARIABLE)) else {}),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -99,16 +98,13 @@ def part_line(earlier: Mapping[str, Any]) -> str:
 def code_differs(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """A sentence where the code of a run is another than that of its earlier part; "" where it is the same.
 
-    >>> code_differs({"commit": "0" * 40}, {"commit": "1" * 40})
+    >>> code_differs({"commit": "0" * 40, "code": "ab"}, {"commit": "1" * 40, "code": "cd"})
     'the code has changed: commit 0000000000 then, commit 1111111111 now'
-    >>> code_differs({"commit": "0" * 40, "code": "ab"}, {"commit": "0" * 40, "code": "ab"})
+    >>> code_differs({"commit": "0" * 40, "code": "ab"}, {"commit": "1" * 40, "code": "ab"})  # of documents
     ''
     """
-    keys = [key for key in CODE if key in earlier and earlier[key] != now.get(key)]
-    if not keys and (earlier.get("changes") or {}).get("digest") == (now.get("changes") or {}).get("digest"):
+    if all(earlier[key] == now.get(key) for key in ("code", "own_code") if key in earlier):
         return ""
-    if "code" not in keys and "code" in earlier and "own_code" not in keys:
-        return ""  # another commit or change, of tests or documents: the package is the same
     then, here = _named_code(earlier), _named_code(now)
     if then == here:
         then, here = f"{then} (code {earlier.get('code')})", f"{here} (code {now.get('code')})"
@@ -153,11 +149,9 @@ def _typed(told: Mapping[str, Any]) -> str:
 
 
 def _named_code(told: Mapping[str, Any]) -> str:
-    commit, changes = told.get("commit"), (told.get("changes") or {}).get("digest")
+    commit, own = told.get("commit"), told.get("own_code")
     named = f"commit {short(commit)}" if commit else f"rlreason {told.get('rlreason')} (no git)"
-    own = told.get("own_code") or {}
-    named += f" ({changes})" if changes else ""
-    return f"{named} with own code {short(own['commit'])} {own.get('digest', '')}".rstrip() if own else named
+    return f"{named} with own code {short(own['commit'])}" if own else named
 
 
 def _said(value: Any) -> str:

@@ -18,7 +18,7 @@ from rlreason.records.files import ResponseFile
 from rlreason.records.lines import read_lines
 from rlreason.records.rows import NUMBER, Row, lacks
 from rlreason.records.status import read_status
-from rlreason.runtime.secrets import plainly_redacted
+from rlreason.runtime.secrets import redacted
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import shorten, visible
 
@@ -174,7 +174,7 @@ class RunFolder:
                 text = file.read().decode("utf-8", "replace")
         except OSError:
             return []
-        found = [visible(line.strip()) for line in plainly_redacted(text).splitlines() if line.strip()]
+        found = [visible(line.strip()) for line in redacted(text).splitlines() if line.strip()]
         return [shorten(line, TAIL_CHARS) for line in found[-lines:]]
 
     def rollouts(self) -> list[ResponseFile]:

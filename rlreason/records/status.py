@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rlreason.errors import ConfigError, ResourceError, UnwritableError
 from rlreason.records.files import STATUS, SUMMARY
 from rlreason.runtime.atomic_files import write_whole
-from rlreason.runtime.secrets import plainly_redacted
+from rlreason.runtime.secrets import redacted
 
 
 class Ending(NamedTuple):
@@ -109,7 +109,7 @@ def _is_shortage(error: BaseException) -> bool:
 def write_status(folder: Path, status: str, reason: str = "") -> None:
     """`status.json`, replaced as a whole: {"status", "reason", "time"}."""
     assert ending(status)
-    row = {"status": status, "reason": plainly_redacted(reason), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    row = {"status": status, "reason": redacted(reason), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     path, text = folder / STATUS, json.dumps(row, indent=2) + "\n"
     try:
         write_whole(path, text)

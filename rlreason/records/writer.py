@@ -10,7 +10,6 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.checkpoints import read_state, set_aside_behind
-from rlreason.records.code_state import keep_changes
 from rlreason.records.lines import DAMAGED, finite, growing, line_of, opened, written
 from rlreason.records.loggers.guarded import Loggers
 from rlreason.records.loggers.resumed import Resumed
@@ -68,7 +67,6 @@ class RunWriter:
         origin = provenance(schemas or {}, words) | ({"own_functions": list(sources)} if sources else {})
         if not self.resumed and (aside := set_aside(folder)):
             say(f"a broken-off run was here: its records are now in {aside}")
-        origin |= keep_changes(folder)
         functions = "\n\n".join(f"# {key}\n\n{redacted(text)}" for key, text in (sources or {}).items())
         if self.resumed:
             origin["earlier_parts"] = earlier_parts(folder, origin, say)

@@ -8,19 +8,17 @@ for bit, but for times; a difference is said and is no failure: the exit code is
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 from rlreason.cli.as_words import key_of
 from rlreason.cli.resume_word import RUN_DIR, WORD, recorded_start
 from rlreason.cli.verbs import STDOUT
 from rlreason.errors import ConfigError
 from rlreason.main import do
-from rlreason.records.code_state import changes_of
 from rlreason.records.console import Console
-from rlreason.records.provenance import CODE, MACHINE, code_differs, differences, environment
+from rlreason.records.provenance import MACHINE, code_differs, differences, environment
 from rlreason.records.reader import RunFolder
 from rlreason.rerun.same_runs import compared
 from rlreason.runtime.environment import SWEEP_VARIABLE
@@ -46,7 +44,9 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     told = RunFolder(then).provenance
     for line in recorded.notes:
         console.say(f"note: {line}")
-    before = code_lines(told) + differences(told, environment(), EARLY)
+    here = environment()
+    code_line = code_differs(told, here)
+    before = ([code_line] if code_line else []) + differences(told, here, EARLY)
     for line in before or [f"nothing differs from what {then} says of code, libraries and machine"]:
         console.say(f"{'then and now: ' * bool(before)}{line}")
     if recorded.sweep:
@@ -69,14 +69,6 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         },
         code,
     )
-
-
-def code_lines(told: Mapping[str, Any]) -> list[str]:
-    """What differs in the code, in a line; [] where nothing does."""
-    changes = changes_of()
-    here = environment() | ({"changes": changes.facts()} if changes else {})
-    known = any(key in told for key in CODE)
-    return [line] if known and (line := code_differs(told, here)) else []
 
 
 def _folder(then: Path, words: Sequence[str]) -> Path:

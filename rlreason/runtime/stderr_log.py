@@ -21,7 +21,7 @@ from typing import IO, TextIO
 from rlreason.errors import ConfigError
 from rlreason.runtime import early_signals, signals
 from rlreason.runtime.atomic_files import whole
-from rlreason.runtime.secrets import plainly_redacted
+from rlreason.runtime.secrets import redacted
 from rlreason.runtime.text import visible
 
 NAME = "log.txt"
@@ -164,7 +164,7 @@ def _redacted_bytes(text: bytes) -> bytes:
 
 def _logged(text: str) -> str:
     """A text for the log: secrets are hidden, what a terminal would obey is shown, a progress bar takes lines."""
-    return visible(plainly_redacted(re.sub("\r\n?", "\n", text)))
+    return visible(redacted(re.sub("\r\n?", "\n", text)))
 
 
 def _show(args: threading.ExceptHookArgs, terminal: TextIO) -> None:

@@ -22,7 +22,7 @@ from rlreason.engines.vllm.many import ManyEngines
 from rlreason.model.parameters import model_size
 from rlreason.model.policy import Policy
 from rlreason.model.weights_hash import weights_hash
-from rlreason.runtime.secrets import redacted_leaves
+from rlreason.runtime.secrets import redacted
 from rlreason.setup.components import Components
 from rlreason.setup.prompts import asked_how
 
@@ -40,7 +40,7 @@ def facts_of(run: RunConfig, components: Components) -> dict[str, Any]:
     prompts = {"prompt": run.asking.prompt} | (
         {} if run.evaluation.prompt is run.asking.prompt else {"eval.prompt": run.evaluation.prompt}
     )
-    facts = {
+    facts: dict[str, Any] = {
         "data": {"hash": components.data_hash, "sizes": components.sizes},
         "prompts": {key: digest(asked_how(prompt, policy.tokenizer)) for key, prompt in prompts.items()},
         "model": _model(run, policy),
@@ -51,8 +51,7 @@ def facts_of(run: RunConfig, components: Components) -> dict[str, Any]:
         "seeds": {leaf.key: leaf.value for leaf in leaves(run) if leaf.key.rpartition(".")[2] in SEEDS},
         "device": device_facts(policy),
     }
-    plain: dict[str, Any] = redacted_leaves(facts)
-    return plain
+    return redacted(facts)
 
 
 def digest(value: Any) -> str:

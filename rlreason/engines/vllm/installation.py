@@ -17,7 +17,7 @@ from rlreason.config.rollout import INSTALL_VLLM as INSTALL
 from rlreason.config.rollout import WITHOUT_VLLM
 from rlreason.errors import ConfigError
 from rlreason.runtime.atomic_files import whole
-from rlreason.runtime.secrets import plainly_redacted
+from rlreason.runtime.secrets import redacted
 
 NEWEST = (0, 32)
 
@@ -61,7 +61,7 @@ def import_vllm(log: Path, oldest: tuple[int, int], exact: bool) -> Any:
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return plainly_redacted(super().format(record))
+        return redacted(super().format(record))
 
 
 def log_into(log: Path) -> None:
@@ -96,7 +96,7 @@ def last_lines(log: Path, count: int = 5) -> str:
     """The end of vLLM's log, for a message about its failure; secrets are hidden."""
     if not log.is_file():
         return ""
-    lines = plainly_redacted(log.read_text(encoding="utf-8", errors="replace")).splitlines()[-count:]
+    lines = redacted(log.read_text(encoding="utf-8", errors="replace")).splitlines()[-count:]
     return "".join(f"\n  {line[:300]}" for line in [f"last lines of {log}:", *lines])
 
 
@@ -107,7 +107,7 @@ def hide_secrets(log: Path, say: Callable[[str], None]) -> None:
     """
     try:
         text = log.read_bytes().decode("utf-8", "surrogateescape")
-        if (shown := plainly_redacted(text)) == text:
+        if (shown := redacted(text)) == text:
             return
         for handler in logging.getLogger("vllm").handlers:
             handler.close()  # it opens the new file with the next line

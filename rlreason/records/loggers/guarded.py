@@ -21,7 +21,7 @@ from rlreason.records.loggers.resumed import Resumed, caught_up, identities, kep
 from rlreason.records.loggers.tensorboard_logger import TensorBoardLogger
 from rlreason.records.loggers.trackio_logger import TrackioLogger
 from rlreason.records.loggers.wandb_logger import WandbLogger
-from rlreason.runtime.secrets import plainly_redacted, redacted_leaves
+from rlreason.runtime.secrets import redacted
 
 SERVICES: dict[str, type[Logger]] = {"wandb": WandbLogger, "tensorboard": TensorBoardLogger, "trackio": TrackioLogger}
 QUEUED = 1000  # calls that may wait for a slow logger
@@ -98,7 +98,7 @@ class Guarded:
         return call
 
     def _fail(self, what: str, why: str) -> None:
-        self.failure = self.failure or plainly_redacted(f"{what} ({why})")
+        self.failure = self.failure or redacted(f"{what} ({why})")
 
     def _work(self) -> None:
         last = False
@@ -158,7 +158,7 @@ class Loggers:
         if resumed is not None:
             rows, tables = [self._whole(row) for row in kept_rows(folder)], list(kept_tables(folder))
             catch_up = partial(caught_up, rows=rows, tables=tables, resumed=resumed)
-        shown = sendable(redacted_leaves(config))
+        shown = sendable(redacted(config))
         for name in settings.chosen:
             service, run = SERVICES[name], Known(known[name], resumed is not None)
             self.add(name, partial(service, folder, settings, shown, run), service.cure, catch_up)

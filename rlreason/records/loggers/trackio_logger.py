@@ -12,7 +12,7 @@ from rlreason.config.groups import LoggerConfig
 from rlreason.records.loggers.base import COLUMNS, Known, Row, Sent
 from rlreason.records.loggers.silence import listen, silence
 from rlreason.runtime.environment import SWEEP_VARIABLE
-from rlreason.runtime.secrets import redacted_leaves
+from rlreason.runtime.secrets import redacted
 
 OWN = {"step", "timestamp"}  # columns of its store
 WARNS = "_emit_nonfatal_warning"  # what Trackio says through it, it goes on after
@@ -25,7 +25,7 @@ def names(settings: LoggerConfig, folder: Path) -> dict[str, Any]:
         "name": settings.name or folder.name,
         "group": settings.group or os.environ.get(SWEEP_VARIABLE),
     }
-    return dict(redacted_leaves(named))
+    return dict(redacted(named))
 
 
 class TrackioLogger:

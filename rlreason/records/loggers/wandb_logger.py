@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.groups import LOGGERS, LoggerConfig
-from rlreason.records.code_state import changes_of
 from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, LIMIT_S, Known, Row, Sent
 from rlreason.records.loggers.silence import listen, silence
 from rlreason.records.loggers.wandb_files import parts, sent_in
 from rlreason.runtime.environment import SWEEP_VARIABLE
-from rlreason.runtime.secrets import HIDDEN, redacted_leaves, redacted_words
+from rlreason.runtime.secrets import redacted
 
 #: Seconds that W&B waits for its server at the start, and at the end: a little less than the run waits for W&B.
 TIMEOUTS = {"init_timeout": LIMIT_S / 2, "finish_timeout": 0.75 * LIMIT_S}
@@ -41,22 +40,14 @@ def chosen(settings: LoggerConfig, folder: Path, own: Any, new: dict[str, Any], 
     kept = {key: value for key, value in given.items() if value is not None}
     place = {} if "WANDB_DIR" in os.environ else {"dir": str(folder)}
     ours = new | {"silent": True, "finish_timeout_raises": True, "reinit": "create_new"}  # beside the user's own runs
-    ours |= kept_from_wandb(sys.argv, Path.cwd())
+    ours |= {"disable_git": True}  # it would keep the difference from a commit, with what is secret in it
+    ours |= {"x_disable_meta": True} if redacted(sys.argv) != sys.argv else {}  # it would keep the command
     ours |= {"console": "off"} if own.console == "auto" else {}  # a run reports for itself
     ours |= {key: value for key, value in TIMEOUTS.items() if f"WANDB_{key.upper()}" not in os.environ}
     place |= {} if own.run_id else {"id": known.id}
     place |= {"resume": "allow"} if known.goes_on and not own.resume else {}
     told = {key: value for key, value in defaults.items() if value and not named[key]} | kept
-    return place | {"settings": ours} | dict(redacted_leaves(told))
-
-
-def kept_from_wandb(words: Sequence[str], here: Path) -> dict[str, bool]:
-    """Settings by which W&B leaves out the command line, and the difference of a checkout, where they hold a secret."""
-    root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), None)
-    changes = None if root is None else changes_of(root)
-    found = {"x_disable_meta": redacted_words(words) != list(words)}
-    found |= {"disable_git": changes is not None and HIDDEN in changes.patch}
-    return {name: True for name, hidden in found.items() if hidden}
+    return place | {"settings": ours} | dict(redacted(told))
 
 
 def refuse_without_login(settings: LoggerConfig, own: Any) -> None:
