@@ -140,7 +140,7 @@ def test_a_variable_that_changes_after_the_first_run_of_a_process_holds_for_the_
 
 
 def records(file: Path) -> list[wandb_internal_pb2.Record]:
-    """What an offline run wrote: LevelDB's log format, blocks of 32 KiB after a header of 7 bytes."""
+    """What an offline run wrote: LevelDB's log format, blocks of 32 KiB, to where it breaks off."""
     data, position, whole, out = file.read_bytes(), 7, b"", []
     while position + 7 <= len(data):
         left = 32768 - position % 32768
@@ -150,10 +150,18 @@ def records(file: Path) -> list[wandb_internal_pb2.Record]:
         _, length, kind = struct.unpack("<IHB", data[position : position + 7])
         whole += data[position + 7 : position + 7 + length]
         position += 7 + length
+        if not 1 <= kind <= 4 or position > len(data):
+            break
         if kind in (1, 4):  # a full record, or the last part of one
             out.append(wandb_internal_pb2.Record.FromString(whole))
             whole = b""
     return out
+
+
+def history(found: list[wandb_internal_pb2.Record]) -> list[dict[str, str]]:
+    """What was logged, as JSON by its name."""
+    rows = [r.history.item for r in found if r.HasField("history")]
+    return [{item.key or "/".join(item.nested_key): item.value_json for item in row} for row in rows]
 
 
 def test_every_row_and_every_table_stands_at_its_counters(logger):
@@ -167,8 +175,7 @@ def test_every_row_and_every_table_stands_at_its_counters(logger):
     assert {name: axes[name] for names in AXES.values() for name in names} == {
         name: counter for counter, names in AXES.items() for name in names
     } | {"eval/*": "eval_step"}  # W&B's, as the handout defines it
-    rows = [r.history.item for r in found if r.HasField("history")]
-    keys = [{item.key or "/".join(item.nested_key): item.value_json for item in row} for row in rows]
+    keys = history(found)
     assert [[json.loads(row[counter]) for counter in COUNTERS] for row in keys] == [[2, 5, 1], [2, 5, 1]]
     assert any(name.startswith("generations/rollouts/") for name in keys[1])
 

@@ -38,10 +38,14 @@ LIMIT_S = 60.0  # that a run waits for a service, at its start and at its end
 
 
 class Known(NamedTuple):
-    """The name that a service knows a run by, and whether this process goes on with the run."""
+    """The name that a service knows a run by, whether this process goes on with the run, and what was logged before.
+
+    `calls`: how many rows and tables the earlier parts of the run have sent, at most.
+    """
 
     id: str
     goes_on: bool = False
+    calls: int = 0
 
 
 @dataclass
@@ -94,7 +98,7 @@ class Logger(Protocol):
         """Start a run in the service, or go on with it. `config`: all settings of the run in `folder`, nested dicts."""
 
     def sent(self) -> Sent | None:
-        """What the service holds of the run that goes on; None where that cannot be asked."""
+        """What the service holds of the run that goes on; None: it is trusted to hold what it was sent."""
 
     def log(self, row: Row) -> None:
         """One row of metrics, every counter in it."""

@@ -154,13 +154,14 @@ class Loggers:
         """
         if not settings.chosen:
             return
-        known, catch_up = identities(folder, settings.chosen, resumed is not None), None
+        known, catch_up, calls = identities(folder, settings.chosen, resumed is not None), None, 0
         if resumed is not None:
             rows, tables = [self._whole(row) for row in kept_rows(folder)], list(kept_tables(folder))
             catch_up = partial(caught_up, rows=rows, tables=tables, resumed=resumed)
+            calls = len(rows) + len(tables) + resumed.rows_sent + len(resumed.tables_sent)
         shown = sendable(redacted(config))
         for name in settings.chosen:
-            service, run = SERVICES[name], Known(known[name], resumed is not None)
+            service, run = SERVICES[name], Known(known[name], resumed is not None, calls)
             self.add(name, partial(service, folder, settings, shown, run), service.cure, catch_up)
 
     def add(

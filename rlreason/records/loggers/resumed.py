@@ -1,9 +1,9 @@
 """How a run that goes on from a checkpoint goes on in its services too: nothing twice, and nothing missing.
 
 What was sent after the checkpoint comes again, and what a service had not yet kept when the run was killed is lost
-there. So each logger counts what its service holds of the run; then all rows of the run folder are offered to it once
-more, and those that come are, and what is there is passed over. A service that cannot be read is trusted to hold what
-it was sent.
+there. So TensorBoard and Trackio count what they hold of the run; then all rows of the run folder are offered to them
+once more, and those that come are, and what is there is passed over. Another service, such as W&B, is trusted to hold
+what it was sent.
 """
 
 import json

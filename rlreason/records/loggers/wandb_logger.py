@@ -11,10 +11,10 @@ from typing import Any
 from rlreason.config.groups import LOGGERS, LoggerConfig
 from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, LIMIT_S, Known, Row, Sent
 from rlreason.records.loggers.silence import listen, silence
-from rlreason.records.loggers.wandb_files import parts, sent_in
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.secrets import redacted
 
+HEADER = 7  # bytes of a file of W&B's that holds nothing
 #: Seconds that W&B waits for its server at the start, and at the end: a little less than the run waits for W&B.
 TIMEOUTS = {"init_timeout": LIMIT_S / 2, "finish_timeout": 0.75 * LIMIT_S}
 
@@ -75,7 +75,11 @@ class WandbLogger:
         own = wandb.setup().settings.model_copy(update=new)
         refuse_without_login(settings, own)
         self.run = wandb.init(**chosen(settings, folder, own, new, known), config=config)
-        self._step: int | None = None  # W&B's own counter, where it does not know how far the run was
+        self._new = self.run.disabled or not (
+            earlier_parts(self.run) if is_offline(self.run) else self.run.starting_step
+        )
+        # W&B's own counter, where it does not know how far the run was
+        self._step = known.calls if is_offline(self.run) and not self._new else None
         self._table = wandb.Table
         self.place, self.cure = found(self.run)
         for counter in COUNTERS:
@@ -86,16 +90,8 @@ class WandbLogger:
                 self.run.define_metric(name, step_metric="eval_step" if name == "eval/*" else counter)
 
     def sent(self) -> Sent | None:
-        """What stands in W&B's files on this computer, in so far as it has reached the server of an online run."""
-        if self.run.disabled:
-            return Sent()
-        here = Path(self.run.settings.sync_dir)
-        before = [path for path in parts(here.parent, self.run.id) if path.parent.name != here.name]
-        if is_offline(self.run):
-            sent, self._step = sent_in(before)
-            return sent
-        received = int(self.run.starting_step)
-        return None if received and not before else sent_in(before, received)[0]
+        """Nothing where W&B has nothing of the run; else it is trusted."""
+        return Sent() if self._new else None
 
     def log(self, row: Row) -> None:
         """One row."""
@@ -129,13 +125,20 @@ def is_offline(run: Any) -> bool:
     return run.settings.mode in ("offline", "dryrun")
 
 
+def earlier_parts(run: Any) -> list[Path]:
+    """W&B's folders of the parts of a run before this one, oldest first."""
+    here = Path(run.settings.sync_dir)
+    files = [file for file in here.parent.glob(f"*run-*-{run.id}/*.wandb") if file.stat().st_size > HEADER]
+    folders = [file.parent for file in files if file.parent.name != here.name]
+    return sorted(folders, key=lambda folder: folder.name.rpartition("run-")[2])
+
+
 def found(run: Any) -> tuple[str, str]:
     """(where a person finds a W&B run, empty where it is switched off; what to do when it fails)."""
     if run.disabled:
         return "", "leave logger=wandb out"
     here = Path(run.settings.sync_dir)
-    before = [path.parent for path in parts(here.parent, run.id) if path.parent.name != here.name]
-    folders = [*before, here] if is_offline(run) else [here]  # W&B puts the parts of one run together
+    folders = [*earlier_parts(run), here] if is_offline(run) else [here]  # W&B puts the parts of one run together
     upload = f"wandb sync {' '.join(shlex.quote(os.path.relpath(folder)) for folder in folders)}"
     if is_offline(run):
         return f"offline; to upload it: {upload}", f"see that {run.settings.sync_dir} can be written"
