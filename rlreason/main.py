@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from hydra import compose
 from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -32,13 +33,22 @@ from rlreason.multirun.start import start_sweep, start_sweep_run
 from rlreason.records.console import Console
 from rlreason.records.files import HYDRA
 from rlreason.records.status import ending, read_status
-from rlreason.records.undo import Ended, undone_when_refused
+from rlreason.records.writer import refuse_taken
 from rlreason.runtime import signals
 from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.runtime.lock import run_lock
 from rlreason.runtime.secrets import redacted
 from rlreason.runtime.stacks import listen
 from rlreason.runtime.stderr_log import stderr_logged
 from rlreason.sweeps.processes import PATIENCE_S
+
+
+class Ended(BaseException):
+    """Carries what ended a job past Hydra's runner, which would print it in its own way."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def main(cfg: DictConfig, words: Sequence[str] = ()) -> float:
@@ -54,28 +64,20 @@ def main(cfg: DictConfig, words: Sequence[str] = ()) -> float:
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
         if signals.asked():  # what fails because everything ends is no error of its own
             raise KeyboardInterrupt from None
-        raise Ended(error, run_folder()) from error
+        raise Ended(error) from error
 
 
 def job(cfg: DictConfig, words: Sequence[str]) -> float:
     """A run in this process. It ends the process itself where its end has an exit code of its own."""
     run = typed(cfg, of_sweep=SWEEP_VARIABLE in os.environ)
     config = redacted(OmegaConf.to_yaml(cfg, resolve=True))
-    sweep = HydraConfig.get().runtime.choices.get("sweep")
-    if sweep and SWEEP_VARIABLE not in os.environ:
-        raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
-    folder = run_folder()
+    folder = Path(HydraConfig.get().runtime.output_dir)
     hide_in_hydras_files(folder)
     with ended_when_it_hangs(run, folder):
         accuracy = run_job(run, folder, config, words, Console(), own_process=True)
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)
     return accuracy
-
-
-def run_folder() -> Path:
-    """Where the run in this process writes."""
-    return Path(HydraConfig.get().runtime.output_dir)
 
 
 def hide_in_hydras_files(folder: Path) -> None:
@@ -137,9 +139,18 @@ def start_runs(hydra: Hydra, asked: Asked, words: Sequence[str]) -> int:
     if asked.multirun:
         return start_sweep(hydra, asked, main)
     assert asked.folder is not None
-    with undone_when_refused(asked.folder):
-        hydra.run(asked.config_name, partial(main, words=words), [*asked.overrides, "hydra.mode=RUN"])
+    if asked.folder.is_dir():
+        refuse_folder(asked, asked.folder)
+    hydra.run(asked.config_name, partial(main, words=words), [*asked.overrides, "hydra.mode=RUN"])
     return 0
+
+
+def refuse_folder(asked: Asked, folder: Path) -> None:
+    """Refuse a folder that is another run's, before Hydra writes its own view of the settings there."""
+    cfg = compose(asked.config_name, list(asked.overrides))
+    run = typed(cfg, of_sweep=SWEEP_VARIABLE in os.environ)
+    with run_lock(folder, lambda _: None):
+        refuse_taken(folder, redacted(OmegaConf.to_yaml(cfg, resolve=True)), run.trains)
 
 
 def answer_question(asked: Asked) -> int:

@@ -1,7 +1,8 @@
-"""What is found before anything slow is loaded, and what a start that failed leaves behind: nothing."""
+"""What is found before anything slow is loaded, and what a start that was refused leaves behind."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,7 @@ from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
 from rlreason.memory.machine import Device
 from rlreason.memory.shapes import tiny_shape
-from rlreason.records.files import CONTENTS
-from rlreason.records.undo import Ended, undone_when_refused
-from rlreason.records.writer import RunWriter
+from rlreason.records.status import read_status
 from rlreason.setup.fits import Foreseen
 from rlreason.setup.memory import memory_for
 from rlreason.setup.preflight import missing_packages, needed_by, preflight, room_for
@@ -257,66 +256,55 @@ def test_everything_that_is_checked_before_a_run_needs_no_torch(tmp_path):
     assert subprocess.run([sys.executable, "-c", TORCH_FREE], cwd=tmp_path, env=env, check=False).returncode == 0
 
 
-# What a start that failed leaves
+# What a start that was refused leaves
 
 
-def refused(folder: Path, act, planned: Path | None = None, error: Exception | None = None) -> None:
-    """A start in which `act` is done to the run folder before the mistake is found."""
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        (["loss=nope"], "loss=nope"),
+        (["learning_rate=-1"], "learning_rate=-1"),
+        (["model=local", "model.path=/nowhere"], "model.path=/nowhere"),
+        (["model=local", "model.path=model", "data=jsonl", "data.train=/nowhere.jsonl"], "/nowhere.jsonl"),
+        (["sweep=grpo_learning_rate"], "sweep=grpo_learning_rate"),
+    ],
+)
+def test_a_refused_start_leaves_no_folder(words, setting, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    done = rlreason(*words, cwd=tmp_path)
+    assert done.returncode == ConfigError.exit_code
+    assert setting in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
-    def start() -> None:
-        with undone_when_refused(planned or folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            act(folder)
-            raise Ended(error or ConfigError("a mistake"), folder)
 
-    with pytest.raises(Ended):
-        start()
-
-
-def begin(folder: Path) -> None:
+def test_a_refused_start_leaves_the_folder_of_another_run_as_it_was(finished_run, tmp_path):
+    """Hydra's own view of the settings, too, which it writes before the run begins."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run.folder, folder)
     (folder / ".hydra").mkdir(exist_ok=True)
-    RunWriter(folder, "seed: 0\n")
-    (folder / "grading_incidents.jsonl").write_text("{}\n")
+    (folder / ".hydra/config.yaml").write_text("its own\n")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    done = rlreason(*SMALL, "seed=7", f"hydra.run.dir={folder}", cwd=tmp_path)
+    assert done.returncode == ConfigError.exit_code
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_start_that_failed_leaves_no_folder(tmp_path):
-    refused(tmp_path / "runs/grpo/today", begin)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "runs").mkdir()
-    refused(tmp_path / "runs/grpo/11-59", begin, planned=tmp_path / "runs/grpo/11-58")  # a second later
-    assert [path.name for path in tmp_path.rglob("*")] == ["runs"]
-
-
-def test_what_was_there_before_stays(tmp_path):
-    (tmp_path / "mine.txt").write_text("x")
-    refused(tmp_path, begin)
-    assert [path.name for path in tmp_path.rglob("*")] == ["mine.txt"]
-
-
-def test_what_was_set_aside_is_put_back(tmp_path):
-    RunWriter(tmp_path, "seed: 1\n").metrics({"train_step": 1.0})
-    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    refused(tmp_path, begin)
-    now = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name in CONTENTS}
-    assert now == before
-    assert not list(tmp_path.glob("broken_off_*"))
-
-
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), ConfigError("a mistake")])
-def test_what_anyone_would_want_stays(tmp_path, error):
-    def measure(folder: Path) -> None:
-        RunWriter(folder, "seed: 0\n").metrics({"train_step": 1.0})
-
-    refused(tmp_path / "run", measure if isinstance(error, ConfigError) else begin, error=error)
-    assert (tmp_path / "run/config.yaml").exists()
-
-
-def test_an_evaluation_that_goes_on_keeps_its_files(tmp_path):
-    for name in ("responses.unfinished.jsonl", "config.yaml", "provenance.json"):
-        (tmp_path / name).write_text("{}\n")
-    refused(tmp_path, lambda folder: (folder / "status.json").write_text("{}"))
-    assert (tmp_path / "responses.unfinished.jsonl").exists()
-    assert (tmp_path / "status.json").exists()
+def test_a_start_that_fails_later_says_so_in_its_folder(tmp_path):
+    """As where weights do not load: a folder of a run that is neither under way nor killed."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text('{"model_type": "llama"}')
+    rows = "".join(json.dumps({"question": f"{n}+1?", "answer": f"#### {n + 1}"}) + "\n" for n in range(40))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    words = ["model=local", "model.path=model", "data=jsonl", "data.train=rows.jsonl", "data.validation=rows.jsonl"]
+    done = rlreason(*words, "data.overlap=allow", "hydra.run.dir=run", cwd=tmp_path)
+    assert done.returncode == ConfigError.exit_code, done.stderr
+    assert read_status(tmp_path / "run") == "failed"
+    health = rlreason("health", "run", cwd=tmp_path)
+    assert health.returncode == 1
+    assert "failed" in health.stdout
+    assert "killed" not in health.stdout
 
 
 @pytest.mark.long

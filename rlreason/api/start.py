@@ -7,7 +7,7 @@ its folder with which command it can be repeated. Nothing here ends the process,
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from rlreason.errors import ConfigError
 from rlreason.jobs.run import run_job
 from rlreason.plugins import as_settings
 from rlreason.records.console import Console
-from rlreason.records.undo import undone_when_refused
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.gpus import divide_memory_finely
 from rlreason.runtime.process_state import process_state_kept
@@ -96,7 +95,7 @@ def start(
             run = typed(cfg, of_sweep=resumed.sweep is not None)
             if not works_on_a_model(run):
                 raise ConfigError(f"algorithm={run.algorithm} is started by python -m rlreason: leave it out here")
-            folder = stack.enter_context(_taken(asked))
+            folder = _folder_of(asked)
         stack.enter_context(process_state_kept())
         divide_memory_finely()
         run_job(run, folder, redacted(OmegaConf.to_yaml(cfg)), asked.words(), console)
@@ -161,9 +160,8 @@ def _composed(asked: Asked) -> DictConfig:
     return cfg
 
 
-@contextmanager
-def _taken(asked: Asked) -> Iterator[Path]:
-    """The run's folder, made for it alone; as it was found where the run is refused.
+def _folder_of(asked: Asked) -> Path:
+    """The run's folder.
 
     A name of its own that holds the time gets a number where the same second has begun another run.
     """
@@ -173,13 +171,7 @@ def _taken(asked: Asked) -> Iterator[Path]:
         numbered = (folder.with_name(f"{folder.name}_{n}") for n in range(2, 10**6))
         while folder.exists():
             folder = next(numbered)
-    try:
-        with undone_when_refused(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            yield folder
-    finally:
-        with suppress(OSError):  # nothing was written before it was interrupted
-            folder.rmdir()
+    return folder
 
 
 def _one_run(overrides: Sequence[object]) -> list[str]:

@@ -21,6 +21,7 @@ from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.multirun import composed, fixed
 from rlreason.cli.sweep_words import without_sweep_words
 from rlreason.errors import ConfigError
+from rlreason.runtime.environment import SWEEP_VARIABLE
 
 
 def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
@@ -59,6 +60,7 @@ def check_words(words: Sequence[str], note: Callable[[str], object] = print) -> 
             if asked.starts and asked.multirun:
                 asked = checked_sweep(asked, note)
             elif asked.starts:
+                _refuse_sweep_alone(asked)
                 folder = place_of(asked.overrides, asked.config_name, "run")
                 check_runs(asked, [asked.overrides], folder, note)
                 asked = replace(asked, folder=folder)
@@ -80,6 +82,12 @@ def _without_detour(word: str) -> str:
     if key not in ("hydra.run.dir", "hydra.sweep.dir") or ".." not in Path(place).parts or Path(place).parent.exists():
         return word
     return f"{key}={value.replace(place, os.path.normpath(place))}"
+
+
+def _refuse_sweep_alone(asked: Asked) -> None:
+    sweep = composed(asked.overrides, asked.config_name).hydra.runtime.choices.get("sweep")
+    if sweep and SWEEP_VARIABLE not in os.environ:
+        raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
 
 
 def check_rules(asked: Asked) -> None:

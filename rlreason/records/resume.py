@@ -80,15 +80,7 @@ def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) ->
     if "algorithm" not in before and (checkpoint := newest_good(folder, say)) is not None:
         say(f"! {path} is damaged: the checkpoint has the settings")
         before = flat_text(read_state(checkpoint).get("config", ""))
-    finished = (folder / SUMMARY).exists()
-    if different := changed(before, now, MAY_CHANGE):
-        kind = "a finished run" if finished else "an interrupted run"
-        raise ConfigError(
-            f"hydra.run.dir={folder} holds {kind} with other settings ({different}): type its command again to go on "
-            f"with it (resume={folder}), or choose another folder"
-        )
-    if finished and not _has_more_to_do(folder, before, now):
-        raise ConfigError(f"hydra.run.dir={folder} holds {_what_would_do(folder, before)}")
+    _refuse_other(folder, before, now)
     checkpoint = newest_good(folder, say)
     if before.get("n_steps") != now.get("n_steps") and now.get("lr_schedule", "constant") != "constant":
         say(
@@ -105,6 +97,29 @@ def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) ->
     if (steps := now.get("n_steps")) and begun > steps:
         raise ConfigError(f"n_steps={steps}: the run in {folder} has come to step {begun}: give it at least so many")
     return checkpoint
+
+
+def refuse_other_run(folder: Path, config: str) -> None:
+    """`ConfigError` where the folder holds another training run, or one that has nothing left to do.
+
+    Nothing where its config is damaged: see `where_it_goes_on`.
+    """
+    path = folder / CONFIG
+    before = flat_text(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else {}
+    if "algorithm" in before:
+        _refuse_other(folder, before, flat_text(config))
+
+
+def _refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    finished = (folder / SUMMARY).exists()
+    if different := changed(before, now, MAY_CHANGE):
+        kind = "a finished run" if finished else "an interrupted run"
+        raise ConfigError(
+            f"hydra.run.dir={folder} holds {kind} with other settings ({different}): type its command again to go on "
+            f"with it (resume={folder}), or choose another folder"
+        )
+    if finished and not _has_more_to_do(folder, before, now):
+        raise ConfigError(f"hydra.run.dir={folder} holds {_what_would_do(folder, before)}")
 
 
 def describe_place(state: Mapping[str, Any]) -> str:

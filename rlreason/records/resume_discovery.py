@@ -8,7 +8,6 @@ from rlreason.config.leaves import below
 from rlreason.errors import ConfigError
 from rlreason.records.files import CALLS, CONFIG, SUMMARY
 from rlreason.records.resume import changed, flat_text
-from rlreason.runtime.atomic_files import explained
 
 #: Settings that a run may go on with others of: what it may spend, where the same model is asked, how long it waits.
 MAY_CHANGE = (
@@ -40,6 +39,4 @@ def discovery_goes_on(folder: Path, config: str) -> bool:
             f"hydra.run.dir={folder} holds a finished run that has spent its budget: choose another folder, or type "
             f"resume={folder} {key}=MORE"
         )
-    with explained(folder / SUMMARY):
-        (folder / SUMMARY).rename(folder / "summary_before.json")
     return True

@@ -9,18 +9,18 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.records.checkpoints import read_state, set_aside_behind
+from rlreason.records.checkpoints import checkpoints_in, read_state, set_aside_behind
 from rlreason.records.lines import DAMAGED, finite, growing, line_of, opened, written
 from rlreason.records.loggers.guarded import Loggers
 from rlreason.records.loggers.resumed import Resumed
 from rlreason.records.provenance import code_differs, differences, part_line, provenance
 from rlreason.records.reader import RunFolder
 from rlreason.records.response_log import ResponseLog
-from rlreason.records.resume import cut_back, describe_place, goes_on, reopened, where_it_goes_on
+from rlreason.records.resume import cut_back, describe_place, goes_on, refuse_other_run, reopened, where_it_goes_on
 from rlreason.records.resume_discovery import discovery_goes_on
 from rlreason.records.rows import Row, response_row, write_rows
 from rlreason.records.status import how_it_ended, write_status
-from rlreason.runtime.atomic_files import append_line, write_whole
+from rlreason.runtime.atomic_files import append_line, explained, write_whole
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.secrets import redacted
 from rlreason.runtime.signals import held
@@ -59,6 +59,9 @@ class RunWriter:
         conversation = trains is False and discovery_goes_on(folder, config)
         if self.checkpoint is None and not conversation:
             refuse_occupied(folder)
+        if conversation and (folder / files.SUMMARY).exists():
+            with explained(folder / files.SUMMARY):
+                (folder / files.SUMMARY).rename(folder / "summary_before.json")
         self.folder = folder
         self.loggers = Loggers()  # set by the caller: they log in this folder, so they are made later
         folder.mkdir(parents=True, exist_ok=True)
@@ -267,6 +270,16 @@ def rewrite_rows(path: Path, rows: Mapping[int, Row]) -> None:
         raise ConfigError(
             f"{path} is damaged ({type(error).__name__}): move it away, and the rest can be saved"
         ) from error
+
+
+def refuse_taken(folder: Path, config: str, trains: bool) -> None:
+    """`ConfigError` where a run with this config can neither begin in the folder nor go on there."""
+    if trains and checkpoints_in(folder):
+        refuse_other_run(folder, config)
+    elif trains or not discovery_goes_on(folder, config):
+        refuse_occupied(folder)
+        if not trains:
+            goes_on(folder, config)
 
 
 def refuse_occupied(folder: Path) -> None:
