@@ -27,6 +27,6 @@ if sys.argv[:1] == ["-m"]:  # Python is looking for the module to run, and most 
 
     heed_signals()
 
-    from rlreason.cli.modules import forward_or_refuse
+    from rlreason.cli.modules import refuse_wrong_module
 
-    forward_or_refuse()
+    refuse_wrong_module()

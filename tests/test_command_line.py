@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from rlreason import __version__
 from rlreason.cli import modules
 from rlreason.cli.aliases import NAMES, translated
 from rlreason.cli.check import check_words
@@ -79,7 +78,6 @@ def python_m(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ("std_norm=Off,group_std", "std_norm=none,group_std"),
         ("logger=null", "logger=none"),
         ("logger=[WandB,TensorBoard]", "logger=[wandb,tensorboard]"),
-        ("logger.kind=wandb", "logger=wandb"),
         ("baseline=choice(no,mean)", "baseline=choice(none,mean)"),
         ("loss=false", "loss=false"),  # it has no option none
         ("seed", "seed"),
@@ -261,11 +259,6 @@ def test_a_module_that_cannot_run_ends_with_exit_code_2(name, tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert "type " in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_the_module_of_before_is_the_entry_too(tmp_path):
-    done = python_m("rlreason.main", "--version", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, f"rlreason {__version__}\n")
 
 
 def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):

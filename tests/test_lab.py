@@ -325,24 +325,6 @@ def test_a_token_outside_the_vocabulary_is_one_line(folder, capsys):
     assert f"{path} holds the token 1000000" in capsys.readouterr().err
 
 
-def test_a_run_from_before_model_seed_started_from_the_model_of_its_seed(folder):
-    config = OmegaConf.load(folder / "config.yaml")
-    assert read_run(RunFolder(folder)).model.seed == 0
-    del config.model.seed
-    config.seed = 5
-    OmegaConf.save(config, folder / "config.yaml")
-    (folder / "provenance.json").unlink()  # such a run's folder is of version 0, where the schemas are not named
-    assert read_run(RunFolder(folder)).model.seed == 5
-
-
-def test_a_run_from_before_baseline_and_std_norm_were_plain_words_is_read(folder):
-    now, config = read_run(RunFolder(folder)), OmegaConf.load(folder / "config.yaml")
-    config.baseline, config.std_norm = {"kind": config.baseline}, {"kind": config.std_norm}
-    config.refill_rounds = config.pop("max_resampling_rounds")
-    OmegaConf.save(config, folder / "config.yaml")
-    assert read_run(RunFolder(folder)) == now
-
-
 def test_another_reference_than_the_runs_is_said(folder):
     out = io.StringIO()
     for recorded in ("aa", "bb"):

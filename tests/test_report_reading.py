@@ -125,18 +125,6 @@ def test_figures_that_no_run_writes_are_no_figures(tmp_path: Path) -> None:
     assert page_of(build_report(study))
 
 
-def test_a_folder_of_an_older_version_is_read_under_the_names_of_today(tmp_path: Path) -> None:
-    """Version 0 has no provenance; its settings have the names that they had."""
-    old = loose(tmp_path / "old", "rollout: {async_steps: 2}\n", 0)
-    new = loose(tmp_path / "new", "rollout: {async_level: 1}\n", 0)
-    (new / "provenance.json").write_text(json.dumps({"schema_version": 1}))
-    (new / "metrics.jsonl").write_text('{"rollout_step": 1, "reward/mean": 0.5}\n')
-    study = read_study([old, new])
-    assert seen(study) == {"2": [0], "1": [0]}
-    assert study.axes == ["rollout.async_level"]
-    assert study.problems == []
-
-
 def test_what_is_no_run_says_what_to_give(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no run: give the folder of a run or of a sweep"):

@@ -95,8 +95,8 @@ def test_what_cannot_go_on_is_one_line(given, says, left):
 
 def test_a_sweep_is_told_by_its_own_command(left):
     left(folder="grid/seed=0")
-    told = {"hydra": {"overrides": {"task": ["sweep=grpo_baselines", "data.path=my data"]}}}
-    Path("grid/multirun.yaml").write_text(yaml.safe_dump(told))
+    command = "python -m rlreason -m sweep=grpo_baselines 'data.path=my data'"
+    Path("grid/sweep.json").write_text(json.dumps({"command": command}))
     with pytest.raises(ConfigError, match=r"rlreason -m sweep=grpo_baselines 'data.path=my data'\), or give"):
         continued(["resume=grid"])
 

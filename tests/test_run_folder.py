@@ -13,7 +13,6 @@ from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.lines import opened
 from rlreason.records.reader import RunFolder, runs_in
-from rlreason.records.resume import goes_on
 from rlreason.records.rows import TO_LEARN, TO_SHOW, lacks, sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
@@ -99,7 +98,7 @@ def test_whole_files_that_are_broken_are_named_and_count_as_not_there(run):
     for name in ("summary.json", "provenance.json", "status.json"):
         (run / name).write_text('{"status": "fin')
     folder = RunFolder(run, said.append)
-    assert (folder.summary, folder.version, folder.status) == (None, 0, None)
+    assert (folder.summary, folder.version, folder.status) == (None, files.VERSION, None)
     assert [Path(text.partition(" ")[0]).name for text in said] == ["provenance.json", "summary.json"]
 
 
@@ -151,16 +150,6 @@ def test_no_other_package_names_a_file_of_the_run_folder():
         line for line in found if not line.startswith(("records/", "runtime/stderr_log.py", "discovery/sandbox/"))
     ]
     assert outside == []
-
-
-def test_an_interrupted_job_of_the_version_before_goes_on(tmp_path):
-    (tmp_path / files.UNFINISHED).write_text("")
-    before = "algorithm: evaluate\nrollout: {async_steps: 0, placement: shared}\nlogger: {kind: none}\n"
-    (tmp_path / files.CONFIG).write_text(before)
-    now = "algorithm: evaluate\nlogger: {wandb: false, tensorboard: false, trackio: false}\n"
-    assert goes_on(tmp_path, f"{now}rollout: {{async_level: 0, placement: colocate}}\n")
-    with pytest.raises(ConfigError, match=r"rollout\.async_level=0 there, 1 here"):
-        goes_on(tmp_path, f"{now}rollout: {{async_level: 1, placement: colocate}}\n")
 
 
 def test_what_is_no_run_of_a_sweep_is_left_out_and_a_run_that_never_began_is_said(run, tmp_path, capsys):

@@ -4,15 +4,10 @@ import ast
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-import pytest
-
-from rlreason.cli.aliases import translated
-from rlreason.config import former_names
 from rlreason.config.choices import wrong_words
 from rlreason.config.groups import GradingConfig, SamplingConfig
 from rlreason.config.leaves import leaves
 from rlreason.config.store import SCHEMAS, typed
-from rlreason.errors import ConfigError
 from rlreason.evaluation.protocol import differences
 from rlreason.setup.protocol import LEFT_OUT, protocol_of
 from rlreason.types import Problem
@@ -59,21 +54,6 @@ def test_a_word_that_is_none_of_its_setting_is_refused_wherever_the_setting_stan
         "eval.data.bad_gold=mend is none of keep, drop: choose one",
     ]
     assert sum("choices" in leaf.metadata for kind in SCHEMAS["schema"].values() for leaf in leaves(kind())) > 30
-
-
-def test_names_of_the_version_before_are_understood_once_more(composed):
-    said = []
-    composed()  # Hydra is ready
-    words = translated(["rollout.async_steps=1", "rollout.placement=shared,cpu", "rollout.placement=auto"], said.append)
-    assert words == ["rollout.async_level=1", "rollout.placement=colocate,cpu", "rollout.placement=auto"]
-    assert said == [
-        "note: rollout.async_steps is rollout.async_level here",
-        "note: rollout.placement=shared,cpu is rollout.placement=colocate,cpu here",
-    ]
-    with pytest.raises(ConfigError, match=r"both set rollout.async_level"):
-        translated(["rollout.async_steps=1", "rollout.async_level=1"], said.append)
-    saved = {"rollout": {"async_steps": 1, "placement": "cpu"}}
-    assert former_names.renewed(saved) == {"rollout": {"async_level": 1, "placement": "cpu"}}
 
 
 def test_nobody_but_one_dispatch_asks_which_algorithm_a_run_is():

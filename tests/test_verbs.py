@@ -1,4 +1,4 @@
-"""`rlreason VERB ...`: every verb on a run's folder, its figures as JSON, its mistakes, and its former names."""
+"""`rlreason VERB ...`: every verb on a run's folder, its figures as JSON, and its mistakes."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from rlreason.cli.entry import exit_code_of
 from rlreason.cli.flags import composing, read
-from rlreason.cli.modules import FORWARDS, PACKAGE
+from rlreason.cli.modules import PACKAGE
 from rlreason.cli.suggestions import chosen, keys_below, options
 from rlreason.cli.verbs import VERBS, named_verb, refuse_wrong_verb, run_verb, verbs_help
 from rlreason.errors import ConfigError
@@ -196,22 +196,3 @@ def test_wrong_verbs_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
         assert says in done.stderr
     assert left_after(0, "-m", "rlreason", "inspect", str(run), "--json") == (141, "")
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "says"),
-    [
-        ("rlreason.inspect", ["--category", "x"], "argument --category: invalid choice: 'x'"),
-        ("rlreason.lab", ["--step", "x"], "argument --step: invalid int value: 'x'"),
-        ("rlreason.grading.audit", ["--write", "--other"], "argument --other: expected one argument"),
-        ("rlreason.jobs.compare", ["--equal-within"], "argument --equal-within: expected one argument"),
-        ("rlreason.curves", ["nowhere"], "RUN=nowhere is no folder"),
-    ],
-)
-def test_a_former_command_is_forwarded_with_its_options_and_a_hint(name, words, says, tmp_path):
-    done = shell("-W", "ignore", "-m", name, *words, cwd=tmp_path)
-    hint, said = done.stderr.splitlines()
-    first, *rest = FORWARDS[name]
-    assert (done.returncode, done.stdout) == (2, "")
-    assert hint == f"rlreason: python -m {name} is called python -m rlreason {' '.join((first, 'RUN', *rest))} now"
-    assert said.startswith(f"rlreason: {says}")

@@ -252,20 +252,7 @@ def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
         ("loss/mine.yaml", "- a\n", ["loss=mine"], "loss/mine.yaml does not compose ("),
         ("loss/mine.yaml", "cliprang: 1\n", ["loss=mine"], "loss/mine.yaml: cliprang is no setting of this run: did"),
         ("loss/mine.yaml", "defaults: [/nowhere]\n", ["loss=mine"], "does not compose (Could not load 'nowhere')"),
-        (
-            "rollout/mine.yaml",
-            "defaults: [hf]\nasync_steps: 0\n",
-            ["rollout=mine"],
-            "called rollout.async_level now",
-        ),
-        ("rollout/mine.yaml", "defaults: [hf]\nplacement: shared\n", ["rollout=mine"], "it is called colocate now"),
-        (
-            "baseline/mine.yaml",
-            "kind: mean\n",
-            ["baseline=mine"],
-            "kind is called baseline now: write baseline: ",
-        ),
-        ("logger/mine.yaml", "kind: wandb\n", ["logger=mine"], "now: write one of wandb, tensorboard, trackio: true"),
+        ("rollout/mine.yaml", "defaults: [hf]\nplacement: shared\n", ["rollout=mine"], "placement=shared is none"),
         ("sweep/mine.yaml", "n_steps: 3\n", ["-m", "sweep=mine"], "begin it with the line # @package _global_"),
     ],
 )

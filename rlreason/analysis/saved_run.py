@@ -1,13 +1,11 @@
 """A GRPO run's settings in their classes, and the samples of one of its saved steps."""
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 from omegaconf.errors import OmegaConfBaseException
 
-from rlreason.config.former_names import renewed
 from rlreason.config.grpo import GRPOConfig
-from rlreason.config.store import SCHEMAS, retyped
+from rlreason.config.store import retyped
 from rlreason.errors import ConfigError, DataError
 from rlreason.records.files import CONFIG, PROVENANCE
 from rlreason.records.reader import RunFolder
@@ -22,38 +20,14 @@ def read_run(folder: RunFolder) -> GRPOConfig:
     if settings.get("algorithm") != "grpo":
         of = settings.get("algorithm")
         raise ConfigError(f"RUN={folder.path} is a run of algorithm={of}: give one of algorithm=grpo")
-    settings = renewed(_of_version_1(settings) if folder.version == 0 else settings)
     try:
-        return retyped(settings, folder.schemas or _guessed_schemas(settings), GRPOConfig)
+        return retyped(settings, folder.schemas, GRPOConfig)
     except (OmegaConfBaseException, KeyError, TypeError, AssertionError) as error:  # the last three: of the schemas
         reason = next(iter(str(error).splitlines()), f"{folder.schemas}")
         raise ConfigError(
             f"RUN={folder.path}: its {CONFIG} is not of this version, or not of the schemas that its {PROVENANCE} "
             f"names ({reason}): repeat the run with this version"
         ) from error
-
-
-def _of_version_1(settings: dict[str, Any]) -> dict[str, Any]:
-    """Before model.seed was a setting, the run's own decided the start model."""
-    model = settings.get("model") or {}
-    if "warm_start" not in model or "seed" in model:
-        return settings
-    return settings | {"model": model | {"seed": settings["seed"]}}
-
-
-def _guessed_schemas(settings: dict[str, Any]) -> dict[str, str]:
-    """For a folder of version 0, which does not name them: those that have most of the keys, and fewest others."""
-
-    def guess(group: str, keys: set[str]) -> str:
-        def fit(name: str) -> tuple[int, int]:
-            names = {field.name for field in fields(SCHEMAS[group][name])}
-            return len(names & keys), -len(names)
-
-        return max(SCHEMAS[group], key=fit)
-
-    found = {group: guess(f"schema/{group}", set(settings.get(group) or {})) for group in ("model", "data")}
-    own = (settings.get("eval") or {}).get("data")
-    return {"algorithm": "grpo"} | found | ({"eval.data": guess("schema/data", set(own))} if own else {})
 
 
 def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tuple[int, list[Sample]]:

@@ -13,7 +13,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, Transformer, ValueType
 
-from rlreason.config import former_names
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import LOSS_NUMBERS
 from rlreason.plugins.announced import announced
@@ -55,8 +54,6 @@ NAMES: dict[str, Name] = {
     "loss_normalization": Name("length_norm", {"sequence": "masked_mean", "constant": "constant"}),
     "normalize_constant": Name("length_norm.constant"),
     "normalization_constant": Name("length_norm.constant"),
-    # of this project, before it used the field's words
-    **{former: Name(key) for former, key in former_names.KEYS.items()},
 }
 #: Options of a group that have another name in a handout.
 OPTIONS: dict[str, dict[str, str]] = {"length_norm": {"masked_normalize": "constant"}}
@@ -97,9 +94,7 @@ def translated(words: Sequence[str], note: Callable[[str], object] = print) -> l
         if override.key_or_group in MAY_BE_ABSENT and _text(override.value()).lower() in NONE:
             continue  # as without it: Hydra has no word for that
         name = NAMES.get(override.key_or_group)
-        if (former := former_names.VALUES.get(override.key_or_group) or _of_packages(override)) and (
-            now := _with_values(override, former)
-        ) != word:
+        if (found := _of_packages(override)) and (now := _with_values(override, found)) != word:
             said.setdefault(word, f"{word} is {now} here")
             out.append(now)
             continue
@@ -145,9 +140,9 @@ def _of_packages(override: Override) -> dict[str, QuotedString]:
     return {name: QuotedString(found, Quote.single) for name, found in announced(override.key_or_group).items()}
 
 
-def _with_values(override: Override, former: Mapping[str, Any]) -> str:
-    """The override as a word, each value under its present name."""
-    return str(_with(override, values=lambda given: former.get(_text(given), given)).input_line)
+def _with_values(override: Override, found: Mapping[str, Any]) -> str:
+    """The override as a word, each value that has another name here under that."""
+    return str(_with(override, values=lambda given: found.get(_text(given), given)).input_line)
 
 
 def _option_names(override: Override) -> Override:

@@ -14,7 +14,6 @@ from rlreason.cli.suggestions import (
     options_with,
 )
 from rlreason.cli.unknown_words import choices_among, no_override, unknown_group, unknown_key
-from rlreason.config.former_names import KEYS, SWITCHES
 from rlreason.errors import ConfigError
 from rlreason.records.status import RESOURCES, exit_code
 
@@ -126,9 +125,7 @@ def one_line(error: Exception, overrides: Sequence[str] = (), name: str = "confi
     cause = error.__cause__ or error
     if isinstance(cause, ConfigError):  # one of our resolvers said it
         return str(cause)
-    if former := _former_name(text := f"{error}\n{cause}"):
-        return former
-    full_key = getattr(cause, "full_key", None)
+    text, full_key = f"{error}\n{cause}", getattr(cause, "full_key", None)
     if unknown := re.search(r"Key '([^']+)' (?:is )?not in '?\w+'?", text):
         file = re.search(r"In '((\w+)/[^']+)': \w+ raised", text)
         if file and unknown[1] == file[2]:
@@ -155,17 +152,6 @@ def one_line(error: Exception, overrides: Sequence[str] = (), name: str = "confi
         if found := re.search(pattern, text):
             return said.replace("WORD", found[1])
     return _plain(error, full_key, overrides)
-
-
-def _former_name(text: str) -> str:
-    """What is said of a file of options that has a setting under the name of the version before; else nothing."""
-    found = re.search(r"In '([^']+)': .*?(?:string: '\{'(\w+)'.*?)?full_key: (\S+)", text, re.DOTALL)
-    if not found or (former := f"{found[3]}.{found[2] or ''}".rstrip(".")) not in KEYS:
-        return ""
-    if former in SWITCHES:
-        return f"{found[1]}.yaml: {former} is a switch for each now: write one of {', '.join(SWITCHES[former])}: true"
-    cure = f"write {KEYS[former]}: VALUE below the line # @package _global_" if found[2] else "rename it"
-    return f"{found[1]}.yaml: {former} is called {KEYS[former]} now: {cure}"
 
 
 def _plain(error: Exception, full_key: str | None, overrides: Sequence[str]) -> str:

@@ -1,23 +1,12 @@
-"""What `python -m rlreason.NAME` does: run a program, forward an old command, or say what to type.
+"""What `python -m rlreason.NAME` does: run a program, or say what to type.
 
 Python imports the package before it looks for the module behind `-m`, so one place covers every module there is.
 """
 
-import os
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 PACKAGE = Path(__file__).resolve().parents[1]
-#: Commands of an earlier version, and the words that follow `rlreason` instead. To be removed with the next version.
-FORWARDS = {
-    "rlreason.inspect": ("inspect",),
-    "rlreason.lab": ("inspect", "--gradients"),
-    "rlreason.grading.audit": ("inspect", "--regrade"),
-    "rlreason.jobs.compare": ("compare",),
-    "rlreason.curves": ("curves",),
-    "rlreason.main": (),
-}
 #: Where the name of a module suggests a command: what to type for it. Algorithms need no line here.
 MEANT = {
     "evaluation": "python -m rlreason algorithm=evaluate",
@@ -27,17 +16,16 @@ MEANT = {
 }
 
 
-def place_of_module(argv: list[str], original: list[str]) -> tuple[int, str]:
-    """Where `python -m NAME` names its module in the original words, and the flags written together with it.
+def module_of(argv: list[str], original: list[str]) -> str:
+    """The module that `python -m NAME` names in the original words.
 
-    >>> place_of_module(["-m", "x"], ["python", "-X", "dev", "-m", "rlreason.curves", "x"])
-    (4, '')
-    >>> place_of_module(["-m"], ["python", "-Imrlreason.curves"])
-    (1, '-Im')
+    >>> module_of(["-m", "x"], ["python", "-X", "dev", "-m", "rlreason.plot", "x"])
+    'rlreason.plot'
+    >>> module_of(["-m"], ["python", "-Imrlreason.plot"])
+    'rlreason.plot'
     """
-    place = len(original) - len(argv)
-    flags, m, _ = original[place].partition("m")
-    return place, flags + m if flags.startswith("-") else ""
+    word = original[len(original) - len(argv)]
+    return word.partition("m")[2] if word.startswith("-") else word
 
 
 def runs(name: str, package: Path = PACKAGE) -> bool:
@@ -66,24 +54,9 @@ def instead(name: str) -> str:
     return f"{name} is no command: " + (f"type {meant}, or one of {others}" if meant else f"type one of {others}")
 
 
-def forward_or_refuse() -> None:
-    """Called while `python -m` looks for its module: start what an old name is called now, refuse what cannot run.
-
-    An old command is started as a new one of this process, with the same flags of Python: the package is only half
-    imported here. What cannot run ends with exit code 2.
-    """
-    place, flags = place_of_module(sys.argv, sys.orig_argv)
-    name = sys.orig_argv[place].removeprefix(flags)
-    if name in FORWARDS:
-        words = FORWARDS[name]
-        now = " ".join((f"python -m {PACKAGE.name}", *words[:1], *["RUN"] * bool(words), *words[1:]))
-        print(f"rlreason: python -m {name} is called {now} now", file=sys.stderr, flush=True)
-        module = flags + PACKAGE.name
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:place], module, *words, *sys.argv[1:]])
+def refuse_wrong_module() -> None:
+    """Called while `python -m` looks for its module: what cannot run ends with exit code 2 and what to type."""
+    name = module_of(sys.argv, sys.orig_argv)
     if name.partition(".")[0] == PACKAGE.name and not runs(name):
-        _end(instead(name))
-
-
-def _end(text: str) -> NoReturn:
-    print(f"rlreason: {text}", file=sys.stderr)
-    sys.exit(2)
+        print(f"rlreason: {instead(name)}", file=sys.stderr)
+        sys.exit(2)

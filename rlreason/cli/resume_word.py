@@ -10,8 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import yaml
-
 from rlreason.cli.aliases import NAMES, SHORT
 from rlreason.cli.as_words import key_of, spelled
 from rlreason.cli.flags import Asked, read
@@ -25,7 +23,6 @@ WORD = "resume"
 RUN_DIR = "hydra.run.dir"
 PLACES = (RUN_DIR, "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.mode")  # where a run was, not what it is
 SWEEP_STATE = "sweep.json"  # in the folder of a sweep: see sweeps/state.py
-SWEEPS_FILE = "multirun.yaml"  # Hydra's, where a sweeper of its own or an older version ran the sweep
 PROGRAM = ["python", "-m", "rlreason"]
 
 
@@ -170,9 +167,4 @@ def _sweeps_command(folder: Path) -> str:
     with suppress(OSError, ValueError, TypeError, KeyError):
         if command := json.loads((folder / SWEEP_STATE).read_text(encoding="utf-8"))["command"]:
             return f" ({command})"
-    try:
-        told = yaml.safe_load((folder / SWEEPS_FILE).read_text(encoding="utf-8"))
-        words = [str(word) for word in told["hydra"]["overrides"]["task"]]
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        return ""
-    return f" ({shlex.join([*PROGRAM, '-m', *words])})"
+    return ""

@@ -16,7 +16,6 @@ from rlreason.cli.choices import PLUGINS
 from rlreason.cli.flags import Asked, composing, flags_parser, read
 from rlreason.cli.suggestions import chosen, options
 from rlreason.cli.unknown_words import choices_among
-from rlreason.config import former_names
 from rlreason.config.groups import NAMED_REWARDS
 from rlreason.config.leaves import INPUTS, typed_word
 from rlreason.config.store import register
@@ -78,7 +77,7 @@ def _keys(word: str, cfg: DictConfig) -> list[str]:
     keys += [f"{key}=" for key in _groups(cfg) if "@" in word or "@" not in key]
     if any(key.startswith(word) for key in keys):
         return keys
-    return [f"{name}=" for name in NAMES if name not in former_names.KEYS]  # a handout's
+    return [f"{name}=" for name in NAMES]  # a handout's
 
 
 def _groups(cfg: DictConfig) -> dict[str, str]:

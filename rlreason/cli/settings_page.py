@@ -22,7 +22,6 @@ from rlreason.cli.flags import Asked
 from rlreason.cli.option_files import Option, flat, options
 from rlreason.config.comments import comment
 from rlreason.config.conditions import CONDITIONS
-from rlreason.config.former_names import KEYS as FORMER
 from rlreason.config.leaves import typed_word
 from rlreason.config.ranges import range_of
 from rlreason.config.sources import resource_dir
@@ -127,7 +126,7 @@ def about(kind: type, field: Field[Any], key: str, shared: Sequence[str]) -> str
     bounds = range_of(key)
     said = comment(kind, field.name) or (bounds.cure if bounds and key.startswith("loss.") else "")
     said = _text(re.sub(r"^[a-z]+ ", lambda word: word[0].capitalize(), said.removesuffix(".")))
-    if also := [f"`{name}`" for name, ours in NAMES.items() if ours.key == key and name not in FORMER]:
+    if also := [f"`{name}`" for name, ours in NAMES.items() if ours.key == key]:
         said += f" (also {', '.join(also)})"
     only = [where for where in conditions_of(key) if where not in shared]
     return said + (f". *Read {_text('; '.join(only))}.*" if only else "")

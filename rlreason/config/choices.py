@@ -5,7 +5,6 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from rlreason.config.former_names import VALUES
 from rlreason.config.leaves import leaves
 
 
@@ -22,8 +21,7 @@ def wrong_words(settings: Any, prefix: str = "") -> list[str]:
     ['rollout.engine=sglang is none of hf, vllm: choose one']
     """
     return [
-        f"{leaf.key}={leaf.value} is none of {', '.join(leaf.metadata['choices'])}: "
-        + (f"it is called {now} now" if (now := VALUES.get(leaf.key, {}).get(leaf.value)) else leaf.metadata["cure"])
+        f"{leaf.key}={leaf.value} is none of {', '.join(leaf.metadata['choices'])}: {leaf.metadata['cure']}"
         for leaf in leaves(settings, prefix)
         if leaf.value is not None and leaf.value not in leaf.metadata.get("choices", (leaf.value,))
     ]

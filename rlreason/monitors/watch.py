@@ -102,8 +102,8 @@ class Monitors:
     def put(self, state: Mapping[str, Any]) -> None:
         """Go on from what was noticed before. What a monitor with other settings has stopped is stopped no more."""
         self.counts = Counter(state["counts"])
-        self.history |= {name: list(values) for name, values in state.get("history", {}).items()}
-        self.stopped = dict(state["stopped"] or {})
+        self.history |= {name: list(values) for name, values in state["history"].items()}
+        self.stopped = dict(state["stopped"])
         stands = not self.stopped or self.stopped["rule"] == WEIGHTS
         if not stands and self.stopped["settings"] != self._settings(self.stopped["monitor"]):
             self.stopped = {}

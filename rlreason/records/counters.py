@@ -67,8 +67,7 @@ class Counters:
         self.rollout_step, self.train_step = int(state["rollout_step"]), int(state["train_step"])
         self.eval_step = int(state["eval_step"])
         self.tokens_generated, self.tokens_trained = int(state["tokens/generated"]), int(state["tokens/trained"])
-        former = {"seconds": {"time/other": [state["time/total"]] * 2}}  # of a checkpoint that knew no phases
-        self.clock.put(state.get("clock", former))
+        self.clock.put(state["clock"])
         self.newest, self.pace = below(state, "newest/"), below(state, "pace/")
         self.pace.setdefault("until", self._spent())
 

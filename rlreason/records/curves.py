@@ -122,7 +122,7 @@ def draw_whole_split(ax: Any, rows: Rows) -> None:
 def title_of(run: RunFolder) -> str:
     """Model, data, objective and seed of a run, and a reward that is a function of one's own.
 
-    Empty in the place of a setting that another version did not have.
+    Empty in the place of a setting that the run does not have.
     """
     model, data, loss, algorithm, seed = (
         "" if (value := run.setting(key)) is None else value

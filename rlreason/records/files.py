@@ -57,12 +57,9 @@ CONTENTS = (
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
 
-#: The version of a folder that is written now, in `provenance.json` as "schema_version". All versions can be read:
-#: 0 has no version and no schemas there (the oldest lack status.json and model.seed); 1 has both, the schemas being
-#: the classes that the settings in config.yaml are of.
-VERSION = 1
+VERSION = 1  # of a folder's contents, in `provenance.json` as "schema_version"; a later one is refused
 
-_STEP_FILE = re.compile(r"step_(\d+)(?:_update_(\d+))?\.jsonl(?:\.gz)?")  # older runs have them uncompressed
+_STEP_FILE = re.compile(r"step_(\d+)(?:_update_(\d+))?\.jsonl(?:\.gz)?")  # one that a person has unpacked, too
 
 
 class ResponseFile(NamedTuple):

@@ -66,18 +66,18 @@ class RunFolder:
 
     @cached_property
     def version(self) -> int:
-        """The version of the folder's contents, see `files.VERSION`; 0 where none is named."""
-        version = self.provenance.get("schema_version", 0)
-        if type(version) is not int or version < 0:  # True is an int too
+        """The version of the folder's contents, see `files.VERSION`, which is also taken where none is named."""
+        version = self.provenance.get("schema_version", files.VERSION)
+        if type(version) is not int or version < 1:  # True is an int too
             raise ConfigError(
                 f"{self.path / files.PROVENANCE} names schema_version={version!r}, which is no version: "
-                f"give one of 0 to {files.VERSION}, or another run"
+                "put it back from a copy, or give another run"
             )
         return version
 
     @property
     def schemas(self) -> dict[str, str]:
-        """Which classes the settings are of, as `config.store.schemas_of` named them; {} in version 0."""
+        """Which classes the settings are of, as `config.store.schemas_of` named them; {} where none are."""
         schemas = self.provenance.get("schemas")
         return schemas if isinstance(schemas, dict) else {}
 
@@ -113,7 +113,7 @@ class RunFolder:
         raise ConfigError(f"{path} holds no settings ({found}): give the folder of one run")
 
     def setting(self, key: str) -> Any:
-        """One setting by its dotted name; None where the run, maybe of another version, had none of this name."""
+        """One setting by its dotted name; None where the run has none of this name."""
         return setting_in(self.settings, key)
 
     def grading(self, evaluates: bool = False) -> tuple[str, str | None, dict[str, Any]]:

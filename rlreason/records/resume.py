@@ -9,7 +9,6 @@ import yaml
 
 from rlreason.config.budget import NAMES as BUDGETS
 from rlreason.config.budget import raised
-from rlreason.config.former_names import renewed
 from rlreason.config.leaves import below, flat
 from rlreason.config.monitors import settings_of
 from rlreason.errors import ConfigError
@@ -79,7 +78,7 @@ def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) ->
     before, now = flat_text(path.read_text(encoding="utf-8", errors="replace")), flat_text(config)
     if "algorithm" not in before and (checkpoint := newest_good(folder, say)) is not None:
         say(f"! {path} is damaged: the checkpoint has the settings")
-        before = flat_text(read_state(checkpoint).get("config", ""))
+        before = flat_text(read_state(checkpoint)["config"])
     _refuse_other(folder, before, now)
     checkpoint = newest_good(folder, say)
     if before.get("n_steps") != now.get("n_steps") and now.get("lr_schedule", "constant") != "constant":
@@ -88,7 +87,8 @@ def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) ->
             f"{before.get('n_steps')}, and from here on it falls towards the new end"
         )
     state = {} if checkpoint is None else read_state(checkpoint)
-    if checkpoint is not None and state.get("counters", {}).get("train_step") and not moments_in(checkpoint):
+    ended = (folder / SUMMARY).exists()
+    if checkpoint is not None and ended and state["counters"]["train_step"] and not moments_in(checkpoint):
         say(
             f"! {checkpoint.name} is of a finished run that kept no moments of its optimizer "
             "(checkpoint.keep_final=false): it goes on with new ones, not as a run of so many steps from the start"
@@ -245,9 +245,9 @@ def settings_changed(old: str, new: str, allowed: tuple[str, ...] = HARMLESS) ->
 
 
 def flat_text(config: str) -> dict[str, Any]:
-    """The settings of a config by their dotted names of this version; {} where it is no config at all."""
+    """The settings of a config by their dotted names; {} where it is no config at all."""
     try:
         settings = yaml.safe_load(config)
     except yaml.YAMLError:
         return {}
-    return flat(renewed(settings)) if isinstance(settings, dict) else {}
+    return flat(settings) if isinstance(settings, dict) else {}

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from rlreason.config.former_names import renewed
 from rlreason.config.leaves import flat
 from rlreason.errors import ConfigError
 from rlreason.evaluation.tables import CATEGORIES
@@ -97,7 +96,7 @@ def settings_of(reader: RunFolder) -> dict[str, Any]:
             aliased = False  # `settings` says what is wrong
         if aliased:
             raise ConfigError(f"{reader.path} has a config.yaml with aliases, which no run writes: leave this run out")
-    found = flat(renewed(reader.settings))
+    found = flat(reader.settings)
     if len(found) > MOST_SETTINGS:
         raise ConfigError(f"{reader.path} has a config.yaml of {len(found)} settings, which no run has: leave it out")
     return found

@@ -153,10 +153,10 @@ class Clock:
 
     def put(self, state: Mapping[str, Mapping[str, list[float]]]) -> None:
         """Go on from this state; what this process has spent so far comes on top and stands in no row yet."""
-        for name, (value, told) in state.get("seconds", {}).items():
+        for name, (value, told) in state["seconds"].items():
             self.seconds[name] += value
             self._told[name] = self._told.get(name, 0.0) + told
-        for name, values in state.get("work", {}).items():
+        for name, values in state["work"].items():
             half = len(values) // 2
             self.work[name] = self.work[name].plus(Work(values[0], *map(int, values[1:half])))
             self._told_work[name] = Work(values[half], *map(int, values[half + 1 :]))
