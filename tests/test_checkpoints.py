@@ -255,3 +255,17 @@ def test_damaged_settings_of_a_run_are_those_of_its_checkpoint(tmp_path, damage)
     assert said == [f"! {tmp_path}/config.yaml is damaged: the checkpoint has the settings"]
     with pytest.raises(ConfigError, match=r"other settings \(seed=0 there, 1 here\)"):
         where_it_goes_on(tmp_path, settings.replace("seed: 0", "seed: 1"), said.append)
+
+
+def test_new_moments_are_said_of_a_finished_run_alone(tmp_path):
+    """An interrupted run has those that it had, wherever its checkpoint keeps them."""
+    settings = "algorithm: grpo\nseed: 0\nn_steps: 4\n"
+    state = {"begun": 4, "offsets": {}, "config": settings, "counters": {"train_step": 4}}
+    write_checkpoint(tmp_path, name_of(4, 4, 1), state, write_some)
+    (tmp_path / "config.yaml").write_text(settings)
+    said: list[str] = []
+    assert where_it_goes_on(tmp_path, settings, said.append) == checkpoints_in(tmp_path)[0]
+    assert not said
+    (tmp_path / "summary.json").write_text('{"status": "finished"}')
+    where_it_goes_on(tmp_path, settings.replace("n_steps: 4", "n_steps: 8"), said.append)
+    assert "checkpoint.keep_final" in said[0]
