@@ -25,7 +25,11 @@ def init_vllm(model_id: str, device: str, seed: int, gpu_memory_utilization: flo
     import vllm
 
     index = torch.device(device).index
-    own = {"dtype": "bfloat16", "enable_prefix_caching": True, "gpu_memory_utilization": gpu_memory_utilization}
+    own: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "enable_prefix_caching": True,
+        "gpu_memory_utilization": gpu_memory_utilization,
+    }
     own |= {} if index is None else {"device_ids": [index]}
     return vllm.LLM(model_id, seed=seed, **(own | arguments))
 
