@@ -52,32 +52,23 @@ def test_every_setting_says_its_type_its_default_and_what_it_is_for():
 @pytest.mark.parametrize(
     ("key", "cells"),
     [
-        (
-            "learning_rate",
-            ["float", "`0.0003`; by [scale](#scale)", "above 0 to 1e30", "The highest rate of lr_schedule"],
-        ),
-        ("epochs", ["float or null", "`null`; by [scale](#scale)", "above 0 to 1e6", None]),
-        ("algorithm", ["str", "`grpo`", "`best_of_n`, `discover`, `ei`, `evaluate`, `grpo`, `sft`", None]),
-        ("model.path", ["str", "required; by [model](#model)", "", None]),
-        ("grading.workers", ["int", "`1`", "1 to 64, or to the number of processors", None]),
-        ("n_steps", ["int or null", "`80`, sft: `60`, ei: `5`; by [scale](#scale)", "1 to 1e9", None]),
-        ("grading.rel_tol", ["float", "`1e-06`", "0 to below 0.1", None]),
-        ("logger.tags", ["list of str or null", "`null`", "", None]),
-        ("kl_placement", ["str", "`none`", "`none`, `loss`, `reward`", None]),
-        ("model.weights", ["str", "`float32`", "`float32`, `bfloat16`", None]),
+        ("learning_rate", ["float", "`0.0003`; by [scale](#scale)", "above 0 to 1e30"]),
+        ("n_steps", ["int or null", "`80`, sft: `60`, ei: `5`; by [scale](#scale)", "1 to 1e9"]),
+        ("grading.workers", ["int", "`1`", "1 to 64, or to the number of processors"]),
+        ("grading.rel_tol", ["float", "`1e-06`", "0 to below 0.1"]),
+        ("logger.tags", ["list of str or null", "`null`", ""]),
+        ("model.path", ["str", "required; by [model](#model)", ""]),
+        ("model.weights", ["str", "`float32`", "`float32`, `bfloat16`"]),
     ],
 )
 def test_a_line_of_the_settings_page(key, cells):
     (row,) = [row for row in rows(SETTINGS, 5) if row[0] == f"`{key}`"]
-    assert [cell for cell, expected in zip(row[1:], cells, strict=True) if expected is not None] == [
-        cell for cell in cells if cell is not None
-    ]
+    assert row[1:4] == cells
 
 
 def test_a_condition_stands_with_the_settings_that_have_it():
-    assert "*Read by overlong=penalty only.*" in SETTINGS
-    assert "All are read by algorithms that train, and where eval.data is null, only." in section("data")
-    assert "- `eval.data.train`: read with eval.data.n_validation only" in section("eval")
+    assert "overlong=penalty only" in next(row[4] for row in rows(SETTINGS, 5) if row[0] == "`overlong_cache`")
+    assert "`eval.data.train`: read with eval.data.n_validation" in section("eval")
 
 
 def test_every_option_and_sweep_has_a_line_that_says_what_it_is():
@@ -88,7 +79,6 @@ def test_every_option_and_sweep_has_a_line_that_says_what_it_is():
         assert set(named) == {file.stem for file in folder.glob("*.yaml")}
         assert all(named.values()), f"{group}: begin the file of each option with a comment that says what it is"
     assert "`scale=paper` `data=gsm8k` `prompt=r1_zero`" in section("model")
-    assert "grpo: `n_steps=200`" in section("scale")
     assert "`learning_rate=1e-6,5e-6,1e-5,2e-5,3e-5,1e-4`" in section("sweep")
 
 
@@ -117,9 +107,3 @@ def test_every_link_leads_to_a_file_and_a_heading(source):
 def test_the_index_names_every_page_of_the_documentation():
     pages = {path.name for path in DOCS.iterdir() if path.suffix in (".md", ".ipynb")} - {"README.md"}
     assert pages <= set(links((DOCS / "README.md").read_text("utf-8")))
-
-
-def test_links_and_headings_as_github_reads_them(tmp_path):
-    (tmp_path / "a.md").write_text("# A `b`, c_d!\n```\n# no\n```\n## What's next?\n")
-    assert anchors(tmp_path / "a.md") == {"a-b-c_d", "whats-next"}
-    assert links("[x](a.md#b) ![p](c.png) [w](https://d) `[n](o)` [s](#t)") == ["a.md#b", "c.png", "#t"]
