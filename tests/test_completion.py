@@ -39,28 +39,21 @@ def here(tmp_path, monkeypatch) -> Path:
 WORDS = {
     "sampling.": ["sampling.max_tokens=", "sampling.min_tokens=", "sampling.temperature="],
     "lo": ["log_generations=", "logger.", "logger=", "loss.", "loss="],
-    "com": [],  # a verb is no override
     "sweep=grpo_l": ["sweep=grpo_learning_rate", "sweep=grpo_length_normalization"],
     "eval.prompt=r1": ["eval.prompt=r1_zero", "eval.prompt=r1_zero_short", "eval.prompt=r1_zero_three_shot"],
     "prompt@": ["prompt@eval.prompt="],
     "rollout.engine=": ["rollout.engine=hf", "rollout.engine=vllm"],
-    "mismatch=": ["mismatch=mask", "mismatch=none", "mismatch=truncate"],
     "prompt.chat=": ["prompt.chat=false", "prompt.chat=true"],
     "++prompt.chat=f": ["++prompt.chat=false"],
     "++lo": ["++log_generations=", "++logger.", "++loss."],  # options are chosen without
     "++baseline=": [],
-    "++loss_type=": [],
-    "+adam": [],  # Hydra refuses to add what is there
     "logger=[wandb,": ["logger=[wandb,tensorboard", "logger=[wandb,trackio"],
     "seed=": ["seed=0"],  # the value that it has
-    "std_norm=none,group_": [],  # of a sweep alone, below
     "experiment=[pku_hw3,": ["experiment=[pku_hw3,cs336_2025", "experiment=[pku_hw3,cs336_2026"],
     "n_grpo": ["n_grpo_steps="],
     "use_std_normalization=": ["use_std_normalization=false", "use_std_normalization=true"],
-    "loss_type=sap": ["loss_type=sapo"],
     "hydra.run.d": ["hydra.run.dir="],
     "model.path=m": ["model.path=my models/"],
-    "prompt.file=./n": ["prompt.file=./notes.md"],
 }
 #: Words that can become nothing.
 WRONG = ["=", ".", "a.b.", "seed.x=", "ü=", "[", "x" * 5000, "x" * 5000 + "=", "\\", "xyz", "~loss"]
@@ -99,20 +92,15 @@ ANSWERS = {
     "--version --config-dir /nowhere algorithm=nope log": ["log_generations=", "logger.", "logger="],  # as without them
     "--conf": ["--config-dir", "--config-name", "--config-path"],
     "--cfg ": ["all", "hydra", "job"],
-    "--cfg=j": ["--cfg=job"],
     "inspect ": ["runs/grpo/2026-01-01", "runs/sweeps/grid/seed=0", "runs/sweeps/grid/seed=1"],
-    "inspect n": ["notes.md"],
     "inspect 'my mo": ["my models/"],
     "inspect runs/grpo/2026-01-01 --re": ["--regrade"],
     "inspect --category f": ["format0", "format1_wrong"],
-    "curves --json n": ["notes.md"],
-    "compare runs/s": ["runs/sweeps/grid", "runs/sweeps/grid/seed=0", "runs/sweeps/grid/seed=1"],
     "compare runs/sweeps/grid/seed=0 runs/sweeps/grid/": ["runs/sweeps/grid/seed=1"],
     "completion ": ["bash", "fish", "zsh"],
     "inspect $(touch pwned) --n": [],
     "inspect `touch pwned`; /nowhere/": [],
     "inspect 'it\"s": [],
-    "--nope=": [],
 }
 
 

@@ -46,7 +46,6 @@ def parse(row, gold="auto", wrap=False, max_chars=1000, **names) -> Problem:
             {"question": " Q1 ", "answer": "half: 48/2 = <<48/2=24>>24\n#### 1,024"},
             Problem("id", "Q1", "1024", "half: 48/2 = <<48/2=24>>24"),
         ),
-        ({"question": "Q", "answer": "(1,2)"}, Problem("id", "Q", "(1,2)")),
         ({"question": "Q", "answer": 7}, Problem("id", "Q", "7")),
         (  # MATH
             {"problem": "P", "level": "Level 1", "solution": BOX, "type": "Counting & Probability"},
@@ -56,7 +55,6 @@ def parse(row, gold="auto", wrap=False, max_chars=1000, **names) -> Problem:
             {"problem": "P", "solution": BOX, "answer": r"\frac14", "level": 3, "unique_id": "test/1.json"},
             Problem("id", "P", r"\frac14", BOX),
         ),
-        ({"question": "Q", "answer": BOX}, Problem("id", "Q", r"\frac{1}{4}", BOX)),
         (  # the handout's sft.jsonl: both texts are kept to the last space
             {"prompt": "User: Q\nAI: <think>", "response": " so 4 </think> <answer>4</answer>", "ground_truth": "4"},
             Problem("id", "User: Q\nAI: <think>", "4", None, "User: Q\nAI: <think>",
@@ -92,12 +90,9 @@ def test_fields_can_be_named_and_a_prompt_can_be_a_question():
     ("rule", "answer", "solution", "gold"),
     [
         ("auto", None, r"\boxed{1} no, \boxed{\{2\}}", r"\{2\}"),
-        ("auto", None, "nothing here", ""),
         ("auto", "a #### b\nc", None, "a #### b\nc"),
-        ("hash", "x\n#### -1,000.5", None, "-1000.5"),
         ("boxed", "ignored", r"\boxed{5}", "5"),
         ("final", None, r"The final answer is $\frac{1}{2}$. I hope it is correct.", r"\frac{1}{2}"),
-        ("field", r"\boxed{5}", None, r"\boxed{5}"),
         ("auto", "5*2=10\n#### 10\n\nNote: checked by hand.", None, "10"),
         ("hash", "5*2=10\r\n#### 1,010\r\n# by hand\r\n<|endoftext|>", None, "1010"),
         ("auto", "5*2=10 #### $10\nchecked", None, "$10"),
@@ -119,9 +114,7 @@ def test_the_gold_answer_by_rule(rule, answer, solution, gold):
         (b'{"question": "q", "answer": ' + b"9" * 5000 + b"}", "is not JSON"),
         (b'{"question": "q"}', "has no text under 'ground_truth', 'answer', 'solution' or 'response'"),
         (b'{"answer": "1"}', "has no text under 'question', 'problem', 'prompt' or 'messages'"),
-        (b'{"question": " ", "answer": "1"}', "has no text under 'question'"),
         (b'{"prompt": "p", "response": ""}', "has no text under 'response'"),
-        (b'{"question": ["q"], "answer": "1"}', "has no text under 'question'"),
         (b'["q", "a"]', "is no JSON object"),
         (b'{"question": "q", "answer": "work ####  "}', "has nothing after '####'"),
         (b'{"problem": "q", "solution": "\\\\boxed{ }"}', "has an empty ground truth"),
@@ -130,9 +123,7 @@ def test_the_gold_answer_by_rule(rule, answer, solution, gold):
         (b'{"prompt": "p", "response": "' + b"x" * 1_000_000 + b'"}', "has more than data.max_chars=100000 characters"),
         (b'{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}', "has messages other"),
         (b'{"question": "q", "answer": NaN}', "has nan"),
-        (b'{"question": "q", "answer": 1e999}', "has inf"),
         (b'{"question": "q", "answer": "-Infinity"}', "has the ground truth -Infinity"),
-        (b'{"question": "q", "answer": "so\\n#### nan"}', "has the ground truth nan"),
         (b'{"messages": "hello"}', "has messages that are no list of role and content"),
     ],
 )

@@ -71,9 +71,7 @@ def test_overlap_is_refused_dropped_or_allowed():
     "written",
     [
         "what IS 0 times 3,000?",
-        "What is 0 times 3,000",
         "What is 0 times 3000 ?",
-        "Question: What is 0 times 3,000?",
         "**Question 7:** What is 0 times 3,000?",
         "\uff37hat is \uff10 times 3,000\uff1f",
         "\ufeffWhat is 0\u200b times\u00a03,000?",
@@ -136,13 +134,6 @@ def test_a_run_says_what_its_data_repeats(tmp_path, grader):
     assert "! 1 training questions have different ground truths" in text
 
 
-def test_overlap_sees_through_a_whole_prompt():
-    """The handout's sft.jsonl holds filled prompts, its validation.jsonl bare problems."""
-    train = [parse({"prompt": fill("1+1?"), "response": " 2 </think> <answer>2</answer>"})]
-    with pytest.raises(ConfigError, match=r"data\.overlap=refuse: 1 training questions"):
-        without_overlap(train, [Problem("v", "1+1?", "2")], "refuse", fill)
-
-
 def test_pass_rates_keep_what_can_be_learned_from(tmp_path):
     problems = problems_of(5)
     counts = [(8, 0), (8, 1), (8, 4), (8, 8)]
@@ -187,7 +178,6 @@ def test_a_filled_trace_is_graded_correct_by_its_own_reward():
         ("done", "has no field"),
         ("{solution", "double literal braces"),
         ("{}", "has {}"),
-        (r"{solution} \boxed{answer}}", "double literal braces"),
     ],
 )
 def test_a_broken_trace_template_is_one_line(template, says):

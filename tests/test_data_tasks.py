@@ -77,25 +77,18 @@ def test_any_expression_solves_itself_and_no_other_numbers(tree):
     ("answer", "right"),
     [
         ("3 * 5 + 7", 1),
-        ("(7 + (3 * 5))", 1),
         ("7--3*5", 1),
-        ("+7+3*5", 1),
         (r"3 \times 5 + 7", 1),
         ("3 \u00d7 5\n+ 7", 1),
         ("22", 0),
         ("3 * 5 + 7 = 22", 0),  # the expression alone: TinyZero's rule too
         ("3 * 5", 0),
         ("3 * 5 + 7 * 1", 0),
-        ("3 * 5 + 7 + 3 - 3", 0),
-        ("35 - 7 * 1", 0),
         ("3 * 5 + 7.0", 0),
         ("3 * 5 7", 0),
         ("3 ** 5 - 7", 0),
-        ("3 // 5 + 7", 0),
-        ("3, 5, 7", 0),
         ("3(5)+7", 0),
         ("", 0),
-        ("()", 0),
     ],
 )
 def test_the_rule_of_countdown(answer, right):
@@ -219,12 +212,9 @@ def test_rows_with_nums_and_target_become_problems_that_cannot_meet(tmp_path):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ('{"target": 5}', "nums"),
         ('{"nums": [1, "2"], "target": 5}', "nums"),
-        ('{"nums": [1, -2], "target": 5}', "nums"),
         ('{"nums": [], "target": 5}', "nums"),
         ('{"nums": [1, 2], "target": 2.5}', "target"),
-        ('{"nums": [1, 2]}', "target"),
         ("[1, 2]", "nums"),
         ("nums", "JSON"),
     ],

