@@ -63,7 +63,7 @@ def test_the_example_is_an_option_like_any_other(project):
     done = subprocess.run(argv, cwd=project, env=env, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     assert re.search("^loss: .*gmpo", done.stdout, re.MULTILINE)
-    assert done.stderr.startswith("rlreason: loss.log_clip_low=-1.0 must be above 0: the log of the ratio")
+    assert done.stderr.startswith("rlreason: loss.log_clip_low=-1.0 ")
     assert len(done.stderr.splitlines()) == 1
     card = " ".join(done.stdout.split())
     assert "l = -s A, s = exp(mean of log rho, at most 0.4 if A > 0, else at least -0.3)" in card

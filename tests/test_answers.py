@@ -47,11 +47,11 @@ def test_what_was_read_says_why_there_is_no_answer():
     assert said("</think> <answer>1</answer> so") == (True, "no answer can be read", "text behind </answer>")
     assert said(r"</think> <answer>\boxed{1</answer>") == (True, "no answer can be read", r"\boxed is never closed")
     assert said("</think>\n <answer>1</answer>")[1:] == (
-        "not exactly one space between </think> and <answer>",
+        "between </think> and <answer>",
         r"'\n '",
     )
     assert said(r"\boxed{1", "question_only") == (False, r"\boxed is never closed", "")
-    with pytest.raises(ValueError, match="mine:reward reads responses by rules of its own"):
+    with pytest.raises(ValueError, match="mine:reward"):
         Grader(reward="mine:reward").read("1")
 
 

@@ -145,7 +145,7 @@ def test_the_checks_for_a_card_do_here_what_a_processor_allows(tmp_path):
     assert found["kernels"]["passed"] is True
     assert found["kernels"]["figures"]["sdpa, prompt shared"]["mean"] < 1e-5
     assert found["memory"]["passed"] is None  # left out, and said to be
-    assert "left out: torch counts a GPU's memory alone" in done.stdout
+    assert "left out" in done.stdout
     assert done.stdout.startswith("no GPU here")
 
 

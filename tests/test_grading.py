@@ -63,7 +63,7 @@ def test_a_changed_verdict_demands_a_new_version_and_a_new_case_does_not(tmp_pat
     assert verdicts.complaints(recorded, verdicts.Record(3, {old.key: "+", new.key: "-"}), [old, new]) == []
     assert verdicts.unrecorded(recorded, [old, new]) == [new]
     (told,) = verdicts.complaints(recorded, verdicts.Record(3, {old.key: "-", new.key: "-"}), [old, new])
-    assert "set GRADER_VERSION = 4 in rlreason/grading/version.py" in told
+    assert "GRADER_VERSION = 4" in told
     assert told.splitlines()[1:] == ["  + is now -: 'so it is </think> <answer> 38 </answer>', gold '38'"]
     assert verdicts.complaints(recorded, verdicts.Record(4, {old.key: "-"}), [old]) == []
     assert verdicts.complaints(recorded, verdicts.Record(2, {old.key: "+"}), [old]) != []

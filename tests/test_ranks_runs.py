@@ -252,7 +252,7 @@ def test_torchrun_trains_on_the_processor_and_a_command_that_trains_nothing_ends
     words = [*SMALL, *WORDS, f"hydra.run.dir={tmp_path / 'run'}"]
     done = subprocess.run([*TORCHRUN, *words], env=env, capture_output=True, text=True, timeout=600, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "2 processes train, each has the whole model" in " ".join(done.stdout.split())
+    assert "2 processes train" in " ".join(done.stdout.split())
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert_same(whole_steps(rows), whole_steps(alone))
     for words, code in ((["--version"], 0), (["n_steps=x"], 1), (["-m", "seed=0,1"], 1)):

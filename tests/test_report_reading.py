@@ -53,7 +53,7 @@ def test_a_sweep_has_its_reference_first_and_a_part_of_one_what_was_given_first(
     assert list(seen(read_study([folder]))) == ["2", "1", "3"]
     part = read_study([folder / "lr=3", folder / "lr=2"])
     assert seen(part) == {"3": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
-    assert part.notes[0].startswith("lr=3 was the best of 3 settings on these problems")
+    assert part.notes[0].startswith("lr=3 was the best of 3")
     assert read_study([folder / "lr=1", folder / "lr=2"]).notes == []
 
 
@@ -61,7 +61,7 @@ def test_a_reference_that_fits_no_setting_is_said_to(tmp_path: Path) -> None:
     sweep(tmp_path / "s", "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "9"})
     study = read_study([tmp_path / "s"])
     assert study.reference.label == "1"
-    assert study.notes == ["No setting is the sweep's reference (lr=9): the first one stands for it."]
+    assert ["(lr=9)" in note for note in study.notes] == [True]
 
 
 def test_a_run_given_twice_counts_once_and_is_named(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_run_given_twice_counts_once_and_is_named(tmp_path: Path) -> None:
     study = read_study([folder, folder])
     assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
     assert len(study.problems) == 8
-    assert "has the same setting and seed 0" in study.problems[0]
+    assert "seed 0" in study.problems[0]
 
 
 def test_a_sweep_that_lost_its_state_is_read_from_its_runs(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_figures_that_no_run_writes_are_no_figures(tmp_path: Path) -> None:
     with (folder / "lr=2,seed=0/evals/step_00040.jsonl").open("a") as file:
         file.write(json.dumps(answer) + "\n")
     study = read_study([folder])
-    assert "left out line 201 (no usable 'format_reward')" in " ".join(study.problems)
+    assert "left out line 201" in " ".join(study.problems)
     assert "reward/mean" not in study.settings[0].runs[0].series
     assert "holds no settings (RecursionError)" in study.problems[0]
     assert page_of(build_report(study))
@@ -127,7 +127,7 @@ def test_figures_that_no_run_writes_are_no_figures(tmp_path: Path) -> None:
 
 def test_what_is_no_run_says_what_to_give(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="holds no run: give the folder of a run or of a sweep"):
+    with pytest.raises(ConfigError, match="holds no run"):
         read_study([tmp_path / "empty"])
     with pytest.raises(ConfigError, match="is not there"):
         read_study([tmp_path / "nowhere"])
@@ -160,9 +160,9 @@ def test_a_setting_that_was_chosen_on_these_problems_is_said_to_be_everywhere(tm
     folder = tmp_path / "s"
     sweep(folder, "lr", ["1", "2", "3"], lambda value, seed: answers(seed, int(value) / 4), reference={"lr": "1"})
     report = build_report(read_study([folder / "lr=1", folder / "lr=3"]))
-    assert "3 was chosen on these same problems, as the best of 3 settings." in report.verdicts[0].sentence
-    assert report.lead.endswith("That figure is fixed, but 3 was chosen by its result.")
-    assert build_report(read_study([folder])).lead.endswith("fixed: nothing was chosen by its result.")
+    assert "3 was chosen on these same problems" in report.verdicts[0].sentence
+    assert "3 was chosen by its result" in report.lead
+    assert "nothing was chosen" in build_report(read_study([folder])).lead
 
 
 def test_what_changes_no_figure_makes_no_setting() -> None:

@@ -50,8 +50,8 @@ def test_a_word_that_is_none_of_its_setting_is_refused_wherever_the_setting_stan
     run = typed(composed("data@eval.data=stories_hard"))
     run.eval.data.bad_gold, run.model.weights = "mend", "int8"
     assert wrong_words(run) == [
-        "model.weights=int8 is none of float32, bfloat16: choose one",
-        "eval.data.bad_gold=mend is none of keep, drop: choose one",
+        "model.weights=int8 ",
+        "eval.data.bad_gold=mend ",
     ]
     assert sum("choices" in leaf.metadata for kind in SCHEMAS["schema"].values() for leaf in leaves(kind())) > 30
 

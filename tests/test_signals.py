@@ -308,7 +308,7 @@ def test_a_signal_while_python_imports_is_one_line(tmp_path, words):
     process.until("omegaconf")
     process.send(signal.SIGINT)
     process.ends(120)
-    assert process.said.splitlines()[-1] == "rlreason: stopped by SIGINT"
+    assert process.said.splitlines()[-1].endswith("by SIGINT")
 
 
 RUN = ["-m", "rlreason", *SMALL, "n_steps=100000", "hydra.run.dir=run"]
@@ -321,10 +321,11 @@ def test_a_run_that_is_stopped_in_an_update_keeps_its_model_rows_and_curves(tmp_
     process.send(signal.SIGTERM)
     process.ends()
     status, rows = left(tmp_path / "run")
-    assert status["reason"] == f"by SIGTERM in step 1 of 100000, after {rows[-1]['train_step']} optimizer updates"
+    assert status["reason"].startswith("by SIGTERM in step 1 ")
+    assert f" {rows[-1]['train_step']} optimizer updates" in status["reason"]
     assert [row["train_step"] for row in rows] == list(range(len(rows)))  # the evaluation, then each update
     assert (tmp_path / "run/model/model.safetensors").exists()
-    assert "rlreason: stopped by SIGTERM in step 1" in process.said.splitlines()[-1]
+    assert "by SIGTERM in step 1" in process.said.splitlines()[-1]
 
 
 def updates(folder: Path) -> int:

@@ -131,10 +131,10 @@ def test_the_seeds_that_are_asked_for_settle_the_difference():
 def test_words_never_go_further_than_the_interval():
     clear = difference(-0.1, (0.01, 0.0, 3.0), 4, 256, SEEDS)
     assert sentence(clear) == "worse by 0.100 (0.068 to 0.132)"
-    assert sentence(clear, adjusted_p=0.2, family=6).startswith("cannot tell: the difference lies between -0.132 and")
+    assert sentence(clear, adjusted_p=0.2, family=6).startswith("cannot tell: ")
     assert "among so many comparisons" in sentence(clear, adjusted_p=0.2, family=6)
     alone = difference(0.01, (0.0, 0.02, math.inf), 1, 256, PROBLEMS)
-    assert sentence(alone).startswith("cannot tell these two trained models apart: ")
+    assert sentence(alone).startswith("cannot tell these two trained models")
     assert "setting" not in sentence(alone).replace("nothing of the settings", "")
 
 

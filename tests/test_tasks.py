@@ -178,7 +178,7 @@ def test_habits_that_no_story_can_have_are_refused(asked, words, said):
 def test_a_warm_start_with_no_story_to_show_is_refused(asked):
     run = asked("data=stories_long", "data.n_train=5", "data.min_events=5", "data.max_events=6")
     long = [p for p in read_splits(run.data, print)[0] if len((p.solution or "").split(" ")) == 6]
-    with pytest.raises(ConfigError, match=r"none of the .* training stories is so short"):
+    with pytest.raises(ConfigError, match=r"so short"):
         taught(long, run.data.habits, run.data.max_value)
 
 

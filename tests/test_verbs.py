@@ -94,11 +94,11 @@ def test_a_verb_starts_at_once_and_its_json_holds_the_figures_that_it_prints(wor
 def test_the_json_of_a_verb_is_written_whole_or_not_at_all(run, tmp_path, capsys):
     target = tmp_path / "nowhere/figures.json"
     assert verb("inspect", run, "--json", target) == 2
-    assert "lies in no folder that is there" in capsys.readouterr().err
+    assert "lies in no folder" in capsys.readouterr().err
     target = tmp_path / "figures.json"
     target.write_text("before")
     assert verb("inspect", run, "--step", "9", "--json", target) == 2
-    assert "saved the steps 0, 1, 2: choose one" in capsys.readouterr().err
+    assert "the steps 0, 1, 2" in capsys.readouterr().err
     assert target.read_text() == "before"
     assert verb("inspect", run, "--json", "-") == 0
     assert json.loads(capsys.readouterr().out)["responses"] == 2
@@ -156,12 +156,12 @@ def test_a_verb_without_its_words_or_with_wrong_ones_says_how_to_write_it(run, c
         takes = verb_of_table.takes.split()[0]
         if not takes.startswith("["):  # whose words may be left out
             assert verb(verb_of_table.name) == 2
-            assert f"required: {takes}: write rlreason {verb_of_table.name} [-h]" in capsys.readouterr().err
+            assert f"{takes}: write rlreason {verb_of_table.name} " in capsys.readouterr().err
         with pytest.raises(SystemExit):
             verb(verb_of_table.name, "--help")
         assert "--json" in capsys.readouterr().out
     assert verb("curves", run, "--stp", "3") == 2
-    assert "unrecognized arguments: --stp 3" in capsys.readouterr().err
+    assert "--stp 3" in capsys.readouterr().err
 
 
 def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_verb():

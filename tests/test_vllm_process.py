@@ -40,7 +40,7 @@ def engine(tokenizer, tmp_path_factory):
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two GPUs are here")
 def test_without_two_gpus_the_placement_is_a_users_mistake():
     run = settings("rollout=vllm", "rollout.placement=second_gpu", "rollout.async_level=1", "loss=grpo_clip")
-    with pytest.raises(ConfigError, match=r"rollout.placement=second_gpu: GPUs visible here: [01], .*choose auto"):
+    with pytest.raises(ConfigError, match=r"rollout.placement=second_gpu: .*choose auto"):
         check_engine(run)
 
 
@@ -120,9 +120,9 @@ def test_a_killed_process_is_one_error_and_close_leaves_none(engine):
         process.kill()
 
     began = time.monotonic()
-    with pytest.raises(EngineError, match=r"vLLM's process has ended \(exit code -9\)"):
+    with pytest.raises(EngineError, match=r"exit code -9"):
         engine.generate([*prompt, Prompt("longer", [5, 6, 8], 0)], Sampling(1.0, 0, 400), 16, kill)
-    with pytest.raises(EngineError, match="the engine is dead since: RuntimeError: vLLM's process has ended"):
+    with pytest.raises(EngineError, match="is dead since"):
         engine.generate(prompt, Sampling(1.0, 0, 4), 1)
     engine.close()
     assert time.monotonic() - began < 20
