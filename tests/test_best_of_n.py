@@ -137,7 +137,7 @@ def test_the_first_samples_alone_are_an_evaluation_of_one_response_each():
     ("words", "says"),
     some(
         [
-            (["n_list=[1,32]", "samples=16"], "asks for the best of 32, and samples=16 gives fewer: set samples=32"),
+            (["n_list=[1,32]", "samples=16"], "samples=32"),
             (["n_list=[]"], "n_list=[] must hold numbers from 1 on, in rising order, once each: try n_list=[1,4,8]"),
             (["n_list=[4,1]"], "try n_list=[1,4]"),
             (["n_list=[0,2]"], "n_list=[0,2] must be at least 1: try n_list=[1,4,8]"),

@@ -130,10 +130,10 @@ def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
 @pytest.mark.parametrize(
     ("template", "system", "says"),
     [
-        (None, None, r"has no chat template, as base models do not: choose an instruct model"),
-        (GEMMA, "Be brief.", r"prompt\.system='Be brief\.': .*\(System role not supported\): set prompt\.system=null"),
-        (GEMMA + "{{ 1 + nothing }}", None, r"refuses that \(.*\): choose another model"),
-        ("{{ messages[-1]['content'] }}", "Be brief.", r"leaves it out: set prompt\.system=null"),
+        (None, None, r"has no chat template"),
+        (GEMMA, "Be brief.", r"prompt\.system='Be brief\.': .*set prompt\.system=null"),
+        (GEMMA + "{{ 1 + nothing }}", None, r"choose another model"),
+        ("{{ messages[-1]['content'] }}", "Be brief.", r"set prompt\.system=null"),
         ("Hello", None, r"leaves the user's turn out"),
         (CHATML.replace("add_generation_prompt", "false"), None, r"ignores add_generation_prompt.*assistant"),
         (CHATML.replace("['content']", "['content'].replace('  ', ' ')"), None, "alters what a user writes"),

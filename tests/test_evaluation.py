@@ -176,7 +176,7 @@ def test_finished_problems_survive_and_torn_lines_do_not(tmp_path):
     log.write_text(log.read_text().replace("{", "", 1))
     with pytest.raises(ConfigError, match="responses of another model"):  # nobody knows whose they are
         ResponseLog(tmp_path, "one", problems, 2, said.append)
-    assert said == [f"{log}: left out line 5 (half a line)", f"{log}: left out line 1 (not JSON)"]
+    assert [line.partition(" (")[0] for line in said] == [f"{log}: left out line {n}" for n in (5, 1)]
 
 
 WRITTEN = ("config.yaml", "provenance.json", "status.json", "metrics.jsonl")  # as soon as a run has its folder
@@ -193,7 +193,7 @@ def test_only_the_same_settings_go_on_in_a_folder(tmp_path):
     assert entered(run, "sampling:\n  max_tokens: 9000\n") == (False, [])
     again, said = entered(run, "sampling:\n  max_tokens: 48\n")  # nothing had been asked: mended
     assert not again
-    assert said == [f"a broken-off run was here: its records are now in {run}/broken_off_1"]
+    assert said[0].endswith(f"{run}/broken_off_1")
     (run / UNFINISHED).write_text("")
     goes_on, (before,) = entered(run, "sampling:\n  max_tokens: 48\n")
     assert goes_on

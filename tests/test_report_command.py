@@ -96,13 +96,10 @@ def test_mistakes_are_one_line(whole, tmp_path):
     (tmp_path / "chain/a").mkdir(parents=True)
     (tmp_path / "chain/a/sweep.json").write_text("{}")
     for words, says in (
-        ([], "RUN"),
-        ([tmp_path / "nowhere"], "is no folder"),
         ([tmp_path], "holds no run"),
         ([tmp_path / "chain"], "holds the sweeps a: give one of them"),
         ([whole / "lr=9"], "no run of"),
         ([whole, "--out", locked / "x"], "cannot be made"),
-        ([whole, "--assignment", "cs1"], "invalid choice"),
     ):
         done = report(*words)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), (words, done.stderr)
@@ -132,7 +129,6 @@ def unfinished_and_unread(run: Path) -> None:
 
 BROKEN = {
     "metrics with half a line": (break_metrics, "left out line"),
-    "metrics that are a folder": (lambda r: ((r / "metrics.jsonl").unlink(), (r / "metrics.jsonl").mkdir()), None),
     "no metrics": (lambda r: (r / "metrics.jsonl").unlink(), None),
     "evaluations gone": (lambda r: shutil.rmtree(r / "evals"), "has lost the responses of its final evaluation"),
     "a later version": (newer, "is a run folder of version 99"),

@@ -21,6 +21,13 @@ def loose(folder: Path, settings: str, seed: int) -> Path:
     return folder
 
 
+@pytest.fixture
+def two_rates(tmp_path: Path) -> Path:
+    """A sweep of two learning rates that are equally good."""
+    sweep(tmp_path / "s", "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
+    return tmp_path / "s"
+
+
 def seen(study: Study) -> dict[str, list[int]]:
     return {one.label: [run.seed for run in one.runs] for one in study.settings}
 
@@ -64,21 +71,17 @@ def test_a_reference_that_fits_no_setting_is_said_to(tmp_path: Path) -> None:
     assert ["(lr=9)" in note for note in study.notes] == [True]
 
 
-def test_a_run_given_twice_counts_once_and_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
-    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
-    study = read_study([folder, folder])
+def test_a_run_given_twice_counts_once_and_is_named(two_rates: Path) -> None:
+    study = read_study([two_rates, two_rates])
     assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
     assert len(study.problems) == 8
     assert "seed 0" in study.problems[0]
 
 
-def test_a_sweep_that_lost_its_state_is_read_from_its_runs(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
-    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
-    (folder / "sweep.json").write_text('{"half": ')
+def test_a_sweep_that_lost_its_state_is_read_from_its_runs(two_rates: Path) -> None:
+    (two_rates / "sweep.json").write_text('{"half": ')
     said: list[str] = []
-    study = read_study([folder], said.append)
+    study = read_study([two_rates], said.append)
     assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
     assert "sweep.json" in " ".join(study.problems)
     assert said == study.problems
@@ -88,37 +91,31 @@ def test_a_sweep_that_lost_its_state_is_read_from_its_runs(tmp_path: Path) -> No
     ("field", "value"),
     [("reference", [1]), ("axes", [1, None]), ("carried", ["x"]), ("command", 5), ("runs", "x"), ("name", None)],
 )
-def test_a_field_of_a_sweeps_state_that_is_no_such_field_is_a_damaged_state(tmp_path: Path, field, value) -> None:
-    folder = tmp_path / "s"
-    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
-    told = json.loads((folder / "sweep.json").read_text())
-    (folder / "sweep.json").write_text(json.dumps(told | {field: value}))
-    study = read_study([folder])
+def test_a_field_of_a_sweeps_state_that_is_no_such_field_is_a_damaged_state(two_rates: Path, field, value) -> None:
+    told = json.loads((two_rates / "sweep.json").read_text())
+    (two_rates / "sweep.json").write_text(json.dumps(told | {field: value}))
+    study = read_study([two_rates])
     assert "sweep.json cannot be read" in study.problems[0]
     assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
 
 
 @pytest.mark.parametrize(("field", "value"), [("seed", "x"), ("seconds", "a"), ("name", "../../etc")])
-def test_a_run_of_a_sweeps_state_that_is_none_is_a_damaged_state(tmp_path: Path, field, value) -> None:
-    folder = tmp_path / "s"
-    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
-    told = json.loads((folder / "sweep.json").read_text())
+def test_a_run_of_a_sweeps_state_that_is_none_is_a_damaged_state(two_rates: Path, field, value) -> None:
+    told = json.loads((two_rates / "sweep.json").read_text())
     told["runs"][0][field] = value
-    (folder / "sweep.json").write_text(json.dumps(told))
-    assert seen(read_study([folder])) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
+    (two_rates / "sweep.json").write_text(json.dumps(told))
+    assert seen(read_study([two_rates])) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
 
 
-def test_figures_that_no_run_writes_are_no_figures(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
-    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
+def test_figures_that_no_run_writes_are_no_figures(two_rates: Path) -> None:
     huge = [f'{{"rollout_step": {k}, "reward/mean": {"-" * (k % 2)}1e308, "eval/accuracy": 0.5}}' for k in range(9)]
-    (folder / "lr=1,seed=0/metrics.jsonl").write_text("\n".join(huge))
-    (folder / "lr=1,seed=1/metrics.jsonl").write_text(f'{{"rollout_step": 1{"0" * 400}, "eval/accuracy": 0.5}}')
-    (folder / "lr=1,seed=2/config.yaml").write_text("a: " + "[" * 3000 + "]" * 3000)
+    (two_rates / "lr=1,seed=0/metrics.jsonl").write_text("\n".join(huge))
+    (two_rates / "lr=1,seed=1/metrics.jsonl").write_text(f'{{"rollout_step": 1{"0" * 400}, "eval/accuracy": 0.5}}')
+    (two_rates / "lr=1,seed=2/config.yaml").write_text("a: " + "[" * 3000 + "]" * 3000)
     answer = {"problem_id": "p0", "question": "?", "outcome": "correct", "format_reward": 10**400}
-    with (folder / "lr=2,seed=0/evals/step_00040.jsonl").open("a") as file:
+    with (two_rates / "lr=2,seed=0/evals/step_00040.jsonl").open("a") as file:
         file.write(json.dumps(answer) + "\n")
-    study = read_study([folder])
+    study = read_study([two_rates])
     assert "left out line 201" in " ".join(study.problems)
     assert "reward/mean" not in study.settings[0].runs[0].series
     assert "holds no settings (RecursionError)" in study.problems[0]
@@ -133,23 +130,19 @@ def test_what_is_no_run_says_what_to_give(tmp_path: Path) -> None:
         read_study([tmp_path / "nowhere"])
 
 
-def test_a_run_that_is_gone_from_its_sweep_is_waiting_and_not_compared(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
-    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
-    shutil.rmtree(folder / "lr=2,seed=3")
-    study = read_study([folder])
+def test_a_run_that_is_gone_from_its_sweep_is_waiting_and_not_compared(two_rates: Path) -> None:
+    shutil.rmtree(two_rates / "lr=2,seed=3")
+    study = read_study([two_rates])
     gone = study.settings[1].runs[3]
     assert (gone.accuracy, gone.final) == (None, None)
     assert gone.status == "waiting"
 
 
-def test_a_broken_summary_leaves_a_run_what_its_status_and_its_answers_say(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
-    sweep(folder, "lr", ["1", "2"], lambda value, seed: answers(seed, 0.5), reference={"lr": "1"})
+def test_a_broken_summary_leaves_a_run_what_its_status_and_its_answers_say(two_rates: Path) -> None:
     for seed, text in ((0, "[]"), (1, '{"sta')):
-        (folder / f"lr=2,seed={seed}/summary.json").write_text(text)
-        write_status(folder / f"lr=2,seed={seed}", "finished")
-    study = read_study([folder])
+        (two_rates / f"lr=2,seed={seed}/summary.json").write_text(text)
+        write_status(two_rates / f"lr=2,seed={seed}", "finished")
+    study = read_study([two_rates])
     assert [run.status for run in study.settings[1].runs] == ["finished"] * 4
     assert all(run.final for run in study.settings[1].runs)
     assert len(study.problems) == 2

@@ -128,12 +128,7 @@ def test_long_and_odd_values_stay_apart():
     [
         (["sweep=grpo_baselines", "seed=0,1"], "grpo_baselines"),
         (["sweep=grpo_baselines", "data=stories", "n_steps=3"], "grpo_baselines,data=stories"),
-        (
-            ["sweep=grpo_baselines", "experiment=pku_hw3", "scale=laptop"],
-            "grpo_baselines,experiment=pku_hw3,scale=laptop",
-        ),
         (["loss=gspo,cispo", "learning_rate=1e-3,1e-4", "seed=0,1"], "learning_rate,loss"),
-        (["algorithm=sft,ei"], "algorithm"),
         (["seed=0,1"], "seeds"),
         (["seed=0,1", "hydra.sweep.dir=/tmp/mine"], "/tmp/mine"),
     ],
@@ -195,11 +190,8 @@ def test_cells_multiply_with_axes_and_seeds_and_are_named_in_full():
     ("words", "cell"),
     [
         (["sweep=expert_iteration", "group_size=8"], "group_size=2"),
-        (["sweep=sft_dataset_size", "epochs=1"], "epochs=4"),
-        (["sweep=kl", "kl_coef=0.01"], "kl_coef=0.001"),
         (["sweep=kl", "kl_coef=0.01,0.02"], "kl_coef=0.001"),
         (["sweep=controls", "prompt.reward=r1_zero"], "prompt.reward="),
-        (["sweep=pku_before_and_after", "experiment=pku_hw3", "model.path=a,b"], "model.path="),
     ],
 )
 def test_a_typed_word_that_takes_a_cells_own_setting_away_is_refused(words, cell):
@@ -228,7 +220,6 @@ def test_an_option_of_an_axis_gives_way_to_the_settings_that_it_stands_for():
     "words",
     [
         ["sweep=grpo_off_policy_focused", "epochs_per_rollout=1"],
-        ["sweep=objectives", "loss=grpo_clip"],
         ["off_policy=on_policy,e1_quarter", "train_batch_size=64"],
         ["sampling.temperature=1,1.0"],
     ],
@@ -258,12 +249,12 @@ def test_a_block_may_be_like_another_and_a_file_of_ones_own_works_the_same(tmp_p
         ("cell: [[loss=gspo]]", "sweep/mine.yaml"),
         ("embedded: 3", "embedded=3"),
         ("embedded: {data: {name: x}}", "data.name"),
-        ("embedded: {like: mine}", "like: mine leads back to mine"),
+        ("embedded: {like: mine}", "like: mine"),
         ("embedded: {like: nobody}", "sweep=nobody"),
-        ("reference: loss", "reference holds loss, which is no list of words"),
+        ("reference: loss", "reference holds loss"),
         ("cells: [[loss=gspo], [loss=cispo]]\nreference: [los=cispo]", "los=cispo"),
-        ("chain: [grpo_baselines]\nn_steps: 3", "n_steps stands beside chain"),
-        ("chain: [grpo_assignment]", "grpo_assignment is a chain of sweeps, and no sweep of a chain"),
+        ("chain: [grpo_baselines]\nn_steps: 3", "n_steps"),
+        ("chain: [grpo_assignment]", "grpo_assignment"),
     ],
 )
 def test_a_wrong_block_is_answered_in_one_line(text, says, tmp_path):
