@@ -34,7 +34,6 @@ from rlreason.setup.protocol import protocol_of
 from rlreason.setup.run_summary import describe_job
 from rlreason.setup.warm_start_formats import formats_of
 from rlreason.types import Grade, Problem, Response, Sample
-from tests.some import some
 
 TESTS = Path(__file__).parent
 FILES = ["algorithm=evaluate", "model=smollm2_135m"]
@@ -94,28 +93,26 @@ def test_how_many_problems_are_asked(words, on_the_way, at_the_end):
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    some(
-        [
-            (["eval.prompt=r1_hero"], "r1_zero?"),
-            (["eval.prompt.stop=[x]"], "eval.prompt.stop=[x]"),
-            (["eval.prompt.file=x"], "eval.prompt=r1_zero"),
-            (["eval.reward=:f"], "eval.reward="),
-            (["eval.prompt=r1_zero", "eval.prompt.stop=['']"], "eval.prompt.stop"),
-            (["algorithm=best_of_n", "scorer=:f"], "scorer="),
-            (["eval.sampling.max_tokens=100000"], "eval.sampling.max_tokens=100000"),
-            (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
-            (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
-            ([*FILES, "eval.data=jsonl"], "eval.data.validation"),
-            ([*FILES, "eval.data=jsonl", "eval.data.path=/nope"], "eval.data.path=/nope"),
-            (["eval.sampling.max_tokens=2"], "sampling.min_tokens=4"),
-            (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
-            (["eval.problems=9", "eval_problems=8"], "eval.problems"),
-            (["eval.problems=9", "eval.final_problems=8"], "eval.final_problems=8"),
-            (["eval.data=gsm8k"], "model=tiny"),
-            (["eval.data=stories", "eval.data.limit=5"], "eval.data.limit=5"),
-            (["-m", "eval.prompt=null,r1_zero"], "null in a sweep over options"),
-        ]
-    ),
+    [
+        (["eval.prompt=r1_hero"], "r1_zero?"),
+        (["eval.prompt.stop=[x]"], "eval.prompt.stop=[x]"),
+        (["eval.prompt.file=x"], "eval.prompt=r1_zero"),
+        (["eval.reward=:f"], "eval.reward="),
+        (["eval.prompt=r1_zero", "eval.prompt.stop=['']"], "eval.prompt.stop"),
+        (["algorithm=best_of_n", "scorer=:f"], "scorer="),
+        (["eval.sampling.max_tokens=100000"], "eval.sampling.max_tokens=100000"),
+        (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
+        (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
+        ([*FILES, "eval.data=jsonl"], "eval.data.validation"),
+        ([*FILES, "eval.data=jsonl", "eval.data.path=/nope"], "eval.data.path=/nope"),
+        (["eval.sampling.max_tokens=2"], "sampling.min_tokens=4"),
+        (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
+        (["eval.problems=9", "eval_problems=8"], "eval.problems"),
+        (["eval.problems=9", "eval.final_problems=8"], "eval.final_problems=8"),
+        (["eval.data=gsm8k"], "model=tiny"),
+        (["eval.data=stories", "eval.data.limit=5"], "eval.data.limit=5"),
+        (["-m", "eval.prompt=null,r1_zero"], "eval.prompt"),
+    ],
 )
 def test_a_mistake_is_one_line_with_the_cure(words, says):
     with pytest.raises(ConfigError) as error:

@@ -18,11 +18,12 @@ PLACES = {
     "checkpoint": "rlreason.progress.tensors:write_tensors:call:2",
     "saving": "rlreason.progress.keeper:Keeper.save_model:call:1",
 }
-QUICK = [("update", "SIGINT")]
-OTHERS = [(p, by) for p in PLACES for by in ("SIGINT", "SIGTERM") if (p, by) not in QUICK and p != "checkpoint"]
+STOPS = [(phase, by) for phase in PLACES if phase != "checkpoint" for by in ("SIGINT", "SIGTERM")]
 
 
-def stopped_and_started_again(runs: Runs, phase: str, by: str) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize(("phase", "by"), STOPS)
+def test_a_run_that_a_signal_stops_in_any_phase_goes_on_bit_for_bit(runs: Runs, phase: str, by: str) -> None:
     folder = runs.new()
     runs.interrupted("grpo", folder, PLACES[phase], by, "checkpoint.every=1000")
     begun = json.loads((folder / "status.json").read_text())["reason"]
@@ -32,18 +33,6 @@ def stopped_and_started_again(runs: Runs, phase: str, by: str) -> None:
     assert "goes on    from" in done.stdout + done.stderr
     assert parts_of(folder) == 2
     assert runs.equal("grpo", folder)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("phase", "by"), QUICK)
-def test_a_run_that_a_signal_stops_goes_on_bit_for_bit(runs, phase, by):
-    stopped_and_started_again(runs, phase, by)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("phase", "by"), OTHERS)
-def test_a_run_that_a_signal_stops_in_any_phase_goes_on_bit_for_bit(runs, phase, by):
-    stopped_and_started_again(runs, phase, by)
 
 
 @pytest.mark.long

@@ -248,6 +248,7 @@ def test_a_rate_that_is_too_large_ends_as_diverged_with_exit_code_5(tmp_path):
     told = json.loads((tmp_path / "run/status.json").read_text())
     assert told["status"].startswith("diverged:")
     assert told["reason"].startswith("step ")
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == told["status"]
     assert "lower learning_rate" in told["reason"]
 
 
