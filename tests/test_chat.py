@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from test_end_to_end import rlreason
-from test_setup import settings
 from tokenizers.processors import TemplateProcessing
 
 from rlreason.config.evaluation import evaluation_of
@@ -22,6 +21,7 @@ from rlreason.setup.protocol import protocol_of
 from rlreason.setup.traces import make_traces
 from rlreason.setup.warm_start_formats import shipped
 from rlreason.types import Problem
+from tests.run_settings import settings
 
 CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
 You are a helpful AI assistant<|im_end|>

@@ -8,7 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from rlreason.cli import modules
 from rlreason.cli.aliases import NAMES, translated
@@ -17,10 +16,11 @@ from rlreason.cli.flags import composing, read
 from rlreason.cli.multirun import runs_of
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.sources import resource_dir
-from rlreason.config.store import SCHEMAS, typed
+from rlreason.config.store import SCHEMAS
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONTENTS
 from rlreason.runtime.environment import SWEEP_VARIABLE
+from tests.run_settings import settings
 
 PACKAGE = modules.PACKAGE
 
@@ -254,9 +254,8 @@ def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys, monkeyp
 def test_what_a_run_reads_is_not_among_what_it_sets_aside(tmp_path):
     (tmp_path / "run/model").mkdir(parents=True)
     (tmp_path / "run/model/config.json").write_text("{}")
-    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        words = ["algorithm=evaluate", "model=local", "data=stories", "prompt=r1_zero_short"]
-        run = typed(compose("config", [*words, f"model.path={tmp_path / 'run'}"]))
+    words = ["algorithm=evaluate", "model=local", "data=stories", "prompt=r1_zero_short"]
+    run = settings(*words, f"model.path={tmp_path / 'run'}")
     with pytest.raises(ConfigError, match=r"model.path=.* hydra.run.dir="):
         refuse_own_input(run, tmp_path / "run", CONTENTS)
     refuse_own_input(run, tmp_path / "other", CONTENTS)

@@ -4,17 +4,16 @@ import random
 import re
 
 import pytest
-from hydra import compose, initialize_config_dir
 from test_data_files import lines
-from test_data_splits import CONF, fill
+from test_data_splits import fill
 
 from rlreason.config.data import FileDataConfig
-from rlreason.config.store import typed
 from rlreason.data.ground_truth import with_ground_truth
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
 from rlreason.setup.data import Loaded, load_data
 from rlreason.types import Problem
+from tests.run_settings import settings
 from tests.waiting import patient
 
 TEMPLATES = {
@@ -48,8 +47,7 @@ def traces(n: int, template=fill) -> list[dict[str, str]]:
 
 def load(folder, grader, *overrides: str) -> tuple[Loaded, list[str]]:
     words = ["algorithm=sft", "model=smollm2_135m", "data=math", f"data.path={folder}", "data.train=sft"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        run = typed(compose("config", [*words, "prompt=r1_zero", "data.filter=correct", *overrides]))
+    run = settings(*words, "prompt=r1_zero", "data.filter=correct", *overrides)
     said: list[str] = []
     return load_data(run, grader=grader, say=said.append), said
 

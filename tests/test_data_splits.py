@@ -12,7 +12,6 @@ from test_data_files import BOX, lines, parse, read, sums
 
 from rlreason.config.data import FileDataConfig
 from rlreason.config.sources import resource_dir
-from rlreason.config.store import typed
 from rlreason.data.files import fingerprint, question_hash
 from rlreason.data.ground_truth import check_ground_truths
 from rlreason.data.prompts import load_template, render
@@ -23,6 +22,7 @@ from rlreason.grading import Grader
 from rlreason.runtime.questions import question_key
 from rlreason.setup.data import load_data
 from rlreason.types import Problem
+from tests.run_settings import settings
 from tests.waiting import patient
 
 GSM8K = Path(os.environ.get("RLREASON_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))
@@ -244,8 +244,7 @@ def test_ground_truths_of_several_lines_or_sentences_are_counted_with_an_example
 
 def loaded(tmp_path, *overrides: str, grader=None):
     """Train, validation and what was said, through the real options."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        run = typed(compose("config", ["model=smollm2_135m", "data=jsonl", f"data.path={tmp_path}", *overrides]))
+    run = settings("model=smollm2_135m", "data=jsonl", f"data.path={tmp_path}", *overrides)
     said: list[str] = []
     train, validation, _ = load_data(run, grader=grader, say=said.append)
     return train, validation, said

@@ -6,14 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from test_end_to_end import SMALL, rlreason
 
 from rlreason.algorithms.rollouts import Rollouts
 from rlreason.cli.check import check_words
 from rlreason.config.evaluation import evaluation_of, sampling_key
-from rlreason.config.sources import resource_dir
-from rlreason.config.store import typed
 from rlreason.data.rows import KNOWN, field_names, to_problem
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
@@ -34,15 +31,11 @@ from rlreason.setup.protocol import protocol_of
 from rlreason.setup.run_summary import describe_job
 from rlreason.setup.warm_start_formats import formats_of
 from rlreason.types import Grade, Problem, Response, Sample
+from tests.run_settings import settings
 
 TESTS = Path(__file__).parent
 FILES = ["algorithm=evaluate", "model=smollm2_135m"]
 SHORT = "eval.sampling.max_tokens=64"  # as the tiny model's context asks for
-
-
-def settings(*words: str):
-    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        return typed(compose("config", list(words)))
 
 
 def protocol(*words: str) -> str:

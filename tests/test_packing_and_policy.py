@@ -3,7 +3,6 @@
 import pytest
 import torch
 from conftest import random_pairs
-from test_setup import settings
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
@@ -17,6 +16,7 @@ from rlreason.model.policy_checks import check_kernel
 from rlreason.model.scoring import LogProbScorer
 from rlreason.model.tiny import build_model
 from rlreason.setup.model import check_hardware
+from tests.run_settings import settings
 
 
 def plain_log_probs(model, prompt, response, temperature=1.0):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_setup import settings
 
 from rlreason.runtime.processors import cgroup_quota, default_threads, usable_processors
 from rlreason.setup.model import choose_threads
+from tests.run_settings import settings
 
 V1 = "12:pids:/docker/ab\n4:cpu,cpuacct:/docker/ab\n1:name=systemd:/docker/ab\n"
 

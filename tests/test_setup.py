@@ -4,7 +4,6 @@ import io
 import random
 
 import pytest
-from hydra import compose, initialize_config_dir
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC, Replace
@@ -13,8 +12,6 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from rlreason.config.sources import resource_dir
-from rlreason.config.store import typed
 from rlreason.data.stories import make_stories
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
@@ -29,11 +26,7 @@ from rlreason.setup.lengths import lengths
 from rlreason.setup.prompts import encoder
 from rlreason.setup.traces import make_traces
 from rlreason.types import Problem
-
-
-def settings(*overrides: str):
-    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        return typed(compose("config", list(overrides)))
+from tests.run_settings import settings
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from test_unread_settings import settings
 from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rlreason.model.lora import add_lora
@@ -13,6 +12,7 @@ from rlreason.model.scoring import LogProbScorer
 from rlreason.model.skeleton import materialize, one_layer_of, skeleton_of, with_one_layer
 from rlreason.setup.model import make_policy
 from rlreason.setup.parallel import is_spread
+from tests.run_settings import settings
 
 SIZES = {
     "vocab_size": 400, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from test_warm_start import equal, weights
 
 from rlreason.config.run import RunConfig
-from rlreason.config.sources import resource_dir
-from rlreason.config.store import typed
 from rlreason.model.policy import Policy
 from rlreason.model.weight_cache import BrokenWeightsError, WeightCache, checksum, read_weights, write_weights
 from rlreason.monitors.watch import Monitors
@@ -31,17 +28,12 @@ from rlreason.setup.ship import asked as shipped_run
 from rlreason.setup.ship import make, ship
 from rlreason.setup.start import SHIPPED, Start, cache_folder, code_hash, find_shipped, hashed, maker_of, recipe_of
 from rlreason.trainer import train
+from tests.run_settings import settings
 from tests.waiting import MINUTES, wait_for
 
 QUICK = ["model.width=32", "model.warm_start.steps=2", "model.warm_start.batch_size=8", "data.n_train=64"]
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.5, -0.0, float("nan")], dtype=torch.bfloat16)}
 FORK = multiprocessing.get_context("fork")
-
-
-@pytest.fixture
-def asked():
-    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        yield lambda *words: typed(compose("config", list(words)))
 
 
 def begun(run) -> tuple[Policy, Start, str]:
@@ -191,8 +183,7 @@ def key_of(run) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def quick():
     """The settings of a small run, and their key."""
-    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        run = typed(compose("config", QUICK))
+    run = settings(*QUICK)
     return run, key_of(run)
 
 
@@ -233,9 +224,9 @@ def test_what_does_not_change_the_model_leaves_its_key(quick, key, value):
     assert key_of(changed(run, key, value)) == before
 
 
-def test_the_algorithms_start_from_one_model(asked, quick):
+def test_the_algorithms_start_from_one_model(quick):
     for algorithm in ("sft", "ei", "evaluate"):
-        assert key_of(asked(*QUICK, f"algorithm={algorithm}")) == quick[1]
+        assert key_of(settings(*QUICK, f"algorithm={algorithm}")) == quick[1]
 
 
 def test_every_setting_of_the_model_is_in_the_key_or_said_not_to_be(quick):
@@ -245,13 +236,13 @@ def test_every_setting_of_the_model_is_in_the_key_or_said_not_to_be(quick):
     assert {f.name for f in fields(run.model)} <= {*recipe, *starts.ROUNDING, *starts.AFTERWARDS}
 
 
-def test_the_model_is_the_same_with_any_number_of_threads(asked):
+def test_the_model_is_the_same_with_any_number_of_threads():
     """Else a run goes on with another start model, and is refused."""
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         try:
-            found.append(begun(asked(*QUICK, "model.cache=null")))
+            found.append(begun(settings(*QUICK, "model.cache=null")))
             assert torch.get_num_threads() == threads
         finally:
             torch.set_num_threads(1)
@@ -267,9 +258,13 @@ def test_other_code_is_another_maker():
 # --- Runs ---
 
 
-def test_what_is_found_is_what_would_be_made(asked, tmp_path):
+def test_what_is_found_is_what_would_be_made(tmp_path):
     kept = [*QUICK, f"model.cache={tmp_path}"]
-    alone, first, second = begun(asked(*QUICK, "model.cache=null")), begun(asked(*kept)), begun(asked(*kept, "seed=7"))
+    alone, first, second = (
+        begun(settings(*QUICK, "model.cache=null")),
+        begun(settings(*kept)),
+        begun(settings(*kept, "seed=7")),
+    )
     assert [one[1].source for one in (alone, first, second)] == ["made", "made", "cache"]
     assert equal(alone[0], first[0])
     assert equal(alone[0], second[0])
@@ -278,14 +273,14 @@ def test_what_is_found_is_what_would_be_made(asked, tmp_path):
     assert "the tiny model, made in " in first[2]
     assert f"model.cache={tmp_path}" in "".join(second[2].split())
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
-    other = begun(asked(*kept, "model.seed=1"))
+    other = begun(settings(*kept, "model.seed=1"))
     assert other[1].source == "made"
     assert not equal(alone[0], other[0])
 
 
-def test_weights_of_half_precision_are_kept_as_they_are(asked, tmp_path):
+def test_weights_of_half_precision_are_kept_as_they_are(tmp_path):
     words = [*QUICK, f"model.cache={tmp_path}", "model.weights=bfloat16"]
-    made, found = begun(asked(*words)), begun(asked(*words))
+    made, found = begun(settings(*words)), begun(settings(*words))
     assert found[1].source == "cache"
     assert equal(made[0], found[0])
     assert [w.dtype for w in weights(made[0])] == [w.dtype for w in weights(found[0])]
@@ -297,9 +292,9 @@ def measured(folder: Path) -> list[dict[str, float]]:
     return [without_clock(row) for row in rows]
 
 
-def test_a_run_from_the_cache_is_the_run_from_a_new_model(asked, tmp_path):
+def test_a_run_from_the_cache_is_the_run_from_a_new_model(tmp_path):
     learned = ["algorithm=sft", "n_steps=2", "train_batch_size=8", "eval_problems=8", "sampling.max_tokens=16"]
-    run = asked(*QUICK, *learned, f"model.cache={tmp_path / 'kept'}", "data.n_validation=8", "log_generations=0")
+    run = settings(*QUICK, *learned, f"model.cache={tmp_path / 'kept'}", "data.n_validation=8", "log_generations=0")
     for name in ("made", "cache"):
         train(run, RunWriter(tmp_path / name, "seed: 0\n"), Console())
         summary = json.loads((tmp_path / name / "summary.json").read_text())
@@ -319,8 +314,8 @@ def words_of(description: Path) -> list[str]:
     return json.loads(description.read_text())["made by"].split()[3:]
 
 
-def test_the_default_run_starts_from_what_was_shipped_whatever_its_seed(asked):
-    run = asked()
+def test_the_default_run_starts_from_what_was_shipped_whatever_its_seed():
+    run = settings()
     lessons = read_splits(run.data, print)[0]
     policy = make_policy(run, lessons)
     recipe = recipe_of(run.model, policy, lessons_of(run, run.model, lessons))

@@ -5,13 +5,9 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from hydra import compose, initialize_config_dir
 from starts import SMALL, rlreason
 
 from rlreason.config.data import HabitsConfig
-from rlreason.config.run import RunConfig
-from rlreason.config.sources import resource_dir
-from rlreason.config.store import typed
 from rlreason.data.stories import LOSSES
 from rlreason.data.stories_habits import habit_trace, taught
 from rlreason.errors import ConfigError
@@ -21,18 +17,12 @@ from rlreason.setup.read_data import read_splits
 from rlreason.setup.warm_start import Lessons
 from rlreason.setup.warm_start_formats import SHARED, format_of
 from rlreason.types import Problem
+from tests.run_settings import settings
 from tests.some import some
 
 TASKS = ("stories", "stories_long", "stories_mixed", "stories_rambling", "stories_sparse", "stories_shortcut")
 FEW = ["data.n_train=600", "data.n_validation=200"]
-Asked = Callable[..., RunConfig]
 EVENT = re.compile(r"(" + "|".join(("buys", "finds", "wins", "gets", *LOSSES)) + r") (\d+)")
-
-
-@pytest.fixture
-def asked() -> Iterator[Asked]:
-    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        yield lambda *words: typed(compose("config", list(words)))
 
 
 def said_by(question: str) -> int:
@@ -43,8 +33,8 @@ def said_by(question: str) -> int:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_answers_are_exact_halves_apart_and_problems_the_same_each_time(asked, task):
-    run = asked(f"data={task}", *FEW)
+def test_answers_are_exact_halves_apart_and_problems_the_same_each_time(task):
+    run = settings(f"data={task}", *FEW)
     train, validation = halves = read_splits(run.data, print)
     assert (len(train), len(validation)) == (600, 200)
     assert halves == read_splits(run.data, print)
@@ -56,8 +46,8 @@ def test_answers_are_exact_halves_apart_and_problems_the_same_each_time(asked, t
     assert not {p.solution for p in train} & {p.solution for p in validation}  # no chain of numbers is in both
 
 
-def test_the_friends_guess_is_right_in_training_wrong_in_validation_and_anything_in_lessons(asked):
-    run = asked("data=stories_shortcut", *FEW)
+def test_the_friends_guess_is_right_in_training_wrong_in_validation_and_anything_in_lessons():
+    run = settings("data=stories_shortcut", *FEW)
     train, validation = read_splits(run.data, print)
     assert all(guess_of(p) == int(p.answer) for p in train)
     assert not any(guess_of(p) == int(p.answer) for p in validation)
@@ -111,19 +101,19 @@ def test_without_the_new_habits_no_random_number_is_drawn_for_them():
     assert plain == [habit_trace(FOUR, rngs[1], 0.72, 0.05, more=HabitsConfig()) for _ in range(200)]
 
 
-def test_the_models_own_shares_go_before_those_of_the_task(asked):
+def test_the_models_own_shares_go_before_those_of_the_task():
     def shown(*words: str) -> HabitsConfig:
-        run = asked("data=stories_rambling", *words)
+        run = settings("data=stories_rambling", *words)
         return lessons_of(run, run.model, read_splits(run.data, print)[0]).shown
 
-    habits = asked("data=stories_rambling").data.habits
+    habits = settings("data=stories_rambling").data.habits
     assert shown() == habits
     own = shown("model.warm_start.hasty_share=0.9", "model.warm_start.slip_share=0")
     assert (own.hasty_share, own.slip_share, own.ramble_share) == (0.9, 0.0, habits.ramble_share)
 
 
-def test_long_stories_are_longer_than_any_that_was_taught(asked):
-    run = asked("data=stories_long", *FEW)
+def test_long_stories_are_longer_than_any_that_was_taught():
+    run = settings("data=stories_long", *FEW)
     train = read_splits(run.data, print)[0]
     lengths = {len(p.solution.split(" ")) for p in lessons_of(run, run.model, train).problems}
     assert max(lengths) == run.data.habits.taught_max_events < run.data.max_events
@@ -138,8 +128,8 @@ def sizes(policy: Policy, lessons: Lessons, problems: list[Problem], template: s
 
 
 @pytest.mark.parametrize("task", some(TASKS))
-def test_prompts_and_worked_answers_fit(asked, task):
-    run = asked(f"data={task}", "data.n_validation=200", "model.width=16")
+def test_prompts_and_worked_answers_fit(task):
+    run = settings(f"data={task}", "data.n_validation=200", "model.width=16")
     train, validation = read_splits(run.data, print)
     policy, lessons = make_policy(run, train), lessons_of(run, run.model, train)
     room = run.sampling.max_tokens
@@ -148,10 +138,10 @@ def test_prompts_and_worked_answers_fit(asked, task):
     assert longest + room <= policy.max_context
 
 
-def test_the_prompts_of_an_ablation_fit_and_share_their_lessons_on_long_stories(asked):
+def test_the_prompts_of_an_ablation_fit_and_share_their_lessons_on_long_stories():
     found = []
     for name in dict.fromkeys(SHARED):
-        run = asked("data=stories_long", f"prompt={name}", *FEW, "model.width=16")
+        run = settings("data=stories_long", f"prompt={name}", *FEW, "model.width=16")
         train = read_splits(run.data, print)[0]
         policy, lessons, form = make_policy(run, train), lessons_of(run, run.model, train), format_of(run.prompt)
         longest = max(len(policy.encode_prompt(form.prompt(p.question))) for p in train)
@@ -169,14 +159,14 @@ def test_the_prompts_of_an_ablation_fit_and_share_their_lessons_on_long_stories(
         (["data=stories", "data.habits.ramble_share=2"], "data.habits.ramble_share=2"),
     ],
 )
-def test_habits_that_no_story_can_have_are_refused(asked, words, said):
+def test_habits_that_no_story_can_have_are_refused(words, said):
     with pytest.raises(ConfigError, match=re.escape(said)) as error:
-        asked(*words)
+        settings(*words)
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_warm_start_with_no_story_to_show_is_refused(asked):
-    run = asked("data=stories_long", "data.n_train=5", "data.min_events=5", "data.max_events=6")
+def test_a_warm_start_with_no_story_to_show_is_refused():
+    run = settings("data=stories_long", "data.n_train=5", "data.min_events=5", "data.max_events=6")
     long = [p for p in read_splits(run.data, print)[0] if len((p.solution or "").split(" ")) == 6]
     with pytest.raises(ConfigError, match=r"so short"):
         taught(long, run.data.habits, run.data.max_value)

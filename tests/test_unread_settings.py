@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from recording import Recording
 from test_chat import QWEN3, with_template
 from test_end_to_end import rlreason
@@ -24,8 +23,7 @@ from rlreason.cli.check import check_words
 from rlreason.config.conditions import CONDITIONS
 from rlreason.config.groups import PromptConfig
 from rlreason.config.leaves import leaves
-from rlreason.config.sources import resource_dir
-from rlreason.config.store import SCHEMAS, typed
+from rlreason.config.store import SCHEMAS
 from rlreason.config.training import TrainingConfig
 from rlreason.config.unread import unread_keys
 from rlreason.errors import ConfigError
@@ -43,17 +41,13 @@ from rlreason.setup.protocol import protocol_of
 from rlreason.setup.run_summary import evaluated_otherwise
 from rlreason.trainer import train
 from rlreason.types import Grade, Response, Sample
+from tests.run_settings import settings
 from tests.some import some
 
 #: Settings of vLLM's engine. Starting it takes too long here: tests/test_vllm*.py record what it reads.
 VLLM_SETTINGS = {f"rollout.{key}" for key in ("max_rows", "sleep", "kv_cache_gb", "attest", "timeout_s")}
 WHICH = "algorithm"  # it has chosen the schema, and nothing needs to ask again
 AROUND = {"waits.run_s", "model.check_memory"}  # read by what surrounds a run: its process, its sweep, its start
-
-
-def settings(*overrides: str) -> Any:
-    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        return typed(compose("config", list(overrides)))
 
 
 def compare(run: Any, read: set[str], only: set[str] | None = None) -> None:

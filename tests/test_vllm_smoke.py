@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import PROMPT
-from test_unread_settings import settings
 
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
@@ -16,6 +15,7 @@ from rlreason.engines.weight_check import largest_mismatch
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.scoring import LogProbScorer
 from rlreason.model.tiny import build_model
+from tests.run_settings import settings
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
