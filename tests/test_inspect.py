@@ -104,7 +104,8 @@ def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
 def test_what_else_is_worth_knowing_comes_behind():
     plain = Grader()
     found = list(map(str, why("I think 18", "18", plain, "unformatted", truncated=True)))
-    assert found == ["no </think>", "cut at the token limit", "is the right one: 18"]
+    assert found[:2] == ["no </think>", "cut at the token limit"]
+    assert found[2].endswith(" 18")
     assert str(why("</think> <answer>x^y</answer>", "18", plain, "timeout", False)[0]).endswith("timeout")
     assert "rules of its own" in str(why("x", "18", Grader(reward="mine:reward"), "wrong", False)[0])
     assert "raised" in str(why("x", "18", Grader(reward="mine:reward"), "error", False)[0])

@@ -61,7 +61,7 @@ def test_a_second_process_is_refused_and_told_by_whom(tmp_path, holder):
         take(tmp_path / "run")
     text = str(refused.value)
     assert text.startswith(f"hydra.run.dir={tmp_path}/run is being written by process {process.pid} ")
-    assert text.endswith("wait for it")
+    assert "wait for it" in text
     assert "\n" not in text
     assert refused.value.exit_code == 2
     assert (tmp_path / "run/.lock").exists()  # it is the other's

@@ -246,7 +246,7 @@ def test_sharing_is_given_up_in_words_where_it_computes_something_else(policy):
     policy.model.set_attn_implementation("eager")  # which knows nothing of layouts
     check_sharing(policy)
     assert not policy.shares_prompts
-    assert policy.remarks[0].startswith("gradients differ by ")
+    assert "gradients differ by " in policy.remarks[0]
     assert policy.remarks[0] in policy.describe()
 
 

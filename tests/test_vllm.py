@@ -386,10 +386,9 @@ def test_a_dead_and_a_hung_engine_end_in_one_clear_error_and_the_process_ends(to
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     said = [line for line in lines if line.startswith("EngineError")]
-    assert said[0] == "planted failure"
-    assert said[1].endswith("is dead since")
-    assert said[2].startswith("rollout.timeout_s=3")
-    assert "is in" in said[2]
+    assert "planted failure" in said[0]
+    assert "is dead since" in said[1]
+    assert "rollout.timeout_s=3" in said[2]
     assert "in <lambda>" in (tmp_path / "stacks.txt").read_text()  # that sleeps, in vLLM's thread
     assert any(line.startswith("  last lines of ") for line in lines)
     assert int(next(line for line in reversed(lines) if line.startswith("took")).split()[1]) < 60
