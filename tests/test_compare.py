@@ -134,13 +134,6 @@ def test_of_two_files_the_best_settings_are_compared_on_problems_that_did_not_ch
     assert "too few problems" in capsys.readouterr().err
 
 
-def test_what_is_said_beside_a_verdict_stands_in_json_too(rates, capsys):
-    (one,) = told(capsys, rates / "learning_rate=1e-4", rates / "learning_rate=1e-3")
-    assert one["verdict"] == "better"
-    assert "best of 3 settings" in one["notes"][0]
-    assert all(other["notes"] == [] for other in told(capsys, rates))
-
-
 def test_a_file_is_compared_with_runs_whose_problems_it_names_and_how_it_was_measured_is_not_known(
     rates, tmp_path, capsys
 ):

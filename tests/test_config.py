@@ -78,12 +78,6 @@ def test_a_named_objective_sets_its_axes_and_any_axis_can_be_overridden_on_top(c
     assert changed.loss == run.loss
 
 
-def test_the_command_of_the_card(composed):
-    run = typed(composed("algorithm=grpo", "loss=grpo_clip", "epochs_per_rollout=2"))
-    assert (run.loss.loss_type, run.epochs_per_rollout, run.updates_per_rollout) == ("grpo_clip", 2, 2)
-    assert run.loss.numbers()["cliprange_low"] == run.loss.numbers()["cliprange_high"] == 0.2
-
-
 def test_the_paper_preset_has_the_handouts_numbers(composed, gsm8k):
     run = typed(composed("scale=paper", "model=smollm2_135m", f"data.path={gsm8k}"))
     assert (run.n_steps, run.learning_rate, run.advantage_eps) == (200, 1e-5, 1e-6)

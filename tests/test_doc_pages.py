@@ -52,10 +52,8 @@ def test_every_setting_says_its_type_its_default_and_what_it_is_for():
 @pytest.mark.parametrize(
     ("key", "cells"),
     [
-        ("learning_rate", ["float", "`0.0003`; by [scale](#scale)", "above 0 to 1e30"]),
         ("n_steps", ["int or null", "`80`, sft: `60`, ei: `5`; by [scale](#scale)", "1 to 1e9"]),
         ("grading.workers", ["int", "`1`", "1 to 64, or to the number of processors"]),
-        ("grading.rel_tol", ["float", "`1e-06`", "0 to below 0.1"]),
         ("logger.tags", ["list of str or null", "`null`", ""]),
         ("model.path", ["str", "required; by [model](#model)", ""]),
         ("model.weights", ["str", "`float32`", "`float32`, `bfloat16`"]),

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from report_objects import HOSTILE, METRICS, report_of, run_of, series_of, study_of, verdicts_of_hand
+from report_objects import HOSTILE, run_of, series_of, study_of, verdicts_of_hand
 
 from rlreason.report import palette
 from rlreason.report.charts import figures_of, forest_of, legend_of
@@ -366,8 +366,3 @@ def test_colours_stand_out_from_the_page_and_from_each_other_for_all_eyes(colour
 def test_light_and_dark_name_the_same_colours_and_each_setting_has_dash_and_marker() -> None:
     assert palette.LIGHT.keys() == palette.DARK.keys()
     assert len(set(palette.DASHES)) == len(palette.MARKERS) == 8
-
-
-def test_the_made_reports_are_what_they_should_be() -> None:
-    assert len(METRICS) == 12
-    assert report_of().figures[0].name == "eval/accuracy"
