@@ -111,7 +111,7 @@ def test_a_sweep_over_a_handouts_switch_runs_both_arms():
         (["normalize_by_std=range(2)"], "normalize_by_std=range(2)"),
         (["use_std_normalization=[True]"], "is none of true"),
         (["G=4", "group_size=8"], "G=4"),
-        (["gpu_memory_utilization=85"], "must be a share of the GPU, above 0 and at most 1: leave it out"),
+        (["gpu_memory_utilization=85"], "gpu_memory_utilization=85"),
         (["-m", "gpu_memory_utilization=0.5,0.85"], "would repeat one run"),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_folder_of_ones_own_options_is_composed_and_checked(mine):
         (["hydra.launcher.n_jobs=2"], "hydra.launcher.n_jobs"),
         (["-m", "seed=0,1", "hydra/launcher=nope"], "hydra/launcher=nope"),
         (["hydra.mode=MULTIRUN", "learning_rate=1e-3,abc"], "learning_rate=abc"),
-        (["-m", "learning_rate=interval(1e-5,1e-3)"], "the basic sweeper cannot draw from an interval"),
+        (["-m", "learning_rate=interval(1e-5,1e-3)"], "interval"),
         (["loss=gspo", "loss.foo=1"], "loss.loss_type"),
         (["-m", "learning_rate=1e-3,abc", "seed=range(100)"], "learning_rate=abc"),
         (["-m", "seed=range(100)", "learning_rate=1e-3,-1"], "learning_rate=-1.0"),

@@ -167,12 +167,12 @@ def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nowhere"], "nowhere is no folder: give the folder of a run"),
+        (["nowhere"], "nowhere is no folder"),
         (["."], "responses.jsonl"),
-        (["RUN", "-n", "0"], "-n 0 shows nothing: give a number above 0"),
+        (["RUN", "-n", "0"], "-n 0"),
         (["RUN", "--step", "7"], "is an evaluation, which has no steps"),
         (["RUN", "--write"], "--write"),
-        (["RUN", "--regrade", "-n", "3"], "-n has no effect with --regrade: leave it out, or leave out --regrade"),
+        (["RUN", "--regrade", "-n", "3"], "--regrade"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(words, says, run, capsys, tmp_path_factory):

@@ -27,7 +27,7 @@ def test_engines_get_gpus_that_are_there_each_its_own(placement, engines, ranks,
     if why := too_few_gpus(placement, gpus, engines, ranks):
         taken = engines + (ranks if placement == "second_gpu" else 0)
         assert taken > gpus
-        assert f"GPUs visible here: {gpus}, and it takes {taken}" in why
+        assert f"it takes {taken}" in why
         with pytest.raises(ConfigError, match=re.escape(why)):
             engine_gpus(placement, engines, ranks, gpus)
         if cure := re.search(r"set rollout\.gpus=(\d+)$", why):  # it helps, and one more would not

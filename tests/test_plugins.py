@@ -211,7 +211,7 @@ def test_rows_of_a_function_are_data_like_those_of_a_file(mine):
         found = {p.id: p for p in (*problems, *validation)}
         assert (found.keys(), found["own"].facts) == ({"own", "other"}, {"level": "2"})
     refused = {
-        "broken": (DataError, "returned int, and must return or yield rows"),
+        "broken": (DataError, "returned int"),
         "failing": (DataError, "KeyError: 'question'"),
         "no_row": (DataError, "has no text under 'question'"),
     }

@@ -130,7 +130,7 @@ def unfinished_and_unread(run: Path) -> None:
 BROKEN = {
     "metrics with half a line": (break_metrics, "left out line"),
     "no metrics": (lambda r: (r / "metrics.jsonl").unlink(), None),
-    "evaluations gone": (lambda r: shutil.rmtree(r / "evals"), "has lost the responses of its final evaluation"),
+    "evaluations gone": (lambda r: shutil.rmtree(r / "evals"), "has lost the responses"),
     "a later version": (newer, "is a run folder of version 99"),
     "a bomb of aliases": (unfinished_and_unread, "aliases"),
     "no config": (lambda r: (r / "config.yaml").unlink(), "has no config.yaml"),

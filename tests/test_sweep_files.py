@@ -143,15 +143,9 @@ def test_the_words_of_a_sweep_reach_no_run(tmp_path, monkeypatch):
     assert (asked.own.jobs, asked.own.dry, asked.folder) == (2, True, Path("runs/sweeps/mine"))
     assert asked.design is not None
     assert asked.design.runs[0].words == ["loss=gspo", "seed=0"]
-    for word, says in {
-        "jobs=0": "jobs=0 must be a whole number, 1 or more",
-        "dry=maybe": "dry=maybe must be true or false",
-        "sweep_name=a/b": "sweep_name=a/b must be a plain name",
-        "carry=nowhere": "carry=nowhere is no sweep that has run",
-        "carry=[]": "carry=[] names no sweep",
-    }.items():
-        assert says in mistake("-m", "seed=0,1", word)
-    assert mistake("seed=0", "jobs=2") == "jobs=2 "
+    for word in ("jobs=0", "dry=maybe", "sweep_name=a/b", "carry=nowhere", "carry=[]"):
+        assert mistake("-m", "seed=0,1", word).startswith(f"{word} ")
+    assert mistake("seed=0", "jobs=2").startswith("jobs=2 ")
     assert "both set jobs" in mistake("-m", "jobs=1", "jobs=2")
     assert "the sweep's folder" in mistake("-m", "seed=0,1", "sweep_name=a", "hydra.sweep.dir=b")
 
