@@ -46,10 +46,7 @@ def test_what_was_read_says_why_there_is_no_answer():
 
     assert said("</think> <answer>1</answer> so") == (True, "no answer can be read", "text behind </answer>")
     assert said(r"</think> <answer>\boxed{1</answer>") == (True, "no answer can be read", r"\boxed is never closed")
-    assert said("</think>\n <answer>1</answer>")[1:] == (
-        "between </think> and <answer>",
-        r"'\n '",
-    )
+    assert said("</think>\n <answer>1</answer>")[2] == r"'\n '"
     assert said(r"\boxed{1", "question_only") == (False, r"\boxed is never closed", "")
     with pytest.raises(ValueError, match="mine:reward"):
         Grader(reward="mine:reward").read("1")
