@@ -9,12 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
-from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import translated
-from rlreason.cli.check import check_words
 from rlreason.cli.choices import refuse_wrong_choices
 from rlreason.cli.discover_words import own_names
 from rlreason.cli.flags import composing, read
@@ -162,26 +159,6 @@ def test_every_block_of_python_can_be_read():
     assert len(texts) > 5
     for text in texts:
         ast.parse(text)
-
-
-def test_an_option_file_composes(tmp_path, monkeypatch):
-    """At the path that the page names last before it, beside a module with the functions of the page."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    options = [(page, block) for page in (README, *PAGES.values()) for block in blocks(page, "yaml")]
-    assert options
-    for page, block in options:
-        folder, group, name = re.findall(r"`(\w+)/(\w+)/(\w+)\.yaml`", page.partition(block)[0])[-1]
-        (tmp_path / folder / group).mkdir(parents=True)
-        (tmp_path / folder / group / f"{name}.yaml").write_text(block)
-        for module in re.findall(r"(\w+):\w", block):
-            functions = [text for text in blocks(page, "python") if text.startswith("def ")]
-            (tmp_path / f"{module}.py").write_text("\n".join(functions))
-        with composing(asked := check_words(["--config-dir", folder, "--cfg=job", f"{group}={name}"])):
-            cfg = compose("config", list(asked.overrides))
-        numbers = {key: value for key, value in yaml.safe_load(block).items() if key != "defaults"}
-        assert numbers
-        assert {key: cfg[group][key] for key in numbers} == numbers
 
 
 def test_the_entry_points_of_a_package_are_in_the_groups_that_are_read():

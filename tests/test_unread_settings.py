@@ -115,7 +115,6 @@ PARTS = {
     "gspo": ("grpo", "files", ["objective=gspo"]),
     "a chat": ("grpo", "files", ["prompt.chat=true", "prompt.system=Be brief.", "prompt.enable_thinking=false"]),
     "traces of a chat": ("sft", "files", ["prompt.chat=true"]),
-    "cispo": ("grpo", "files", ["objective=cispo"]),
     "without a warm start": ("grpo", "stories", ["model.warm_start.steps=0"]),
     "adapters": ("sft", "files", ["model.lora.rank=2", "length_norm=constant"]),
     "epochs": ("sft", "files", ["n_steps=null", "epochs=0.5", "data.filter=correct"]),
