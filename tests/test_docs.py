@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from examples.scripted_server import serving
 from rlreason.cli.aliases import translated
 from rlreason.cli.choices import refuse_wrong_choices
 from rlreason.cli.discover_words import own_names
@@ -20,7 +21,6 @@ from rlreason.cli.sweep_words import without_sweep_words
 from rlreason.cli.verbs import named_verb, parser_of
 from rlreason.data.stories import make_stories
 from rlreason.discovery.problem import problem_named
-from examples.scripted_server import serving
 from rlreason.plugins.announced import GROUPS
 from tests.starts import ROOT, Started
 

@@ -175,15 +175,10 @@ def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
         ("loss/mine.yaml", "a: [b\n", ["loss=mine"], "loss/mine.yaml, line 2"),
         ("loss/mine.yaml", "a: [b\n", ["loss=gspo", "loss.dual_clip=3"], "is no YAML"),  # looked at, and not chosen
         ("loss/mine.yaml", "- a\n", ["loss=mine"], "loss/mine.yaml does not compose ("),
-        ("loss/mine.yaml", "cliprang: 1
-", ["loss=mine"], "loss/mine.yaml: cliprang"),
-        ("loss/mine.yaml", "defaults: [/nowhere]
-", ["loss=mine"], "'nowhere'"),
-        ("rollout/mine.yaml", "defaults: [hf]
-placement: shared
-", ["rollout=mine"], "placement=shared"),
-        ("sweep/mine.yaml", "n_steps: 3
-", ["-m", "sweep=mine"], "# @package _global_"),
+        ("loss/mine.yaml", "cliprang: 1\n", ["loss=mine"], "loss/mine.yaml: cliprang"),
+        ("loss/mine.yaml", "defaults: [/nowhere]\n", ["loss=mine"], "'nowhere'"),
+        ("rollout/mine.yaml", "defaults: [hf]\nplacement: shared\n", ["rollout=mine"], "placement=shared"),
+        ("sweep/mine.yaml", "n_steps: 3\n", ["-m", "sweep=mine"], "# @package _global_"),
     ],
 )
 def test_a_broken_file_of_ones_own_options_is_named(file, text, words, says, tmp_path):
