@@ -168,6 +168,7 @@ def test_a_folder_of_ones_own_options_is_composed_and_checked(mine):
     ("words", "says"),
     [
         (["--config-path", "conf"], "--config-path=conf"),
+        (["--resolve"], "--resolve"),
         (["--cfg", "job", "-p", "nope"], "--package=nope"),
         (["--info", "defaults-tree", "loss=typo"], "loss=typo"),
         (["--run", "loss=typo"], "loss=typo"),

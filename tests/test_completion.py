@@ -92,11 +92,13 @@ ANSWERS = {
     "--version --config-dir /nowhere algorithm=nope log": ["log_generations=", "logger.", "logger="],  # as without them
     "--conf": ["--config-dir", "--config-name", "--config-path"],
     "--cfg ": ["all", "hydra", "job"],
+    "--cfg=j": ["--cfg=job"],
     "inspect ": ["runs/grpo/2026-01-01", "runs/sweeps/grid/seed=0", "runs/sweeps/grid/seed=1"],
     "inspect 'my mo": ["my models/"],
     "inspect runs/grpo/2026-01-01 --re": ["--regrade"],
     "inspect --category f": ["format0", "format1_wrong"],
     "compare runs/sweeps/grid/seed=0 runs/sweeps/grid/": ["runs/sweeps/grid/seed=1"],
+    "curves --json n": ["notes.md"],
     "completion ": ["bash", "fish", "zsh"],
     "inspect $(touch pwned) --n": [],
     "inspect `touch pwned`; /nowhere/": [],

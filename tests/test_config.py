@@ -125,6 +125,8 @@ def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
         (["loss=cispo", "loss.ratio_cap=null"], "loss.ratio_cap=null"),
         (["-m", "seed=0,1", "hydra.sweep.dir=/dev/null/x"], "/dev/null"),
         (["loss=gspo", "loss.cliprange=0.1"], "loss.cliprange"),
+        (["seed"], "seed="),
+        (["+loss.foo=1"], "loss.foo"),
         (["model.heads=0"], "model.heads=0"),
         (["model.heads=6"], "model.width=128"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null"),

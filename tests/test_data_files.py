@@ -90,6 +90,7 @@ def test_fields_can_be_named_and_a_prompt_can_be_a_question():
     ("rule", "answer", "solution", "gold"),
     [
         ("auto", None, r"\boxed{1} no, \boxed{\{2\}}", r"\{2\}"),
+        ("auto", None, "nothing here", ""),
         ("auto", "a #### b\nc", None, "a #### b\nc"),
         ("boxed", "ignored", r"\boxed{5}", "5"),
         ("final", None, r"The final answer is $\frac{1}{2}$. I hope it is correct.", r"\frac{1}{2}"),

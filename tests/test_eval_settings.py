@@ -97,6 +97,7 @@ def test_how_many_problems_are_asked(words, on_the_way, at_the_end):
         (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
         (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
         ([*FILES, "eval.data=jsonl"], "eval.data.validation"),
+        ([*FILES, "eval.data=jsonl", "eval.data.path=/"], "eval.data.path=/"),
         ([*FILES, "eval.data=jsonl", "eval.data.path=/nope"], "eval.data.path=/nope"),
         (["eval.sampling.max_tokens=2"], "sampling.min_tokens=4"),
         (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
@@ -104,7 +105,7 @@ def test_how_many_problems_are_asked(words, on_the_way, at_the_end):
         (["eval.problems=9", "eval.final_problems=8"], "eval.final_problems=8"),
         (["eval.data=gsm8k"], "model=tiny"),
         (["eval.data=stories", "eval.data.limit=5"], "eval.data.limit=5"),
-        (["-m", "eval.prompt=null,r1_zero"], "eval.prompt"),
+        (["-m", "eval.prompt=null,r1_zero"], "null in a sweep"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_cure(words, says):

@@ -201,7 +201,8 @@ def changed(run, key: str, value) -> RunConfig:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("model.width", 64), ("model.seed", 1), ("model.weights", "bfloat16"), ("model.warm_start.steps", 3),
+        ("model.width", 64), ("model.seed", 1), ("model.weights", "bfloat16"),
+        ("model.dtype", "bfloat16"), ("model.warm_start.steps", 3),
         ("model.warm_start.hasty_share", 0.5), ("data.max_value", 19), ("data.n_train", 65),
         ("prompt.file", "r1_zero.prompt"), ("prompt.trace", "so {solution} </think> <answer>{answer}</answer>"),
     ],

@@ -44,6 +44,7 @@ LINES = [
     (["--experimental-rerun", __file__], "holds no pickled config"),
     (["--shell-completion"], "install=SHELL"),
     (["temperature=1"], "sampling.temperature"),
+    (["path=/x"], "model.path or data.path?"),
     (["wandb=true"], "logger=wandb?"),
     (["n_grpo_step=3"], "n_grpo_steps"),
     (["algorithm=ei", "lr=1", "std_norm=none"], "std_norm"),
@@ -178,6 +179,7 @@ def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
         ("loss/mine.yaml", "cliprang: 1\n", ["loss=mine"], "loss/mine.yaml: cliprang"),
         ("loss/mine.yaml", "defaults: [/nowhere]\n", ["loss=mine"], "'nowhere'"),
         ("rollout/mine.yaml", "defaults: [hf]\nplacement: shared\n", ["rollout=mine"], "placement=shared"),
+        ("logger/mine.yaml", "kind: wandb\n", ["logger=mine"], "wandb, tensorboard, trackio"),
         ("sweep/mine.yaml", "n_steps: 3\n", ["-m", "sweep=mine"], "# @package _global_"),
     ],
 )
