@@ -179,7 +179,6 @@ def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
         ("loss/mine.yaml", "cliprang: 1\n", ["loss=mine"], "loss/mine.yaml: cliprang"),
         ("loss/mine.yaml", "defaults: [/nowhere]\n", ["loss=mine"], "'nowhere'"),
         ("rollout/mine.yaml", "defaults: [hf]\nplacement: shared\n", ["rollout=mine"], "placement=shared"),
-        ("logger/mine.yaml", "kind: wandb\n", ["logger=mine"], "wandb, tensorboard, trackio"),
         ("sweep/mine.yaml", "n_steps: 3\n", ["-m", "sweep=mine"], "# @package _global_"),
     ],
 )
