@@ -4,11 +4,12 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rlreason.runtime.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from rlreason.api import Run, compose, evaluate, load_run, train
     from rlreason.grading import Grader
 
-__version__ = "0.1.0"
 __all__ = ["Grader", "Run", "compose", "evaluate", "load_run", "train"]
 
 

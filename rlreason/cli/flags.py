@@ -21,12 +21,12 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.initialize import initialize_config_dir
 
-from rlreason import __version__
 from rlreason.cli.own_options import Repository
 from rlreason.cli.sweep_words import SweepWords
 from rlreason.config.sources import resource_dir
 from rlreason.config.store import register
 from rlreason.errors import ConfigError
+from rlreason.runtime.version import __version__
 from rlreason.sweeps.design import Design
 from rlreason.sweeps.gpus import GpuPlan
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-NAMES = ("hours", "tokens", "steps")
+BUDGETS = ("hours", "tokens", "steps")
 
 
 @dataclass
@@ -15,7 +15,7 @@ class BudgetConfig:
     steps: int | None = None  # steps as n_steps counts them, which stays what a falling learning rate falls towards
 
 
-def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], names: Sequence[str] = NAMES) -> bool:
+def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], names: Sequence[str] = BUDGETS) -> bool:
     """Whether a budget allows more than another one, and less of nothing.
 
     >>> raised({"hours": 1.0, "tokens": None}, {"hours": 2.0, "tokens": None})

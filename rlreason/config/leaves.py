@@ -1,7 +1,8 @@
 """Walk over a run's settings one by one, as they are typed on the command line: `seed`, `sampling.max_tokens` ..."""
 
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
         value, key = getattr(settings, field.name), f"{prefix}{field.name}"
         if is_dataclass(value):
             yield from leaves(value, f"{key}.")
-        elif field.default_factory is not MISSING:
+        elif field.default_factory is not dataclasses.MISSING:
             yield Leaf(key, value, field.default_factory(), field.metadata)
         else:
             yield Leaf(key, value, field.default, field.metadata)

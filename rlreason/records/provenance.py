@@ -10,13 +10,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rlreason import __version__
 from rlreason.records.code_state import commit_of, own_code, package_digest
 from rlreason.records.files import VERSION
 from rlreason.runtime.environment import SWEEP_VARIABLE
 from rlreason.runtime.gpus import ALLOCATION, DRIVER, driver_gpus, told_in
 from rlreason.runtime.processors import usable_processors
 from rlreason.runtime.secrets import redacted
+from rlreason.runtime.version import __version__
 
 PACKAGES = (
     "torch", "transformers", "numpy", "tokenizers", "safetensors", "math-verify", "hydra-core", "omegaconf", "vllm",

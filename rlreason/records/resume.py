@@ -7,8 +7,7 @@ from typing import Any
 
 import yaml
 
-from rlreason.config.budget import NAMES as BUDGETS
-from rlreason.config.budget import raised
+from rlreason.config.budget import BUDGETS, raised
 from rlreason.config.leaves import below, flat
 from rlreason.config.monitors import settings_of
 from rlreason.errors import ConfigError

@@ -10,13 +10,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import rlreason
 from rlreason.errors import ConfigError
 from rlreason.report.content import SIGNS, Figure, Report
 from rlreason.report.page_data import as_json, axes_of, data_of
 from rlreason.report.palette import DASHES, MARKERS, colour_of, css_variables
 from rlreason.report.pictures import MEANS, compiled, rows_of, svg_in_page
 from rlreason.report.shown import written_out
+from rlreason.runtime.version import __version__
 
 FOLDER = Path(__file__).parent / "page"
 RUNTIME = FOLDER / "runtime" / "vega.js"
@@ -90,7 +90,7 @@ def _template() -> Any:
         finalize=lambda value: written_out(value) if type(value) is str else value,
     )
     environment.globals.update(
-        version=rlreason.__version__,
+        version=__version__,
         signs=SIGNS,
         words=WORDS,
         dashes=DASHES,

@@ -7,7 +7,8 @@ from typing import Any
 from rlreason.config.data import DataConfig
 from rlreason.config.groups import GradingConfig
 from rlreason.config.run import RunConfig
-from rlreason.grading import Grader, verifiers
+from rlreason.grading import verifiers
+from rlreason.grading.grader import Grader
 from rlreason.records.files import INCIDENTS
 
 

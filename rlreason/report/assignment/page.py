@@ -4,13 +4,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import rlreason
 from rlreason.errors import ConfigError
 from rlreason.report.assignment.section import WriteUp
 from rlreason.report.content import SIGNS
 from rlreason.report.page import breakable, style
 from rlreason.report.palette import LIGHT, variable
 from rlreason.report.shown import written_out
+from rlreason.runtime.version import __version__
 
 TEMPLATE = "writeup.html.j2"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -38,7 +38,7 @@ def page_of(document: WriteUp, pictures: Mapping[str, str]) -> str:
         policy=POLICY,
         style=Markup(style()),
         signs=SIGNS,
-        version=rlreason.__version__,
+        version=__version__,
     )
 
 
