@@ -165,9 +165,9 @@ def _enclosed(found: Sequence[Token], inner: Inner) -> Value | None:
         return None
     content = found[1:-1]
     if "{" in brackets:
-        builder = relations.builder(content, inner)
-        if builder is not None:
-            return builder
+        built = relations.builder(content, inner)
+        if built is not None:
+            return built
     pieces, marks = split(content, lambda token: joiner(token) == ",")
     if "{" in brackets and (brackets != "{}" or marks):
         return Collection("set", tuple(inner(piece) for piece in pieces) if content else ())

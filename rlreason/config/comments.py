@@ -25,12 +25,12 @@ def _comments(kind: type) -> dict[str, str]:
     except OSError:  # made by a call
         return {}
     found = {}
-    for field in ast.walk(ast.parse("\n".join(lines))):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.end_lineno:
-            said = lines[field.end_lineno - 1].encode()[field.end_col_offset :].decode().partition("# ")[2]
-            above = field.lineno - 2
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.end_lineno:
+            said = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().partition("# ")[2]
+            above = node.lineno - 2
             while lines[above].lstrip().startswith("# "):
                 said = f"{lines[above].lstrip('# ')} {said}"
                 above -= 1
-            found[field.target.id] = said.strip()
+            found[node.target.id] = said.strip()
     return found

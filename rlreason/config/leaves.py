@@ -25,14 +25,14 @@ def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
     >>> [leaf[:3] for leaf in leaves(SamplingConfig(min_tokens=4), "sampling.")][1]
     ('sampling.min_tokens', 4, '???')
     """
-    for field in fields(settings):
-        value, key = getattr(settings, field.name), f"{prefix}{field.name}"
+    for one in fields(settings):
+        value, key = getattr(settings, one.name), f"{prefix}{one.name}"
         if is_dataclass(value):
             yield from leaves(value, f"{key}.")
-        elif field.default_factory is not dataclasses.MISSING:
-            yield Leaf(key, value, field.default_factory(), field.metadata)
+        elif one.default_factory is not dataclasses.MISSING:
+            yield Leaf(key, value, one.default_factory(), one.metadata)
         else:
-            yield Leaf(key, value, field.default, field.metadata)
+            yield Leaf(key, value, one.default, one.metadata)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -49,8 +49,8 @@ def savings(run: RunConfig, longest: int) -> Iterator[Saving]:
     if not run.model.lora.rank and not run.model.freeze:
         yield Saving({"model.lora.rank": 16}, same_result=False)
     yield Saving({"kl_placement": "none", "kl_coef": 0}, same_result=False)
-    for size in _halves(getattr(run, "group_size", 0), 2):
-        yield Saving({"group_size": size}, same_result=False)
+    for smaller in _halves(getattr(run, "group_size", 0), 2):
+        yield Saving({"group_size": smaller}, same_result=False)
     for tokens in _halves(run.sampling.max_tokens, 64):
         yield Saving({"sampling.max_tokens": tokens}, same_result=False)
 
